@@ -1,0 +1,38 @@
+//! `pd-harness`: a proxy-wasm host, simulated engines, and the tools that judge pd-router.
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand};
+
+mod engine;
+mod host;
+mod run;
+
+/// A proxy-wasm host for pd-router, simulated inference engines, and the tools that judge them.
+#[derive(Parser)]
+#[command(name = "pd-harness", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a gateway with pd-router in it, in front of a simulated or a real fleet.
+    Run(run::Args),
+    /// Start one simulated inference server.
+    Engine(engine::Args),
+}
+
+fn main() -> std::process::ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(args).map_err(|error| error.to_string()),
+        Command::Engine(args) => engine::run(args).map_err(|error| error.to_string()),
+    };
+    match outcome {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("pd-harness: {message}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
