@@ -261,7 +261,9 @@ impl Stream {
         let hosts = process.clusters.get(&process.route_cluster);
         let hosts = hosts.map(Vec::as_slice).unwrap_or_default();
         let Some(request) = OutgoingRequest::route(headers, hosts) else {
-            tracing::error!("the plugin let a request go without a usable method, path or authority");
+            tracing::error!(
+                "the plugin let a request go without a usable method, path or authority"
+            );
             return self.local_reply(LocalReply {
                 status: 502,
                 details: "invalid_request_headers".to_owned(),
@@ -280,7 +282,9 @@ impl Stream {
 
     /// A body that is not as long as its content-length says would be cut, or smuggled into the next request.
     fn break_request(&mut self, error: BodyError) -> Step {
-        tracing::error!("request body: {error}; the plugin must set content-length when it changes a body");
+        tracing::error!(
+            "request body: {error}; the plugin must set content-length when it changes a body"
+        );
         self.local_reply(LocalReply {
             status: 502,
             details: "request_content_length_mismatch".to_owned(),

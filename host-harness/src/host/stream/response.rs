@@ -72,7 +72,11 @@ impl Stream {
         }
         headers.remove_where(is_hop_by_hop);
         let end = body.is_end_stream();
-        self.source = if end { Source::None } else { Source::Body(body) };
+        self.source = if end {
+            Source::None
+        } else {
+            Source::Body(body)
+        };
         self.begin_response(headers, end)
     }
 
@@ -134,8 +138,13 @@ impl Stream {
 
     fn direct_reply(&mut self, headers: &Headers, body: Bytes) -> Step {
         let status = self.note_status(headers);
-        let _ = self.vm.stream(self.id, |stream| stream.response_body.take());
-        tracing::debug!(?status, "a reply replaces a response that the plugin has seen");
+        let _ = self
+            .vm
+            .stream(self.id, |stream| stream.response_body.take());
+        tracing::debug!(
+            ?status,
+            "a reply replaces a response that the plugin has seen"
+        );
         self.response.ended = true;
         self.response.finished = true;
         self.client.send_head(headers, body.is_empty());
@@ -173,9 +182,7 @@ impl Stream {
             return self.refuse_large_response();
         }
         self.response.ended = end == End::Here;
-        let action = self
-            .vm
-            .response_body(self.id, size, end == End::Here)?;
+        let action = self.vm.response_body(self.id, size, end == End::Here)?;
         self.response.buffering = action == Action::Pause;
         self.settle_response(action)
     }
@@ -247,7 +254,9 @@ impl Stream {
 
     fn check_length(&mut self, sent: Result<(), BodyError>) -> Step {
         sent.map_err(|error| {
-            tracing::error!("response body: {error}; the plugin must set content-length when it changes a body");
+            tracing::error!(
+                "response body: {error}; the plugin must set content-length when it changes a body"
+            );
             Halt::Abort("response_content_length_mismatch", 0)
         })
     }

@@ -55,7 +55,10 @@ const PRELUDE: &str = r#"
 /// A guest whose own functions are `code`; `$route` sends a request to `destination`.
 pub fn module(destination: &str, code: &str) -> Vec<u8> {
     let size = u32::try_from(destination.len()).expect("a short list");
-    let size = size.to_le_bytes().map(|byte| format!("\\{byte:02x}")).concat();
+    let size = size
+        .to_le_bytes()
+        .map(|byte| format!("\\{byte:02x}"))
+        .concat();
     let text = format!(
         r#"(module {PRELUDE}
           (data (i32.const 1020) "{size}")
@@ -104,12 +107,17 @@ pub async fn expect_trail(host: &Host, expected: &str) {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let metrics = net::get(host.admin, "/stats/prometheus").await;
-        let trail = metrics.lines().find_map(|line| line.strip_prefix("trail{} "));
+        let trail = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("trail{} "));
         let trail = trail.unwrap_or_default().to_owned();
         if trail == expected {
             return;
         }
-        assert!(Instant::now() < deadline, "trail {trail:?}, not {expected:?}");
+        assert!(
+            Instant::now() < deadline,
+            "trail {trail:?}, not {expected:?}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -5,9 +5,11 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use super::super::HostError;
+use super::super::maps::Headers;
 use super::super::vm::StartError;
-use super::super::{HostError, tests::guest, tests::net};
 use super::guest::{ENDED, expect_trail, module, start, try_start};
+use super::net;
 
 /// Lets every request go to the destination at once.
 const PASS: &str = r#"
@@ -38,7 +40,7 @@ const CALL_FIRST: &str = r#"
       (then (drop (call $continue (i32.const 0))))))"#;
 
 fn call_first(destination: &str) -> Vec<u8> {
-    let headers: super::super::maps::Headers = [
+    let headers: Headers = [
         (":method", "POST"),
         (":path", "/call"),
         (":authority", "prefill"),
@@ -79,7 +81,10 @@ async fn a_call_outlives_its_client() {
     let (worker, mut requests) = net::worker(script).await;
     let host = start(&call_first(&worker.to_string()), &[worker]).await;
     let mut client = TcpStream::connect(host.listen).await.expect("listens");
-    client.write_all(&net::post_bytes("abc")).await.expect("sent");
+    client
+        .write_all(&net::post_bytes("abc"))
+        .await
+        .expect("sent");
     requests.recv().await.expect("the call");
     drop(client);
     expect_trail(&host, ENDED).await;
@@ -105,7 +110,8 @@ async fn a_body_at_the_limit_is_refused_and_the_stream_ends_once() {
            (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32) (i32.const 1))"#,
     );
     let host = try_start(&guest, &[], 1000).await.expect("starts");
-    let head = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n";
+    let head =
+        b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n";
     let mut request = head.to_vec();
     for _ in 0..3 {
         request.extend_from_slice(b"190\r\n");
@@ -169,7 +175,10 @@ async fn a_client_that_leaves_while_the_worker_thinks_ends_the_stream() {
     let (worker, mut requests) = net::worker(script).await;
     let host = start(&module(&worker.to_string(), PASS), &[worker]).await;
     let mut client = TcpStream::connect(host.listen).await.expect("listens");
-    client.write_all(&net::post_bytes("abc")).await.expect("sent");
+    client
+        .write_all(&net::post_bytes("abc"))
+        .await
+        .expect("sent");
     requests.recv().await.expect("the request");
     drop(client);
     expect_trail(&host, ENDED).await;
@@ -213,7 +222,7 @@ async fn a_refused_configuration_stops_the_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_ends_every_thread_with_streams_in_flight() {
-    let guest = guest::module(
+    let guest = module(
         "",
         r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
              (call $mark (i32.const 7)) (i32.const 1))"#,

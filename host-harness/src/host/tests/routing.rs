@@ -63,7 +63,9 @@ async fn a_refused_connection_reads_as_it_does_in_envoy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn header_bytes_pass_and_hop_by_hop_headers_do_not() {
     let mut script = net::ok("fine");
-    script[0].1 = b"HTTP/1.1 200 OK\r\nx-back: \xff\xfe\r\nkeep-alive: 5\r\ncontent-length: 0\r\n\r\n".to_vec();
+    script[0].1 =
+        b"HTTP/1.1 200 OK\r\nx-back: \xff\xfe\r\nkeep-alive: 5\r\ncontent-length: 0\r\n\r\n"
+            .to_vec();
     let (worker, mut requests) = net::worker(script).await;
     let host = start(&module(&worker.to_string(), PASS), &[worker]).await;
     let request = b"GET /p?q=1 HTTP/1.1\r\nHost: a.example\r\nX-T: \xff\xfe\r\nx-hop: 1\r\nConnection: close, x-hop\r\n\r\n";
@@ -92,7 +94,10 @@ async fn chunks_stream_on_at_once() {
     let (worker, _requests) = net::worker(script).await;
     let host = start(&module(&worker.to_string(), PASS), &[worker]).await;
     let answer = net::get(host.listen, "/").await;
-    assert!(answer.ends_with("3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"), "{answer}");
+    assert!(
+        answer.ends_with("3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"),
+        "{answer}"
+    );
     expect_trail(&host, "666123").await;
     host.stop().await;
 }
@@ -134,7 +139,10 @@ async fn a_paused_response_is_buffered_and_flushed_whole() {
             Duration::ZERO,
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n".to_vec(),
         ),
-        (Duration::from_millis(100), b"3\r\ntwo\r\n0\r\n\r\n".to_vec()),
+        (
+            Duration::from_millis(100),
+            b"3\r\ntwo\r\n0\r\n\r\n".to_vec(),
+        ),
     ];
     let (worker, _requests) = net::worker(script).await;
     let code = r#"
