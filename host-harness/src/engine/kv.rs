@@ -95,7 +95,6 @@ impl Drop for Blocks {
     }
 }
 
-/// Tokio's clock, so that a test may hold it.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
 }

