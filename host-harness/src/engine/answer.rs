@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::dialect::WrittenHandoff;
 use super::request::{Endpoint, Generation};
 
 /// One request's answer, before it is written.
@@ -20,21 +21,50 @@ pub struct Answer {
     include_usage: bool,
 }
 
-/// Token counts of an answer.
-#[derive(Clone, Copy)]
+/// Token counts, in vLLM's words and order.
+#[derive(Clone, Copy, Serialize)]
 struct Usage {
-    prompt: u64,
-    completion: u64,
-    cached: u64,
+    prompt_tokens: u64,
+    total_tokens: u64,
+    completion_tokens: u64,
+    prompt_tokens_details: PromptTokensDetails,
 }
 
+#[derive(Clone, Copy, Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: u64,
+}
+
+/// A whole answer. vLLM writes `kv_transfer_params` always, `null` where there are none.
+#[derive(Serialize)]
+struct Whole<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<C>,
+    usage: Usage,
+    kv_transfer_params: Option<WrittenHandoff>,
+}
+
+/// One event of a stream.
 #[derive(Serialize)]
 struct Chunk<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
-    choices: [C; 1],
+    choices: &'a [C],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+#[derive(Serialize)]
+struct WholeChatChoice<'a> {
+    index: u64,
+    message: Delta<'a>,
+    logprobs: Option<()>,
+    finish_reason: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -60,6 +90,10 @@ struct TextChoice<'a> {
     finish_reason: Option<&'static str>,
 }
 
+/// Every sequence ends at its limit.
+const FINISH: Option<&str> = Some("length");
+const ASSISTANT: Option<&str> = Some("assistant");
+
 impl Answer {
     /// The answer with the given id to `generation`, of whose prompt `cached_tokens` were not computed here.
     pub fn new(id: String, generation: &Generation, cached_tokens: u64) -> Self {
@@ -72,38 +106,47 @@ impl Answer {
             sequences: generation.sequences(),
             output_tokens: generation.output_tokens,
             usage: Usage {
-                prompt: generation.prompt_tokens(),
-                completion: generation.completion_tokens(),
-                cached: cached_tokens,
+                prompt_tokens: generation.prompt_tokens(),
+                total_tokens: generation.prompt_tokens() + generation.completion_tokens(),
+                completion_tokens: generation.completion_tokens(),
+                prompt_tokens_details: PromptTokensDetails { cached_tokens },
             },
             include_usage: generation.include_usage,
         }
     }
 
-    /// The whole answer; `kv_transfer_params` is a prefill engine's hand-off.
-    pub fn whole(&self, kv_transfer_params: Option<Value>) -> Bytes {
-        let text: String = (0..self.output_tokens).map(word).collect();
-        let mut answer = match self.endpoint {
-            Endpoint::Chat => self.listed("chat.completion", |index| {
-                json!({"index": index, "message": {"role": "assistant", "content": text},
-                    "logprobs": null, "finish_reason": "length"})
+    /// The whole answer; `handoff` is a prefill engine's.
+    pub fn whole(&self, handoff: Option<WrittenHandoff>) -> Bytes {
+        let text = self.text();
+        match self.endpoint {
+            Endpoint::Chat => self.listed("chat.completion", handoff, |index| WholeChatChoice {
+                index,
+                message: Delta {
+                    role: ASSISTANT,
+                    content: &text,
+                },
+                logprobs: None,
+                finish_reason: FINISH,
             }),
-            Endpoint::Completions => self.listed("text_completion", |index| {
-                json!({"index": index, "text": text, "logprobs": null, "finish_reason": "length"})
+            Endpoint::Completions => self.listed("text_completion", handoff, |index| TextChoice {
+                index,
+                text: &text,
+                logprobs: None,
+                finish_reason: FINISH,
             }),
-            Endpoint::Responses => self.response(&text),
-        };
-        if let Some(handoff) = kv_transfer_params {
-            answer["kv_transfer_params"] = handoff;
+            Endpoint::Responses => {
+                let mut response = self.response(&text);
+                response["kv_transfer_params"] = json!(handoff);
+                framed(Vec::new(), &response, b"")
+            }
         }
-        Bytes::from(answer.to_string())
     }
 
     /// What a stream begins with: for a chat one chunk per choice that carries the role and no text.
     pub fn opening(&self) -> Vec<Bytes> {
         match self.endpoint {
             Endpoint::Chat => (0..self.sequences)
-                .map(|index| self.chat_chunk(index, Some("assistant"), "", None))
+                .map(|index| self.chat_chunk(index, ASSISTANT, "", None))
                 .collect(),
             Endpoint::Completions => Vec::new(),
             Endpoint::Responses => {
@@ -118,7 +161,7 @@ impl Answer {
     /// The events of token number `number` (from 0) of every choice; the last one carries the finish reason.
     pub fn token(&self, number: u64) -> Vec<Bytes> {
         let text = word(number);
-        let finish = (number + 1 == self.output_tokens).then_some("length");
+        let finish = FINISH.filter(|_| number + 1 == self.output_tokens);
         (0..self.sequences)
             .map(|index| match self.endpoint {
                 Endpoint::Chat => self.chat_chunk(index, None, &text, finish),
@@ -135,23 +178,38 @@ impl Answer {
     /// What a complete stream ends with.
     pub fn closing(&self) -> Vec<Bytes> {
         if self.endpoint == Endpoint::Responses {
-            let text: String = (0..self.output_tokens).map(word).collect();
-            let done = json!({"type": "response.incomplete", "response": self.response(&text)});
+            let done =
+                json!({"type": "response.incomplete", "response": self.response(&self.text())});
             return vec![named_event("response.incomplete", &done)];
         }
         let mut events = Vec::new();
         if self.include_usage {
-            let chunk = json!({"id": self.id, "object": self.chunk_object(), "created": self.created,
-                "model": self.model, "choices": [], "usage": self.usage.json()});
-            events.push(event(&chunk));
+            events.push(self.chunk::<TextChoice>(&[], Some(self.usage)));
         }
         events.push(Bytes::from_static(b"data: [DONE]\n\n"));
         events
     }
 
-    fn listed(&self, object: &str, choice: impl Fn(u64) -> Value) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.model,
-            "choices": (0..self.sequences).map(choice).collect::<Vec<_>>(), "usage": self.usage.json()})
+    fn text(&self) -> String {
+        (0..self.output_tokens).map(word).collect()
+    }
+
+    fn listed<C: Serialize>(
+        &self,
+        object: &'static str,
+        kv_transfer_params: Option<WrittenHandoff>,
+        choice: impl Fn(u64) -> C,
+    ) -> Bytes {
+        let whole = Whole {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices: (0..self.sequences).map(choice).collect(),
+            usage: self.usage,
+            kv_transfer_params,
+        };
+        framed(Vec::new(), &whole, b"")
     }
 
     fn response(&self, text: &str) -> Value {
@@ -161,16 +219,9 @@ impl Answer {
             "output": [{"id": format!("msg-{}", self.id), "type": "message", "role": "assistant",
                 "status": "incomplete",
                 "content": [{"type": "output_text", "text": text, "annotations": []}]}],
-            "usage": {"input_tokens": usage.prompt, "output_tokens": usage.completion,
-                "total_tokens": usage.prompt + usage.completion,
-                "input_tokens_details": {"cached_tokens": usage.cached}}})
-    }
-
-    fn chunk_object(&self) -> &'static str {
-        match self.endpoint {
-            Endpoint::Chat => "chat.completion.chunk",
-            Endpoint::Completions | Endpoint::Responses => "text_completion",
-        }
+            "usage": {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
+                "input_tokens_details": usage.prompt_tokens_details}})
     }
 
     fn chat_chunk(
@@ -180,39 +231,38 @@ impl Answer {
         content: &str,
         finish_reason: Option<&'static str>,
     ) -> Bytes {
-        self.chunk(ChatChoice {
+        let choice = ChatChoice {
             index,
             delta: Delta { role, content },
             logprobs: None,
             finish_reason,
-        })
+        };
+        self.chunk(&[choice], None)
     }
 
     fn text_chunk(&self, index: u64, text: &str, finish_reason: Option<&'static str>) -> Bytes {
-        self.chunk(TextChoice {
+        let choice = TextChoice {
             index,
             text,
             logprobs: None,
             finish_reason,
-        })
+        };
+        self.chunk(&[choice], None)
     }
 
-    fn chunk(&self, choice: impl Serialize) -> Bytes {
-        event(&Chunk {
+    fn chunk<C: Serialize>(&self, choices: &[C], usage: Option<Usage>) -> Bytes {
+        let chunk = Chunk {
             id: &self.id,
-            object: self.chunk_object(),
+            object: match self.endpoint {
+                Endpoint::Chat => "chat.completion.chunk",
+                Endpoint::Completions | Endpoint::Responses => "text_completion",
+            },
             created: self.created,
             model: &self.model,
-            choices: [choice],
-        })
-    }
-}
-
-impl Usage {
-    fn json(self) -> Value {
-        json!({"prompt_tokens": self.prompt, "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached}})
+            choices,
+            usage,
+        };
+        framed(b"data: ".to_vec(), &chunk, b"\n\n")
     }
 }
 
@@ -224,17 +274,13 @@ fn word(number: u64) -> String {
     }
 }
 
-fn event(data: &impl Serialize) -> Bytes {
-    framed(b"data: ".to_vec(), data)
-}
-
 fn named_event(name: &str, data: &Value) -> Bytes {
-    framed(format!("event: {name}\ndata: ").into_bytes(), data)
+    framed(format!("event: {name}\ndata: ").into_bytes(), data, b"\n\n")
 }
 
-fn framed(mut event: Vec<u8>, data: &impl Serialize) -> Bytes {
+fn framed(mut written: Vec<u8>, content: &impl Serialize, end: &[u8]) -> Bytes {
     // Strings and numbers only: writing them to memory cannot fail.
-    let _ = serde_json::to_writer(&mut event, data);
-    event.extend_from_slice(b"\n\n");
-    Bytes::from(event)
+    let _ = serde_json::to_writer(&mut written, content);
+    written.extend_from_slice(end);
+    Bytes::from(written)
 }

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -100,8 +99,11 @@ pub fn run(args: Args) -> Result<(), EngineError> {
 fn announce(args: &Args, address: SocketAddr) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
-        let ready = json!({"ready": true, "role": args.role, "address": address.to_string()});
-        writeln!(out, "{ready}")?;
+        let role = args.role.name();
+        writeln!(
+            out,
+            r#"{{"ready":true,"role":"{role}","address":"{address}"}}"#
+        )?;
     } else {
         let (role, model) = (args.role.name(), &args.model);
         writeln!(

@@ -147,7 +147,7 @@ impl Job {
         };
         let (request_id, blocks) = ready.blocks.hand_off(&self.id, of);
         let handoff = Handoff::new(&self.node.engine_id, request_id, blocks, local);
-        let content = self.answer.whole(Some(dialect.write(&handoff)));
+        let content = self.answer.whole(Some(dialect.write(handoff)));
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
     }

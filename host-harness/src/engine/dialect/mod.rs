@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use serde_json::Value;
+use serde::Serialize;
 
 use super::refusal::Refusal;
 use super::request::Generation;
@@ -32,6 +32,14 @@ pub struct Handoff {
     pub port: u16,
 }
 
+/// A hand-off as a prefill engine answers it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum WrittenHandoff {
+    /// `kv_transfer_params`.
+    Vllm(vllm::Params),
+}
+
 impl Handoff {
     /// A hand-off of one block group from the engine that is reached at `address`.
     pub fn new(engine_id: &str, request_id: String, blocks: Vec<u32>, address: SocketAddr) -> Self {
@@ -57,9 +65,9 @@ impl Dialect {
     }
 
     /// The hand-off as a prefill engine answers it.
-    pub fn write(self, handoff: &Handoff) -> Value {
+    pub fn write(self, handoff: Handoff) -> WrittenHandoff {
         match self {
-            Self::Vllm => vllm::write(handoff),
+            Self::Vllm => WrittenHandoff::Vllm(vllm::Params::from(handoff)),
         }
     }
 

@@ -1,8 +1,8 @@
 //! vLLM's NixlConnector: `kv_transfer_params` in the request, the answer and the request again.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Handoff;
 use crate::engine::refusal::Refusal;
@@ -17,14 +17,32 @@ struct Flags {
     do_remote_decode: Option<bool>,
 }
 
-#[derive(Deserialize)]
-struct Remote {
+/// The hand-off's `kv_transfer_params`, in vLLM's order.
+#[derive(Serialize, Deserialize)]
+pub struct Params {
+    do_remote_prefill: bool,
+    do_remote_decode: bool,
+    remote_block_ids: Vec<Vec<u32>>,
     remote_engine_id: String,
     remote_request_id: String,
-    remote_block_ids: Vec<Vec<u32>>,
     remote_host: String,
     remote_port: u16,
     tp_size: u32,
+}
+
+impl From<Handoff> for Params {
+    fn from(handoff: Handoff) -> Self {
+        Self {
+            do_remote_prefill: true,
+            do_remote_decode: false,
+            remote_block_ids: handoff.block_groups,
+            remote_engine_id: handoff.engine_id,
+            remote_request_id: handoff.request_id,
+            remote_host: handoff.host,
+            remote_port: handoff.port,
+            tp_size: TP_SIZE,
+        }
+    }
 }
 
 pub(super) fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
@@ -47,19 +65,6 @@ pub(super) fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> 
     Ok(())
 }
 
-pub(super) fn write(handoff: &Handoff) -> Value {
-    json!({
-        "do_remote_prefill": true,
-        "do_remote_decode": false,
-        "remote_block_ids": handoff.block_groups,
-        "remote_engine_id": handoff.engine_id,
-        "remote_request_id": handoff.request_id,
-        "remote_host": handoff.host,
-        "remote_port": handoff.port,
-        "tp_size": TP_SIZE,
-    })
-}
-
 pub(super) fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     let Some(params) = &generation.kv_transfer_params else {
         return Err(Refusal::MissingHandoff);
@@ -68,13 +73,13 @@ pub(super) fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     if flags.do_remote_prefill != Some(true) {
         return Err(Refusal::MissingHandoff);
     }
-    if flags.do_remote_decode == Some(true) {
+    let remote: Params = serde_json::from_str(params.get())
+        .map_err(|error| Refusal::WrongHandoff(format!("got invalid KVTransferParams: {error}")))?;
+    if remote.do_remote_decode {
         return Err(Refusal::WrongHandoff(
             "do_remote_decode is true as well".into(),
         ));
     }
-    let remote: Remote = serde_json::from_str(params.get())
-        .map_err(|error| Refusal::WrongHandoff(format!("got invalid KVTransferParams: {error}")))?;
     if remote.tp_size != TP_SIZE {
         return Err(Refusal::WrongHandoff(format!(
             "tp_size {} is not the remote's",
