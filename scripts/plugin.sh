@@ -58,8 +58,9 @@ build_with_debian() {
     dpkg --status "${packages[@]}" >/dev/null 2>&1 || install_packages "${packages[@]}"
     remap_paths /usr/src
     # The standard library is compiled once and kept in a target folder of its own: another compiler must not meet it.
-    RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo build "$@" --package pd-router-filter --profile plugin \
-        --target "$wasm" --target-dir "$debian_target" -Zbuild-std=std,panic_abort
+    CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=/usr/bin/wasm-ld-22 RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 \
+        /usr/bin/cargo build "$@" --package pd-router-filter --profile plugin --target "$wasm" \
+        --target-dir "$debian_target" -Zbuild-std=std,panic_abort
     built=$debian_target/$wasm/plugin/pd_router.wasm
 }
 
