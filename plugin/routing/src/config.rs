@@ -263,12 +263,11 @@ impl Config {
     /// [`ConfigError`] names the path in the document, what is wrong, and what would be right.
     pub fn parse(document: &[u8]) -> Result<Self, ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(document);
-        let config: Self = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-            ConfigError::Document {
+        let config: Self =
+            serde_path_to_error::deserialize(&mut json).map_err(|error| ConfigError::Document {
                 path: error.path().to_string(),
                 message: error.inner().to_string(),
-            }
-        })?;
+            })?;
         json.end().map_err(|error| ConfigError::Document {
             path: ".".to_owned(),
             message: error.to_string(),
@@ -297,13 +296,22 @@ impl Pool {
             return Err(value(&format!("{at}.block_tokens"), "must be at least 1"));
         }
         if self.prefill.attempts == 0 {
-            return Err(value(&format!("{at}.prefill.attempts"), "must be at least 1"));
+            return Err(value(
+                &format!("{at}.prefill.attempts"),
+                "must be at least 1",
+            ));
         }
         if self.prefill.timeout_ms == 0 {
-            return Err(value(&format!("{at}.prefill.timeout_ms"), "must be at least 1"));
+            return Err(value(
+                &format!("{at}.prefill.timeout_ms"),
+                "must be at least 1",
+            ));
         }
         if self.decode.attempts == 0 {
-            return Err(value(&format!("{at}.decode.attempts"), "must be at least 1"));
+            return Err(value(
+                &format!("{at}.decode.attempts"),
+                "must be at least 1",
+            ));
         }
         self.check_frontends(at)?;
         match &self.discovery {
@@ -395,5 +403,84 @@ fn value(path: &str, problem: &'static str) -> ConfigError {
     ConfigError::Value {
         path: path.to_owned(),
         problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(document: &str) -> String {
+        Config::parse(document.as_bytes()).unwrap_err().to_string()
+    }
+
+    fn pool(fields: &str) -> String {
+        format!(r#"{{"pools":[{{"name":"p",{fields}}}]}}"#)
+    }
+
+    #[test]
+    fn an_error_names_the_path_and_what_would_be_right() {
+        let workers = |worker: &str| {
+            pool(&format!(
+                r#""protocol":"nixl","discovery":{{"static":{{"workers":[{worker}]}}}}"#
+            ))
+        };
+        for (document, parts) in [
+            ("{}".to_owned(), &["pools"][..]),
+            (r#"{"pools":[],"statu":true}"#.to_owned(), &["statu"]),
+            (r#"{"pools":[]}"#.to_owned(), &["pools", "exactly one"]),
+            (
+                pool(r#""protocol":"nix","discovery":{"static":{"workers":[]}}"#),
+                &["pools[0].protocol", "nixl"],
+            ),
+            (
+                workers(r#"{"address":"host:80","role":"decode"}"#),
+                &["workers[0].address"],
+            ),
+            (
+                workers(r#"{"address":"127.0.0.1:80","role":"encode"}"#),
+                &["workers[0].role", "prefill"],
+            ),
+            (
+                workers(r#"{"role":"decode"}"#),
+                &["workers[0].address", "required"],
+            ),
+            (
+                workers(r#"{"address":"127.0.0.1:80","role":"decode","port":1}"#),
+                &["port"],
+            ),
+            (
+                workers(
+                    r#"{"address":"127.0.0.1:80","role":"decode"},{"address":"127.0.0.1:80","role":"decode"}"#,
+                ),
+                &["workers[1]", "twice"],
+            ),
+            (
+                pool(r#""protocol":"direct","discovery":{"static":{"workers":[]}}"#),
+                &["pools[0].frontends", "10.0.0.1:8000"],
+            ),
+            (
+                pool(r#""protocol":"nixl","discovery":{"dynamo":{"models":{"dynamo":"m"}}}"#),
+                &["discovery.dynamo", "direct"],
+            ),
+        ] {
+            let said = error(&document);
+            assert!(
+                parts.iter().all(|part| said.contains(part)),
+                "{document}: {said}"
+            );
+        }
+    }
+
+    #[test]
+    fn ids_keep_all_64_bits() {
+        let document = pool(
+            r#""protocol":"direct","frontends":["127.0.0.1:1"],"discovery":{"static":{"workers":[{"id":18446744073709551615,"role":"decode"}]}}"#,
+        );
+        let config = Config::parse(document.as_bytes()).unwrap();
+        let Discovery::Static(list) = &config.pools[0].discovery else {
+            panic!("not static");
+        };
+        assert_eq!(list.workers[0].id, Some(u64::MAX));
     }
 }

@@ -169,7 +169,9 @@ impl Fleet {
 
     /// The workers of one role.
     pub fn of_role(&self, role: Role) -> impl Iterator<Item = &Rc<Worker>> + Clone {
-        self.workers.iter().filter(move |worker| worker.role == role)
+        self.workers
+            .iter()
+            .filter(move |worker| worker.role == role)
     }
 
     /// Whether `id` is a worker of this fleet.
@@ -199,15 +201,21 @@ impl Fleet {
         if self.of_role(Role::Aggregated).next().is_some() {
             return true;
         }
-        self.of_role(Role::Prefill)
-            .any(|prefill| self.of_role(Role::Decode).any(|decode| prefill.pairs_with(decode)))
+        self.of_role(Role::Prefill).any(|prefill| {
+            self.of_role(Role::Decode)
+                .any(|decode| prefill.pairs_with(decode))
+        })
     }
 
     /// The form in which other threads adopt it.
     pub fn encode(&self) -> Vec<u8> {
         let published = Published {
             version: self.version,
-            workers: self.workers.iter().map(|worker| Worker::clone(worker)).collect(),
+            workers: self
+                .workers
+                .iter()
+                .map(|worker| Worker::clone(worker))
+                .collect(),
         };
         // Strings and numbers only: serialising them to memory cannot fail.
         serde_json::to_vec(&published).unwrap_or_default()

@@ -5,9 +5,20 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,
-    allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic
+    )
 )]
 
 pub mod config;
 pub mod discovery;
 pub mod fleet;
+pub mod handoff;
+pub mod json;
+pub mod load;
+pub mod request;
+pub mod route;
+pub mod selection;

@@ -63,7 +63,10 @@ mod tests {
     #[test]
     fn emptiness_is_believed_the_second_time() {
         let mut belief = Belief::default();
-        assert_eq!(belief.hear(workers(&[1, 2])), Believed::Changed(workers(&[1, 2])));
+        assert_eq!(
+            belief.hear(workers(&[1, 2])),
+            Believed::Changed(workers(&[1, 2]))
+        );
         assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
         assert_eq!(belief.hear(workers(&[1, 2])), Believed::Unchanged);
         assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);

@@ -91,7 +91,10 @@ mod tests {
         let seen: Vec<_> = workers.iter().map(|w| (w.id.0, w.role)).collect();
         assert_eq!(
             seen,
-            [(2777843430480054051, Role::Prefill), (17027154285309405691, Role::Decode)]
+            [
+                (2777843430480054051, Role::Prefill),
+                (17027154285309405691, Role::Decode)
+            ]
         );
         assert!(workers.iter().all(|w| w.model.as_deref() == Some("tiny")));
     }
@@ -99,7 +102,14 @@ mod tests {
     #[test]
     fn an_empty_list_is_an_answer_and_anything_else_is_not() {
         assert_eq!(parse(br#"{"instances":[]}"#, &mapping()).unwrap(), []);
-        for bad in [&b""[..], b"ok", b"{}", b"[]", br#"{"instances":[{"instance_id":-1}]}"#, b"\xff"] {
+        for bad in [
+            &b""[..],
+            b"ok",
+            b"{}",
+            b"[]",
+            br#"{"instances":[{"instance_id":-1}]}"#,
+            b"\xff",
+        ] {
             assert!(parse(bad, &mapping()).is_err(), "{bad:?}");
         }
     }
