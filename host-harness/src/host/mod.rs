@@ -1,1 +1,180 @@
 //! A proxy-wasm host on wasmtime and hyper, with the behaviour of Envoy where it bites.
+//!
+//! One VM per worker thread and one on a main thread that serves no request; an acceptor hands connections to the
+//! workers in turn. The plugin is reached through the proxy-wasm ABI 0.2.1 only.
+
+mod abi;
+mod admin;
+mod body;
+mod call;
+mod maps;
+mod metrics;
+mod shared;
+mod state;
+mod stream;
+mod ticker;
+mod upstream;
+mod vm;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+
+use self::metrics::Metrics;
+use self::shared::Shared;
+use self::state::Process;
+use self::vm::{Blueprint, StartError};
+use self::worker::{Acceptor, Thread};
+
+/// What a host needs to know.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Where clients connect; port 0 picks one.
+    pub listen: SocketAddr,
+    /// Where `/ready` and `/stats/prometheus` are; port 0 picks one.
+    pub admin: SocketAddr,
+    /// Worker threads, each with its own VM; at least one is started.
+    pub concurrency: usize,
+    /// The plugin's WebAssembly module.
+    pub plugin: PathBuf,
+    /// The plugin's configuration document.
+    pub plugin_config: Vec<u8>,
+    /// Cluster names and their members.
+    pub clusters: BTreeMap<String, Vec<SocketAddr>>,
+    /// The cluster that requests are routed to.
+    pub route_cluster: String,
+    /// Bytes of a body that may be buffered; a request body that reaches this gets 413.
+    pub buffer_limit: usize,
+}
+
+/// Why a host did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The plugin's file cannot be read.
+    #[error("cannot read the plugin {path}: {cause}")]
+    ReadPlugin {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The plugin did not start or refused its configuration.
+    #[error(transparent)]
+    Plugin(#[from] StartError),
+    /// A thread could not be started, or ended at once.
+    #[error("a thread of the host could not be started")]
+    Thread,
+}
+
+/// A running host. Dropping it ends its threads as well, without waiting for them.
+pub struct Host {
+    /// The address that clients connect to.
+    pub listen: SocketAddr,
+    /// The address of the admin listener.
+    pub admin: SocketAddr,
+    shutdown: watch::Sender<bool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Host {
+    /// Compiles the plugin, starts every VM, then listens. The main thread's VM is first: a configuration that the
+    /// plugin refuses stops the host here, before anyone can connect.
+    pub async fn start(config: HostConfig) -> Result<Host, HostError> {
+        let wasm = std::fs::read(&config.plugin).map_err(|cause| HostError::ReadPlugin {
+            path: config.plugin.clone(),
+            cause,
+        })?;
+        let (listener, listen) = bind(config.listen).await?;
+        let (admin_listener, admin) = bind(config.admin).await?;
+        let process = Arc::new(Process {
+            shared: Shared::default(),
+            metrics: Metrics::default(),
+            clusters: config.clusters,
+            route_cluster: config.route_cluster,
+            plugin_config: config.plugin_config,
+            buffer_limit: config.buffer_limit,
+            connections: AtomicU64::new(0),
+        });
+        let compiling = Arc::clone(&process);
+        let blueprint = tokio::task::spawn_blocking(move || Blueprint::compile(&wasm, compiling));
+        let blueprint = Arc::new(blueprint.await.map_err(|_| HostError::Thread)??);
+
+        let (shutdown, stopping) = watch::channel(false);
+        let mut host = Host {
+            listen,
+            admin,
+            shutdown,
+            threads: Vec::new(),
+        };
+        host.begin(Thread::main(&blueprint, &stopping)).await?;
+        let mut workers = Vec::new();
+        for number in 0..config.concurrency.max(1) {
+            let (worker, connections) = Thread::worker(number, &blueprint, &stopping);
+            workers.push(connections);
+            host.begin(worker).await?;
+        }
+        let acceptor = Acceptor {
+            listener,
+            admin: admin_listener,
+            workers,
+            process,
+            stopping,
+        };
+        let accepting = acceptor.spawn().map_err(|_| HostError::Thread)?;
+        host.threads.push(accepting);
+        Ok(host)
+    }
+
+    /// Ends all threads and waits for them. Streams in flight are cut.
+    pub async fn stop(mut self) {
+        // Nobody listening means that all threads have ended already.
+        let _ = self.shutdown.send(true);
+        let threads = std::mem::take(&mut self.threads);
+        let joining = tokio::task::spawn_blocking(move || {
+            for thread in threads {
+                if thread.join().is_err() {
+                    tracing::error!("a thread of the host panicked");
+                }
+            }
+        });
+        let _ = joining.await;
+    }
+
+    async fn begin(&mut self, thread: Thread) -> Result<(), HostError> {
+        let (report, started) = oneshot::channel();
+        let running = thread.spawn(report).map_err(|_| HostError::Thread)?;
+        self.threads.push(running);
+        started.await.map_err(|_| HostError::Thread)??;
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.shutdown.send(true);
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<(std::net::TcpListener, SocketAddr), HostError> {
+    let failed = |cause| HostError::Listen { address, cause };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener.into_std().map_err(failed)?, bound))
+}

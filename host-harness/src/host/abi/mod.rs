@@ -1,0 +1,169 @@
+//! The imports of proxy-wasm ABI 0.2.1: how they reach the guest's memory, what they answer, and their registration.
+
+mod http;
+mod process;
+mod property;
+
+use wasmtime::{Caller, Linker, Module, Val};
+
+use super::state::HostState;
+
+/// A host call's answer, by its number in the ABI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Status {
+    /// Done.
+    Ok = 0,
+    /// There is no such thing.
+    NotFound = 1,
+    /// The arguments make no sense now.
+    BadArgument = 2,
+    /// A serialized map cannot be read.
+    SerializationFailure = 3,
+    /// A pointer leads out of the guest's memory.
+    InvalidMemoryAccess = 6,
+    /// The queue is empty.
+    Empty = 7,
+    /// Someone else changed the value.
+    CasMismatch = 8,
+    /// It cannot be done.
+    InternalFailure = 10,
+    /// This host does not have it.
+    Unimplemented = 12,
+}
+
+/// Why a host call does not answer Ok.
+enum Refusal {
+    /// The guest is told.
+    Status(Status),
+    /// The guest trapped while the host was using its allocator.
+    Trap(wasmtime::Error),
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Refusal {
+        Refusal::Status(status)
+    }
+}
+
+type Answer = Result<(), Refusal>;
+
+/// A piece of the guest's memory, as pointer and length.
+#[derive(Clone, Copy)]
+struct Span {
+    at: u32,
+    size: u32,
+}
+
+fn span(at: u32, size: u32) -> Span {
+    Span { at, size }
+}
+
+/// Where the guest wants bytes that the host gives: the address of the pointer and of the length.
+#[derive(Clone, Copy)]
+struct Output {
+    pointer: u32,
+    size: u32,
+}
+
+fn output(pointer: u32, size: u32) -> Output {
+    Output { pointer, size }
+}
+
+/// The guest during one host call.
+struct GuestCall<'a>(Caller<'a, HostState>);
+
+impl GuestCall<'_> {
+    fn state(&mut self) -> &mut HostState {
+        self.0.data_mut()
+    }
+
+    /// The guest's memory and the host's state side by side, so that bytes need not be copied to be read.
+    fn parts(&mut self) -> Result<(&mut [u8], &mut HostState), Refusal> {
+        let guest = self.0.data().guest.as_ref();
+        let memory = guest.ok_or(Status::InternalFailure)?.memory;
+        Ok(memory.data_and_store_mut(&mut self.0))
+    }
+
+    fn read(&mut self, span: Span) -> Result<Vec<u8>, Refusal> {
+        let (memory, _) = self.parts()?;
+        Ok(slice(memory, span)?.to_vec())
+    }
+
+    fn write(&mut self, at: u32, bytes: &[u8]) -> Answer {
+        let (memory, _) = self.parts()?;
+        let start = at as usize;
+        let target = start
+            .checked_add(bytes.len())
+            .and_then(|end| memory.get_mut(start..end))
+            .ok_or(Status::InvalidMemoryAccess)?;
+        target.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn write_u32(&mut self, at: u32, value: u32) -> Answer {
+        self.write(at, &value.to_le_bytes())
+    }
+
+    /// Gives bytes to the guest in memory from its own allocator. No bytes are a null pointer, as in Envoy.
+    fn give(&mut self, bytes: &[u8], to: Output) -> Answer {
+        let size = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
+        let address = self.allocate(size)?;
+        self.write(address, bytes)?;
+        self.write_u32(to.pointer, address)?;
+        self.write_u32(to.size, size)
+    }
+
+    fn allocate(&mut self, size: u32) -> Result<u32, Refusal> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let guest = self.0.data().guest.as_ref();
+        let allocate = guest.ok_or(Status::InternalFailure)?.allocate.clone();
+        let address = allocate.call(&mut self.0, size).map_err(Refusal::Trap)?;
+        if address == 0 {
+            return Err(Status::InternalFailure.into());
+        }
+        Ok(address)
+    }
+}
+
+fn slice(memory: &[u8], span: Span) -> Result<&[u8], Status> {
+    let start = span.at as usize;
+    start
+        .checked_add(span.size as usize)
+        .and_then(|end| memory.get(start..end))
+        .ok_or(Status::InvalidMemoryAccess)
+}
+
+fn finish(answer: Answer) -> wasmtime::Result<u32> {
+    match answer {
+        Ok(()) => Ok(Status::Ok as u32),
+        Err(Refusal::Status(status)) => Ok(status as u32),
+        Err(Refusal::Trap(error)) => Err(error),
+    }
+}
+
+/// Registers every host call. Other names of the ABI that the module imports answer `Unimplemented`, so that a plugin
+/// which never calls them still loads; names outside of it are left missing, and instantiation says so.
+pub fn link(linker: &mut Linker<HostState>, module: &Module) -> wasmtime::Result<()> {
+    for import in module.imports() {
+        let Some(function) = import.ty().func().cloned() else {
+            continue;
+        };
+        if import.module() != "env" || !import.name().starts_with("proxy_") {
+            continue;
+        }
+        linker.func_new("env", import.name(), function, |_, _, results| {
+            if let Some(result) = results.first_mut() {
+                *result = Val::I32(Status::Unimplemented as i32);
+            }
+            Ok(())
+        })?;
+    }
+    linker.allow_shadowing(true);
+    http::link(linker)?;
+    process::link(linker)?;
+    property::link(linker)?;
+    Ok(())
+}

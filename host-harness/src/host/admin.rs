@@ -1,0 +1,57 @@
+//! The admin listener: readiness and metrics, under Envoy's paths.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+
+use super::state::Process;
+
+/// Answers for as long as the thread lives.
+pub async fn serve(listener: TcpListener, process: Arc<Process>) {
+    loop {
+        let Ok((connection, _)) = listener.accept().await else {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            continue;
+        };
+        let process = Arc::clone(&process);
+        tokio::task::spawn_local(async move {
+            let service = service_fn(move |request| {
+                let response = answer(&request, &process);
+                async { Ok::<_, Infallible>(response) }
+            });
+            let server = hyper::server::conn::http1::Builder::new();
+            if let Err(error) = server
+                .serve_connection(TokioIo::new(connection), service)
+                .await
+            {
+                tracing::debug!(%error, "an admin connection ended");
+            }
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes>> {
+    match (request.method(), request.uri().path()) {
+        (&Method::GET, "/ready") => text(StatusCode::OK, "LIVE\n".to_owned()),
+        (&Method::GET, "/stats/prometheus") => {
+            text(StatusCode::OK, process.metrics.prometheus())
+        }
+        _ => text(StatusCode::NOT_FOUND, "not found\n".to_owned()),
+    }
+}
+
+fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=UTF-8");
+    response.headers_mut().insert(CONTENT_TYPE, plain);
+    response
+}

@@ -1,0 +1,104 @@
+//! Calls that the plugin makes. They belong to the root context: no client's leaving ends them, only the VM's end does.
+
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http_body_util::BodyExt;
+use hyper::Response;
+use hyper::body::Incoming;
+
+use super::body::Outgoing;
+use super::maps::Headers;
+use super::state::{CallReply, LocalReply, PreparedCall};
+use super::upstream::{Attempts, Failure, Upstreams};
+use super::vm::Vm;
+
+/// The largest answer that Envoy buffers for a call, in bytes.
+const REPLY_LIMIT: usize = 32 * 1024 * 1024;
+
+/// Sends the call and hands the whole answer to the plugin.
+pub async fn run(vm: Weak<Vm>, call: PreparedCall) {
+    let Some(upstreams) = vm.upgrade().map(|vm| Rc::clone(vm.upstreams())) else {
+        return;
+    };
+    let token = call.token;
+    let attempts = Rc::new(Attempts::default());
+    let reply = match call.timeout_ms {
+        0 => exchange(upstreams, call, Rc::clone(&attempts)).await,
+        limit => {
+            let limit = Duration::from_millis(u64::from(limit));
+            let exchange = exchange(upstreams, call, Rc::clone(&attempts));
+            let answered = tokio::time::timeout(limit, exchange).await;
+            answered.unwrap_or_else(|_| local(Failure::Timeout.reply(attempts.count.get())))
+        }
+    };
+    if let Some(vm) = vm.upgrade() {
+        // A trap in the callback is the VM's affair.
+        let _ = vm.call_answered(token, reply);
+    }
+}
+
+async fn exchange(
+    upstreams: Rc<Upstreams>,
+    call: PreparedCall,
+    attempts: Rc<Attempts>,
+) -> CallReply {
+    let body = Outgoing::new(None);
+    let whole = body.push(call.body).and_then(|()| body.end());
+    if whole.is_err() {
+        return CallReply::default();
+    }
+    let sent = upstreams.send(call.request, body, Rc::clone(&attempts));
+    match sent.await {
+        Ok(response) => collect(response).await.unwrap_or_default(),
+        Err(failure) => local(failure.reply(attempts.count.get())),
+    }
+}
+
+/// The whole answer. `None`: it broke off, or is too large.
+async fn collect(response: Response<Incoming>) -> Option<CallReply> {
+    let (head, mut incoming) = response.into_parts();
+    let mut headers = Headers::default();
+    headers.add(b":status", head.status.as_str().as_bytes());
+    for (name, value) in &head.headers {
+        headers.add(name.as_str().as_bytes(), value.as_bytes());
+    }
+    let mut body = BytesMut::new();
+    let mut trailers = Headers::default();
+    while let Some(frame) = incoming.frame().await {
+        match frame.ok()?.into_data() {
+            Ok(data) => body.extend_from_slice(&data),
+            Err(frame) => trailers = trailer_map(&frame.into_trailers().ok()?),
+        }
+        if body.len() > REPLY_LIMIT {
+            return None;
+        }
+    }
+    Some(CallReply {
+        headers: Some(headers),
+        body: body.freeze(),
+        trailers,
+    })
+}
+
+fn trailer_map(trailers: &hyper::HeaderMap) -> Headers {
+    trailers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_bytes()))
+        .collect()
+}
+
+/// Envoy answers a failed call as it would answer a client.
+fn local(reply: LocalReply) -> CallReply {
+    let headers = [
+        (":status", reply.status.to_string()),
+        ("content-length", reply.body.len().to_string()),
+        ("content-type", "text/plain".to_owned()),
+    ];
+    CallReply {
+        headers: Some(headers.into_iter().collect()),
+        body: reply.body,
+        trailers: Headers::default(),
+    }
+}

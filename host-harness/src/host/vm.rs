@@ -1,0 +1,540 @@
+//! One thread's VM: its life from instantiation to a trap and back, and every call into the guest.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinSet;
+use wasmtime::{Config, Engine, Instance, InstancePre, Linker, Module, Store, TypedFunc};
+
+use super::abi;
+use super::call;
+use super::maps::Headers;
+use super::shared::{QueueOwner, QueueReady};
+use super::state::{
+    CallReply, Command, ContextId, Effect, Guest, HostState, Process, StreamState,
+};
+use super::ticker::Ticker;
+use super::upstream::Upstreams;
+
+/// A crashed VM is not built again before this time has passed (FAIL_RELOAD).
+const RELOAD_BACKOFF: Duration = Duration::from_millis(500);
+
+/// Why a VM did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The module is not one that this host can run.
+    #[error("the plugin cannot be loaded: {0}")]
+    Load(wasmtime::Error),
+    /// The plugin trapped while starting.
+    #[error("the plugin trapped while it started: {0}")]
+    Trap(wasmtime::Error),
+    /// `on_vm_start` or `on_configure` said no.
+    #[error("the plugin refused its configuration (its log says why)")]
+    Refused,
+}
+
+/// The VM has trapped, in this call or before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmDown;
+
+/// What a stream callback decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Go on.
+    Continue,
+    /// Hold the stream.
+    Pause,
+}
+
+/// The compiled module, shared by all threads.
+pub struct Blueprint {
+    module: InstancePre<HostState>,
+    process: Arc<Process>,
+}
+
+impl Blueprint {
+    /// Compiles the module and links the host calls. Takes seconds of CPU for a large module.
+    pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<Blueprint, StartError> {
+        let mut config = Config::new();
+        config.wasm_backtrace_max_frames(None);
+        let engine = Engine::new(&config).map_err(StartError::Load)?;
+        let module = Module::new(&engine, wasm).map_err(StartError::Load)?;
+        let mut linker = Linker::new(&engine);
+        abi::link(&mut linker, &module).map_err(StartError::Load)?;
+        let module = linker.instantiate_pre(&module).map_err(StartError::Load)?;
+        Ok(Blueprint { module, process })
+    }
+
+    /// What all threads share.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+}
+
+/// One thread's VM. It stays when the guest inside is replaced.
+pub struct Vm {
+    this: Weak<Vm>,
+    blueprint: Arc<Blueprint>,
+    seat: RefCell<Seat>,
+    last_context: Cell<ContextId>,
+    generation: Cell<u64>,
+    wake: UnboundedSender<QueueReady>,
+    ticker: Rc<Ticker>,
+    upstreams: Rc<Upstreams>,
+}
+
+enum Seat {
+    Up(Box<Incarnation>),
+    Down { since: Instant },
+}
+
+/// A running guest. Its calls end with it.
+struct Incarnation {
+    store: Store<HostState>,
+    exports: Exports,
+    calls: JoinSet<()>,
+}
+
+type Callback<Params, Answer = ()> = Option<TypedFunc<Params, Answer>>;
+
+/// The callbacks that the module exports; one that it lacks means Continue or yes.
+struct Exports {
+    context_create: Callback<(u32, u32)>,
+    vm_start: Callback<(u32, u32), u32>,
+    configure: Callback<(u32, u32), u32>,
+    tick: Callback<u32>,
+    queue_ready: Callback<(u32, u32)>,
+    request_headers: Callback<(u32, u32, u32), u32>,
+    request_body: Callback<(u32, u32, u32), u32>,
+    request_trailers: Callback<(u32, u32), u32>,
+    response_headers: Callback<(u32, u32, u32), u32>,
+    response_body: Callback<(u32, u32, u32), u32>,
+    response_trailers: Callback<(u32, u32), u32>,
+    http_call_response: Callback<(u32, u32, u32, u32, u32)>,
+    log: Callback<u32>,
+    done: Callback<u32, u32>,
+    delete: Callback<u32>,
+}
+
+impl Vm {
+    /// A thread's place for a VM, still empty.
+    pub fn new(blueprint: Arc<Blueprint>, wake: UnboundedSender<QueueReady>) -> Rc<Vm> {
+        Rc::new_cyclic(|this| Vm {
+            this: this.clone(),
+            blueprint,
+            seat: RefCell::new(Seat::Down {
+                since: Instant::now(),
+            }),
+            last_context: Cell::new(0),
+            generation: Cell::new(0),
+            wake,
+            ticker: Rc::new(Ticker::default()),
+            upstreams: Rc::new(Upstreams::default()),
+        })
+    }
+
+    /// The thread's timer.
+    pub fn ticker(&self) -> &Rc<Ticker> {
+        &self.ticker
+    }
+
+    /// The thread's connections.
+    pub fn upstreams(&self) -> &Rc<Upstreams> {
+        &self.upstreams
+    }
+
+    /// What all threads share.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.blueprint.process
+    }
+
+    /// Builds a fresh guest and configures it.
+    pub fn start(&self) -> Result<(), StartError> {
+        self.generation.set(self.generation.get() + 1);
+        let root = self.next_context();
+        let owner = QueueOwner {
+            generation: self.generation.get(),
+            wake: self.wake.clone(),
+        };
+        let process = Arc::clone(&self.blueprint.process);
+        let config_size = u32::try_from(process.plugin_config.len()).unwrap_or(u32::MAX);
+        let state = HostState::new(process, owner, root);
+        let mut incarnation = Incarnation::load(&self.blueprint, state)?;
+        let accepted = incarnation
+            .configure(root, config_size)
+            .map_err(StartError::Trap)?;
+        if !accepted {
+            return Err(StartError::Refused);
+        }
+        let effects = std::mem::take(&mut incarnation.store.data_mut().effects);
+        *self.seat.borrow_mut() = Seat::Up(Box::new(incarnation));
+        self.perform(effects);
+        Ok(())
+    }
+
+    /// Makes sure that there is a guest, building a new one after a trap once the back-off is over.
+    pub fn ensure_up(&self) -> Result<(), VmDown> {
+        let since = match &*self.seat.borrow() {
+            Seat::Up(_) => return Ok(()),
+            Seat::Down { since } => *since,
+        };
+        if since.elapsed() < RELOAD_BACKOFF {
+            return Err(VmDown);
+        }
+        match self.start() {
+            Ok(()) => {
+                tracing::warn!("the plugin runs again in a fresh VM");
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, "the plugin could not be loaded again");
+                *self.seat.borrow_mut() = Seat::Down {
+                    since: Instant::now(),
+                };
+                Err(VmDown)
+            }
+        }
+    }
+
+    /// Creates a stream context.
+    pub fn open_stream(&self, stream: StreamState) -> Result<ContextId, VmDown> {
+        let context = self.next_context();
+        let root = match &mut *self.seat.borrow_mut() {
+            Seat::Up(up) => {
+                let state = up.store.data_mut();
+                state.streams.insert(context, stream);
+                state.root
+            }
+            Seat::Down { .. } => return Err(VmDown),
+        };
+        self.call(context, |up| {
+            up.run(|exports| &exports.context_create, (context, root))
+        })?;
+        Ok(context)
+    }
+
+    /// Ends a stream: log, done, delete, in this order. A plugin that is not done yet gets its delete later.
+    pub fn close_stream(&self, context: ContextId) -> Result<(), VmDown> {
+        let _ = self.stream(context, |stream| stream.logging = true);
+        self.call(context, |up| up.run(|exports| &exports.log, context))?;
+        let done = self.call(context, |up| up.ask(|exports| &exports.done, context))?;
+        if done.unwrap_or(1) != 0 {
+            self.delete(context)?;
+        }
+        Ok(())
+    }
+
+    /// Reads or changes what the host keeps for a stream. `None`: it is gone.
+    pub fn stream<T>(
+        &self,
+        context: ContextId,
+        act: impl FnOnce(&mut StreamState) -> T,
+    ) -> Option<T> {
+        match &mut *self.seat.borrow_mut() {
+            Seat::Up(up) => up.store.data_mut().streams.get_mut(&context).map(act),
+            Seat::Down { .. } => None,
+        }
+    }
+
+    /// `proxy_on_request_headers`.
+    pub fn request_headers(&self, context: ContextId, end: bool) -> Result<Action, VmDown> {
+        let count = self.count(context, |stream| stream.request_headers.headers());
+        self.decide(context, |up| {
+            let call = (context, count, u32::from(end));
+            up.ask(|exports| &exports.request_headers, call)
+        })
+    }
+
+    /// `proxy_on_request_body`.
+    pub fn request_body(
+        &self,
+        context: ContextId,
+        size: usize,
+        end: bool,
+    ) -> Result<Action, VmDown> {
+        let call = (context, clamp(size), u32::from(end));
+        self.decide(context, |up| up.ask(|exports| &exports.request_body, call))
+    }
+
+    /// `proxy_on_request_trailers`.
+    pub fn request_trailers(&self, context: ContextId) -> Result<Action, VmDown> {
+        let count = self.count(context, |stream| stream.request_trailers.headers());
+        self.decide(context, |up| {
+            up.ask(|exports| &exports.request_trailers, (context, count))
+        })
+    }
+
+    /// `proxy_on_response_headers`.
+    pub fn response_headers(&self, context: ContextId, end: bool) -> Result<Action, VmDown> {
+        let count = self.count(context, |stream| stream.response_headers.headers());
+        self.decide(context, |up| {
+            let call = (context, count, u32::from(end));
+            up.ask(|exports| &exports.response_headers, call)
+        })
+    }
+
+    /// `proxy_on_response_body`.
+    pub fn response_body(
+        &self,
+        context: ContextId,
+        size: usize,
+        end: bool,
+    ) -> Result<Action, VmDown> {
+        let call = (context, clamp(size), u32::from(end));
+        self.decide(context, |up| up.ask(|exports| &exports.response_body, call))
+    }
+
+    /// `proxy_on_response_trailers`.
+    pub fn response_trailers(&self, context: ContextId) -> Result<Action, VmDown> {
+        let count = self.count(context, |stream| stream.response_trailers.headers());
+        self.decide(context, |up| {
+            up.ask(|exports| &exports.response_trailers, (context, count))
+        })
+    }
+
+    /// `proxy_on_tick` on the root context.
+    pub fn tick(&self) -> Result<(), VmDown> {
+        let root = self.root()?;
+        self.call(root, |up| up.run(|exports| &exports.tick, root))
+    }
+
+    /// `proxy_on_queue_ready` on the root context, unless the VM that registered the queue is gone.
+    pub fn queue_ready(&self, ready: QueueReady) -> Result<(), VmDown> {
+        if ready.generation != self.generation.get() {
+            return Ok(());
+        }
+        let root = self.root()?;
+        self.call(root, |up| {
+            up.run(|exports| &exports.queue_ready, (root, ready.queue))
+        })
+    }
+
+    /// `proxy_on_http_call_response` on the root context.
+    pub fn call_answered(&self, token: u32, reply: CallReply) -> Result<(), VmDown> {
+        let root = self.root()?;
+        self.call(root, |up| {
+            let headers = reply.headers.as_ref().map_or(0, Headers::len);
+            let (body, trailers) = (clamp(reply.body.len()), clamp(reply.trailers.len()));
+            let state = up.store.data_mut();
+            if reply.headers.is_none() {
+                state.status = (11, "reset");
+            }
+            state.call_reply = Some(reply);
+            let call = (root, token, clamp(headers), body, trailers);
+            let outcome = up.run(|exports| &exports.http_call_response, call);
+            up.store.data_mut().call_reply = None;
+            outcome
+        })
+    }
+
+    fn delete(&self, context: ContextId) -> Result<(), VmDown> {
+        self.call(context, |up| up.run(|exports| &exports.delete, context))?;
+        if let Seat::Up(up) = &mut *self.seat.borrow_mut() {
+            up.store.data_mut().streams.remove(&context);
+        }
+        Ok(())
+    }
+
+    fn decide(
+        &self,
+        context: ContextId,
+        ask: impl FnOnce(&mut Incarnation) -> wasmtime::Result<Option<u32>>,
+    ) -> Result<Action, VmDown> {
+        match self.call(context, ask)? {
+            None | Some(0) => Ok(Action::Continue),
+            Some(_) => Ok(Action::Pause),
+        }
+    }
+
+    /// One call into the guest; what it asked for happens after it has returned.
+    fn call<T>(
+        &self,
+        context: ContextId,
+        run: impl FnOnce(&mut Incarnation) -> wasmtime::Result<T>,
+    ) -> Result<T, VmDown> {
+        let (outcome, effects) = {
+            let mut seat = self.seat.borrow_mut();
+            let Seat::Up(up) = &mut *seat else {
+                return Err(VmDown);
+            };
+            if !up.store.data().knows(context) {
+                return Err(VmDown);
+            }
+            up.store.data_mut().enter(context);
+            let outcome = run(up);
+            (outcome, std::mem::take(&mut up.store.data_mut().effects))
+        };
+        match outcome {
+            Ok(answer) => {
+                self.perform(effects);
+                Ok(answer)
+            }
+            Err(error) => {
+                self.fall(context, &error);
+                Err(VmDown)
+            }
+        }
+    }
+
+    /// The guest trapped: its streams are told, its calls and ticks end.
+    fn fall(&self, context: ContextId, error: &wasmtime::Error) {
+        tracing::error!(context, "the plugin trapped: {error:#}");
+        let down = Seat::Down {
+            since: Instant::now(),
+        };
+        let Seat::Up(mut up) = self.seat.replace(down) else {
+            return;
+        };
+        self.ticker.set(0);
+        for (_, stream) in up.store.data_mut().streams.drain() {
+            let _ = stream.mailbox.send(Command::VmDown);
+        }
+    }
+
+    fn perform(&self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Stream(context, command) => {
+                    // A stream whose task has ended hears nothing more, as in Envoy.
+                    let _ = self.stream(context, |stream| stream.mailbox.send(command));
+                }
+                Effect::Call(prepared) => {
+                    let calling = call::run(self.this.clone(), prepared);
+                    if let Seat::Up(up) = &mut *self.seat.borrow_mut() {
+                        while up.calls.try_join_next().is_some() {}
+                        up.calls.spawn_local(calling);
+                    }
+                }
+                Effect::Tick(period) => self.ticker.set(period),
+                Effect::Done(context) => {
+                    let logged = self.stream(context, |stream| stream.logging);
+                    if logged == Some(true) {
+                        let _ = self.delete(context);
+                    }
+                }
+            }
+        }
+    }
+
+    fn count<'a>(
+        &'a self,
+        context: ContextId,
+        headers: impl FnOnce(&StreamState) -> Option<&Headers>,
+    ) -> u32 {
+        let count = self.stream(context, |stream| headers(stream).map_or(0, Headers::len));
+        clamp(count.unwrap_or(0))
+    }
+
+    fn root(&self) -> Result<ContextId, VmDown> {
+        match &*self.seat.borrow() {
+            Seat::Up(up) => Ok(up.store.data().root),
+            Seat::Down { .. } => Err(VmDown),
+        }
+    }
+
+    fn next_context(&self) -> ContextId {
+        self.last_context.set(self.last_context.get() + 1);
+        self.last_context.get()
+    }
+}
+
+/// Sizes are 32-bit in the guest.
+fn clamp(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
+
+impl Incarnation {
+    fn load(blueprint: &Blueprint, state: HostState) -> Result<Incarnation, StartError> {
+        let mut store = Store::new(blueprint.module.module().engine(), state);
+        store.limiter(|state| &mut state.limits);
+        let instance = blueprint
+            .module
+            .instantiate(&mut store)
+            .map_err(StartError::Load)?;
+        let memory = instance.get_memory(&mut store, "memory");
+        let allocate = instance
+            .get_typed_func(&mut store, "malloc")
+            .or_else(|_| instance.get_typed_func(&mut store, "proxy_on_memory_allocate"));
+        store.data_mut().guest = memory
+            .zip(allocate.ok())
+            .map(|(memory, allocate)| Guest { memory, allocate });
+        let exports = Exports::find(&instance, &mut store);
+        for entry in ["_initialize", "_start"] {
+            if let Ok(entry) = instance.get_typed_func::<(), ()>(&mut store, entry) {
+                entry.call(&mut store, ()).map_err(StartError::Trap)?;
+                break;
+            }
+        }
+        Ok(Incarnation {
+            store,
+            exports,
+            calls: JoinSet::new(),
+        })
+    }
+
+    fn configure(&mut self, root: ContextId, size: u32) -> wasmtime::Result<bool> {
+        self.run(|exports| &exports.context_create, (root, 0))?;
+        let started = self.ask(|exports| &exports.vm_start, (root, 0))?;
+        if started == Some(0) {
+            return Ok(false);
+        }
+        self.store.data_mut().enter(root);
+        let accepted = self.ask(|exports| &exports.configure, (root, size))?;
+        Ok(accepted != Some(0))
+    }
+
+    fn run<P: wasmtime::WasmParams>(
+        &mut self,
+        callback: impl FnOnce(&Exports) -> &Callback<P>,
+        params: P,
+    ) -> wasmtime::Result<()> {
+        match callback(&self.exports) {
+            Some(callback) => callback.call(&mut self.store, params),
+            None => Ok(()),
+        }
+    }
+
+    fn ask<P: wasmtime::WasmParams>(
+        &mut self,
+        callback: impl FnOnce(&Exports) -> &Callback<P, u32>,
+        params: P,
+    ) -> wasmtime::Result<Option<u32>> {
+        match callback(&self.exports) {
+            Some(callback) => callback.call(&mut self.store, params).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Exports {
+    fn find(instance: &Instance, store: &mut Store<HostState>) -> Exports {
+        Exports {
+            context_create: export(instance, store, "proxy_on_context_create"),
+            vm_start: export(instance, store, "proxy_on_vm_start"),
+            configure: export(instance, store, "proxy_on_configure"),
+            tick: export(instance, store, "proxy_on_tick"),
+            queue_ready: export(instance, store, "proxy_on_queue_ready"),
+            request_headers: export(instance, store, "proxy_on_request_headers"),
+            request_body: export(instance, store, "proxy_on_request_body"),
+            request_trailers: export(instance, store, "proxy_on_request_trailers"),
+            response_headers: export(instance, store, "proxy_on_response_headers"),
+            response_body: export(instance, store, "proxy_on_response_body"),
+            response_trailers: export(instance, store, "proxy_on_response_trailers"),
+            http_call_response: export(instance, store, "proxy_on_http_call_response"),
+            log: export(instance, store, "proxy_on_log"),
+            done: export(instance, store, "proxy_on_done"),
+            delete: export(instance, store, "proxy_on_delete"),
+        }
+    }
+}
+
+fn export<P: wasmtime::WasmParams, R: wasmtime::WasmResults>(
+    instance: &Instance,
+    store: &mut Store<HostState>,
+    name: &str,
+) -> Callback<P, R> {
+    instance.get_typed_func(store, name).ok()
+}
