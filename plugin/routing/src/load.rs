@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use crate::fleet::{Fleet, TargetKey};
+use crate::fleet::{Fleet, TargetKey, WorkerId};
 
 /// What is booked on one worker rank, or on all together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,6 +27,15 @@ impl Load {
     /// Whether nothing is booked.
     pub fn is_idle(&self) -> bool {
         *self == Self::default()
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
+            prefills: self.prefills.saturating_add(other.prefills),
+            decode_blocks: self.decode_blocks.saturating_add(other.decode_blocks),
+            decodes: self.decodes.saturating_add(other.decodes),
+        }
     }
 }
 
@@ -83,6 +92,15 @@ impl Ledger {
             .get(&target)
             .map(|slot| slot.0.get())
             .unwrap_or_default()
+    }
+
+    /// What is booked on a worker, on all its ranks together.
+    pub fn worker_load(&self, worker: WorkerId) -> Load {
+        let ranks = self
+            .slots
+            .iter()
+            .filter(|(target, _)| target.worker == worker);
+        ranks.fold(Load::default(), |sum, (_, slot)| sum.plus(slot.0.get()))
     }
 
     /// What is booked on all workers together, those that left included.
@@ -173,7 +191,6 @@ impl Drop for DecodeCharge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::WorkerId;
     use proptest::prelude::*;
 
     fn key(worker: u64) -> TargetKey {

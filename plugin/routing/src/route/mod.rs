@@ -115,9 +115,9 @@ impl Router {
         &self.pool
     }
 
-    /// What is booked on a worker rank.
-    pub fn load(&self, target: &Target) -> Load {
-        self.ledger.load(target.key())
+    /// What is booked on a worker, on all its ranks together.
+    pub fn worker_load(&self, worker: WorkerId) -> Load {
+        self.ledger.worker_load(worker)
     }
 
     /// What is booked in all.

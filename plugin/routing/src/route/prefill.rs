@@ -1,5 +1,6 @@
 //! Owns the sequential hand-off: the prefill leg, and what each possible answer to it leads to.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -38,6 +39,16 @@ pub enum PrefillAnswer<'a> {
         /// Its body.
         body: &'a [u8],
     },
+}
+
+impl fmt::Display for PrefillAnswer<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSent => out.write_str("not sent"),
+            Self::Broken => out.write_str("broken off"),
+            Self::Whole { status, .. } => write!(out, "status {status}"),
+        }
+    }
 }
 
 /// What follows from prefill's answer.

@@ -55,10 +55,12 @@ pub enum Refusal {
         /// What the last one did.
         cause: PrefillFailure,
     },
-    /// None of the decode workers tried could be reached.
-    #[error("no decode worker could be reached ({tried} tried)")]
-    DecodeUnreachable {
-        /// Workers tried.
+    /// Nobody to whom the request could go would take a connection.
+    #[error("no {what} could be reached ({tried} tried)")]
+    Unreachable {
+        /// What was tried: a decode worker, a frontend.
+        what: &'static str,
+        /// How many were tried.
         tried: usize,
     },
     /// The proxy would not carry out what was decided.
@@ -100,7 +102,7 @@ impl Refusal {
             | Self::NoFleet
             | Self::Busy
             | Self::PrefillFailed { .. }
-            | Self::DecodeUnreachable { .. } => 503,
+            | Self::Unreachable { .. } => 503,
         }
     }
 
@@ -120,7 +122,7 @@ impl Refusal {
             Self::NoFleet => "no_fleet",
             Self::Busy => "bodies_in_flight",
             Self::PrefillFailed { .. } => "prefill_failed",
-            Self::DecodeUnreachable { .. } => "decode_unreachable",
+            Self::Unreachable { .. } => "unreachable",
             Self::Internal => "internal",
         }
     }
