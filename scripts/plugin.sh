@@ -34,13 +34,13 @@ choose_toolchain() {
     fi
 }
 
-# No path of this machine belongs in the module.
+# No path of this machine belongs in the module, nor the name of the place where its cargo downloads from.
 remap_paths() {
-    local flags=(
-        "--remap-path-prefix=$root=/pd-router"
-        "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
-        "--remap-path-prefix=$1=/rust"
-    )
+    local cargo_home=${CARGO_HOME:-$HOME/.cargo} sources
+    local flags=("--remap-path-prefix=$root=/pd-router" "--remap-path-prefix=$1=/rust")
+    for sources in "$cargo_home/registry/src"/*; do
+        flags+=("--remap-path-prefix=$sources=/cargo")
+    done
     local IFS=$'\x1f'
     export CARGO_ENCODED_RUSTFLAGS="${flags[*]}"
 }
@@ -48,6 +48,7 @@ remap_paths() {
 build_with_rustup() {
     need_cargo
     rustup_can_build || fail "The $wasm standard library is missing: run \"rustup target add $wasm\"."
+    cargo fetch --quiet --target "$wasm" # so that `remap_paths` sees every folder of sources
     remap_paths "$(rustc --print sysroot)"
     cargo build "$@" --package pd-router-filter --profile plugin --target "$wasm"
     built=$target/$wasm/plugin/pd_router.wasm
@@ -56,6 +57,7 @@ build_with_rustup() {
 build_with_debian() {
     local packages=(rustc-web cargo-web rust-web-src lld-22)
     dpkg --status "${packages[@]}" >/dev/null 2>&1 || install_packages "${packages[@]}"
+    RUSTC=/usr/bin/rustc /usr/bin/cargo fetch --quiet --target "$wasm"
     remap_paths /usr/src
     # The standard library is compiled once and kept in a target folder of its own: another compiler must not meet it.
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=/usr/bin/wasm-ld-22 RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 \
