@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::{http1, http2};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
@@ -240,6 +241,23 @@ pub async fn send(to: SocketAddr, ask: Ask) -> Reply {
 pub async fn try_send(to: SocketAddr, ask: Ask) -> Result<Reply, Failure> {
     let mut connection = Connection::open(to).await?;
     connection.send(ask).await
+}
+
+/// Many clients at once, each with a connection of its own, each asking `ask` so many times; fails where any gets no answer.
+pub async fn crowd(to: SocketAddr, clients: usize, each: usize, ask: &Ask) -> Vec<Reply> {
+    let one = |_| async move {
+        let mut replies = Vec::new();
+        let mut connection = Connection::open(to).await?;
+        for _ in 0..each {
+            replies.push(connection.send(ask.clone()).await?);
+        }
+        Ok::<_, Failure>(replies)
+    };
+    let outcomes = join_all((0..clients).map(one)).await;
+    let replies = outcomes.into_iter().flat_map(|outcome| {
+        outcome.unwrap_or_else(|failure| panic!("one of many clients got no answer: {failure}"))
+    });
+    replies.collect()
 }
 
 enum Sender {

@@ -9,13 +9,17 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::paths;
 use crate::wait::test_name;
 
 /// A start includes compiling the plugin, on a machine that runs other tests beside.
 const READY_LIMIT: Duration = Duration::from_secs(90);
+
+/// A process that has closed its stdout is about to end.
+const ENDING_POLLS: usize = 100;
+const ENDING_POLL: Duration = Duration::from_millis(100);
 
 /// Log lines shown when a test fails.
 const SHOWN_LINES: usize = 30;
@@ -77,17 +81,25 @@ impl Process {
         let (mut process, stdout) = Process::spawn(command, what);
         let line = timeout(READY_LIMIT, first_line(stdout)).await;
         let Ok(Some(line)) = line else {
-            // At the end of its stdout the process ends too; give it the moment that takes.
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            return Err(StartFailure {
-                status: process.child.try_wait().ok().flatten(),
-                log: process.log(),
-            });
+            let status = process.end_status().await;
+            let log = process.log();
+            return Err(StartFailure { status, log });
         };
         let ready = serde_json::from_str(&line).unwrap_or_else(|error| {
             panic!("the ready line of {what} is not as agreed ({error}): {line:?}")
         });
         Ok((process, ready))
+    }
+
+    /// How it ended, where it ends soon.
+    async fn end_status(&mut self) -> Option<ExitStatus> {
+        for _ in 0..ENDING_POLLS {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            sleep(ENDING_POLL).await;
+        }
+        None
     }
 
     /// True while the process runs.
