@@ -187,9 +187,7 @@ struct Guarded {
 impl Guarded {
     async fn start(command: Command, what: &str) -> Guarded {
         let started = Process::start::<u32>(command, &format!("dynamo-{what}")).await;
-        let (guard, child) = started.unwrap_or_else(|failure| {
-            panic!("Dynamo's {what} does not start:\n{}", failure.log);
-        });
+        let (guard, child) = started.unwrap_or_else(|failure| failure.fail(what));
         Guarded { guard, child }
     }
 

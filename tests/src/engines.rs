@@ -146,12 +146,7 @@ impl Engine {
             .args(["--json", "--until-stdin-closes"])
             .args(options);
         let started = Process::start::<Ready>(command, role.as_str()).await;
-        let (process, ready) = started.unwrap_or_else(|failure| {
-            panic!(
-                "an engine does not start ({:?}):\n{}",
-                failure.status, failure.log
-            )
-        });
+        let (process, ready) = started.unwrap_or_else(|failure| failure.fail("an engine"));
         assert!(
             ready.ready && ready.role == role.as_str(),
             "not the engine that was asked for"
@@ -170,12 +165,12 @@ impl Engine {
 
     /// Its counters.
     pub async fn state(&self) -> State {
-        self.ask("/__state").await
+        state_of(self.address).await
     }
 
     /// The last requests to generation paths, oldest first.
     pub async fn requests(&self) -> Vec<Recorded> {
-        self.ask("/__requests").await
+        ask(self.address, "/__requests").await
     }
 
     /// The one request to a generation path that it got.
@@ -189,12 +184,17 @@ impl Engine {
         );
         requests.remove(0)
     }
+}
 
-    async fn ask<T: for<'de> Deserialize<'de>>(&self, path: &str) -> T {
-        let reply = client::send(self.address, Ask::get(path)).await.expect(200);
-        serde_json::from_slice(&reply.body)
-            .unwrap_or_else(|error| panic!("{path} is not as agreed ({error}): {}", reply.text()))
-    }
+/// The counters of the engine at this address.
+pub async fn state_of(engine: SocketAddr) -> State {
+    ask(engine, "/__state").await
+}
+
+async fn ask<T: for<'de> Deserialize<'de>>(engine: SocketAddr, path: &str) -> T {
+    let reply = client::send(engine, Ask::get(path)).await.expect(200);
+    serde_json::from_slice(&reply.body)
+        .unwrap_or_else(|error| panic!("{path} is not as agreed ({error}): {}", reply.text()))
 }
 
 /// The engines behind a gateway.

@@ -23,6 +23,18 @@ struct Ready {
     proxy: String,
     listen: SocketAddr,
     admin: SocketAddr,
+    // Those of a simulated fleet.
+    #[serde(default)]
+    engines: Vec<Simulated>,
+}
+
+/// An engine that the gateway's own process simulates.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Simulated {
+    /// Its role, as configuration spells it.
+    pub role: String,
+    /// Where it listens.
+    pub address: SocketAddr,
 }
 
 /// A running gateway.
@@ -31,6 +43,8 @@ pub struct Gateway {
     pub listen: SocketAddr,
     /// Where metrics and readiness are asked for.
     pub admin: SocketAddr,
+    /// The engines that it simulates, where it was asked to.
+    pub engines: Vec<Simulated>,
     process: Process,
 }
 
@@ -44,12 +58,7 @@ impl Gateway {
     pub async fn start(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
         Gateway::try_start(proxy, config, arguments)
             .await
-            .unwrap_or_else(|failure| {
-                panic!(
-                    "the gateway does not start ({:?}):\n{}",
-                    failure.status, failure.log
-                )
-            })
+            .unwrap_or_else(|failure| failure.fail("the gateway"))
     }
 
     /// Starts a gateway with this configuration and these further arguments.
@@ -61,7 +70,19 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        let command = command(proxy, config, arguments);
+        Gateway::launch(proxy, configured(proxy, config, arguments)).await
+    }
+
+    /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
+    pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
+        let mut command = basic(proxy);
+        command.args(["--simulate", size]);
+        Gateway::launch(proxy, command)
+            .await
+            .unwrap_or_else(|failure| failure.fail("the gateway"))
+    }
+
+    async fn launch(proxy: Proxy, command: Command) -> Result<Gateway, StartFailure> {
         let (process, ready) = Process::start::<Ready>(command, "gateway").await?;
         assert!(
             ready.ready && ready.proxy == proxy.as_str(),
@@ -70,8 +91,14 @@ impl Gateway {
         Ok(Gateway {
             listen: ready.listen,
             admin: ready.admin,
+            engines: ready.engines,
             process,
         })
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
     }
 
     /// Sends one request over a connection of its own; fails where no answer comes.
@@ -118,21 +145,16 @@ impl Gateway {
     }
 }
 
-fn command(proxy: Proxy, config: &Value, arguments: &[&str]) -> Command {
-    let file = paths::scratch().join(format!("{}.json", unique_name("config")));
-    std::fs::write(&file, config.to_string())
-        .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+/// The command line that all gateways share.
+fn basic(proxy: Proxy) -> Command {
     let mut command = Command::new(paths::harness());
     command
         .args(["run", "--proxy", proxy.as_str()])
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .args(["--concurrency", CONCURRENCY])
         .args(["--json", "--until-stdin-closes"])
-        .arg("--config")
-        .arg(file)
         .arg("--plugin")
-        .arg(paths::plugin())
-        .args(arguments);
+        .arg(paths::plugin());
     if proxy == Proxy::Envoy {
         command
             .arg("--envoy")
@@ -140,5 +162,14 @@ fn command(proxy: Proxy, config: &Value, arguments: &[&str]) -> Command {
             .arg("--bootstrap")
             .arg(paths::bootstrap());
     }
+    command
+}
+
+fn configured(proxy: Proxy, config: &Value, arguments: &[&str]) -> Command {
+    let file = paths::scratch().join(format!("{}.json", unique_name("config")));
+    std::fs::write(&file, config.to_string())
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    let mut command = basic(proxy);
+    command.arg("--config").arg(file).args(arguments);
     command
 }

@@ -41,6 +41,13 @@ pub struct StartFailure {
     pub log: String,
 }
 
+impl StartFailure {
+    /// Fails the test with what is known.
+    pub fn fail(self, what: &str) -> ! {
+        panic!("{what} does not start ({:?}):\n{}", self.status, self.log)
+    }
+}
+
 /// A running process that ends with this value.
 pub struct Process {
     child: Child,
@@ -92,7 +99,7 @@ impl Process {
     }
 
     /// How it ended, where it ends soon.
-    async fn end_status(&mut self) -> Option<ExitStatus> {
+    pub async fn end_status(&mut self) -> Option<ExitStatus> {
         for _ in 0..ENDING_POLLS {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Some(status);
@@ -114,9 +121,14 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// Closes its stdin, which asks it to end in good order.
+    pub fn close_stdin(&mut self) {
+        drop(self.stdin.take());
+    }
+
     /// Ends it by closing its stdin, so that it can end what it started itself.
     pub fn close(&mut self) {
-        drop(self.stdin.take());
+        self.close_stdin();
         let _ = self.child.wait();
     }
 

@@ -4,6 +4,7 @@
 mod aggregated;
 mod answers;
 mod bodies;
+mod demonstration;
 mod endpoints;
 mod failures;
 mod forgery;
@@ -111,6 +112,11 @@ on_both_hosts! {
         the_status_page_is_json_where_configured,
         the_status_page_is_not_there_by_default,
         an_unknown_field_of_the_configuration_is_refused_by_name,
+    }
+    demonstration {
+        a_simulated_fleet_answers_without_a_configuration,
+        the_gateway_ends_when_its_stdin_closes,
+        nothing_is_left_of_a_gateway_that_was_killed,
     }
     aggregated {
         aggregated_workers_get_the_request_as_it_was,
