@@ -1,17 +1,244 @@
 //! Simulated inference engines: strict about the hand-off, honest about what they computed.
+//!
+//! A prefill engine computes prompts and hands their KV off under a lease; a decode engine generates only from KV it
+//! has pulled; an aggregated engine does all itself. So a router's mistake shows as an error or in a counter
+//! (`GET /__state`), never as a quietly recomputed prompt.
+//!
+//! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds
+//! (at least 1 ms); each running request then gets a token every `token_ms`, whatever else runs. `speedup` divides both;
+//! leases run in real time. A request holds the blocks of its prompt while it runs and waits in line while too few are free;
+//! output takes no blocks.
 
-/// Arguments of `pd-harness engine`.
-#[derive(clap::Args)]
-pub struct Args {}
+use std::net::SocketAddr;
+use std::time::Duration;
 
-/// Runs one engine until it is told to stop.
-///
-/// # Errors
-/// When the address cannot be bound.
-pub fn run(_args: Args) -> Result<(), EngineError> {
-    Ok(())
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+mod answer;
+mod body;
+mod cli;
+mod dialect;
+mod generate;
+mod kv;
+mod lease;
+mod node;
+mod pace;
+mod pull;
+mod recorder;
+mod refusal;
+mod request;
+mod server;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+pub use cli::{Args, run};
+pub use dialect::Dialect;
+
+use pace::Pace;
+
+/// What an engine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes prompts and hands their KV off.
+    Prefill,
+    /// Generates from KV handed to it.
+    Decode,
+    /// Does both, for itself.
+    Aggregated,
 }
+
+impl Role {
+    /// The role's name in configurations and answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Aggregated => "aggregated",
+        }
+    }
+}
+
+/// How an engine is to be.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// What it does.
+    pub role: Role,
+    /// Whose hand-off protocol it speaks.
+    pub dialect: Dialect,
+    /// Address to serve on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Name of the one model served.
+    pub model: String,
+    /// Divides all computing times.
+    pub speedup: f64,
+    /// Tokens per KV block.
+    pub block_tokens: u32,
+    /// KV blocks of the engine.
+    pub kv_blocks: u32,
+    /// How long a hand-off is held for its pull; not sped up.
+    pub lease: Duration,
+    /// Prompt tokens computed per second.
+    pub prefill_rate: f64,
+    /// Milliseconds per output token of each running request.
+    pub token_ms: f64,
+}
+
+impl EngineConfig {
+    /// An engine of this role on a free port of 127.0.0.1, otherwise as `pd-harness engine` starts it.
+    pub fn new(role: Role) -> Self {
+        Self {
+            role,
+            dialect: Dialect::default(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            model: "sim".to_owned(),
+            speedup: 1.0,
+            block_tokens: 16,
+            kv_blocks: 4000,
+            lease: Duration::from_secs(30),
+            prefill_rate: 8000.0,
+            token_ms: 10.0,
+        }
+    }
+
+    fn check(&self) -> Result<(), EngineError> {
+        let above_zero = [
+            ("speedup", self.speedup),
+            ("prefill-rate", self.prefill_rate),
+            ("block-tokens", self.block_tokens.into()),
+            ("kv-blocks", self.kv_blocks.into()),
+        ];
+        for (name, value) in above_zero {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(EngineError::NotAboveZero(name));
+            }
+        }
+        if !(self.token_ms.is_finite() && self.token_ms >= 0.0) {
+            return Err(EngineError::BelowZero("token-ms"));
+        }
+        if self.lease > LONGEST_LEASE {
+            return Err(EngineError::LeaseTooLong);
+        }
+        Ok(())
+    }
+
+    fn pace(&self) -> Pace {
+        Pace {
+            prefill_rate: self.prefill_rate,
+            token_ms: self.token_ms,
+            speedup: self.speedup,
+        }
+    }
+}
+
+/// Beyond any use, and well within what a clock can add.
+const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Why an engine could not run.
 #[derive(Debug, thiserror::Error)]
-pub enum EngineError {}
+pub enum EngineError {
+    /// A setting that must be above zero is not.
+    #[error("{0} must be above zero")]
+    NotAboveZero(&'static str),
+    /// A setting that must not be negative is.
+    #[error("{0} must not be below zero")]
+    BelowZero(&'static str),
+    /// The lease is longer than a year.
+    #[error("lease-ms must be at most a year")]
+    LeaseTooLong,
+    /// The address cannot be served on.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The system refused a thread, a runtime, a signal handler or the output.
+    #[error("cannot run an engine: {0}")]
+    Runtime(std::io::Error),
+    /// The engine's thread ended before it was ready.
+    #[error("the engine ended before it was ready")]
+    Ended,
+}
+
+/// A running engine, on a thread and a runtime of its own. Dropped, it stops as with [`Engine::stop`], unawaited.
+pub struct Engine {
+    /// The address served on.
+    pub address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Engine {
+    /// Starts an engine; it serves when this returns.
+    ///
+    /// # Errors
+    /// When the configuration makes no engine, or the address cannot be bound.
+    pub async fn start(config: EngineConfig) -> Result<Self, EngineError> {
+        config.check()?;
+        let (started, ready) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let (alive, ended) = oneshot::channel();
+        std::thread::Builder::new()
+            .name(format!("engine-{}", config.role.name()))
+            .spawn(move || {
+                live(config, started, stopped);
+                drop(alive);
+            })
+            .map_err(EngineError::Runtime)?;
+        let address = ready.await.map_err(|_| EngineError::Ended)??;
+        Ok(Self {
+            address,
+            stop,
+            ended,
+        })
+    }
+
+    /// Closes the listener and resets all connections at once, like the end of a process; the port is free when this returns.
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        let _ = self.ended.await;
+    }
+}
+
+/// An engine's whole life, on its own thread.
+fn live(
+    config: EngineConfig,
+    started: oneshot::Sender<Result<SocketAddr, EngineError>>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = started.send(Err(EngineError::Runtime(error)));
+            return;
+        }
+    };
+    LocalSet::new().block_on(&runtime, async {
+        match listen(config.listen).await {
+            Ok((listener, address)) => {
+                let node = node::Node::new(config);
+                let _ = started.send(Ok(address));
+                server::serve(listener, node, stopped).await;
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+            }
+        }
+    });
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), EngineError> {
+    let refused = |error| EngineError::Listen { address, error };
+    let listener = TcpListener::bind(address).await.map_err(refused)?;
+    let address = listener.local_addr().map_err(refused)?;
+    Ok((listener, address))
+}

@@ -1,17 +1,197 @@
 //! `pd-harness run`: one command that starts a gateway and, unless told of a real one, a simulated fleet.
 
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use routing::config::{Config, ConfigError};
+
+use crate::engine::EngineError;
+use crate::host::HostError;
+
+mod bootstrap;
+mod envoy;
+mod fleet;
+mod gateway;
+mod report;
+mod stop;
+
+use fleet::{Members, Shape, Simulation};
+use gateway::Gateway;
+
 /// Arguments of `pd-harness run`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// What carries the filter.
+    #[arg(long, value_enum, default_value_t = Proxy::Wasmtime)]
+    proxy: Proxy,
+    /// The plugin's configuration, for a fleet that runs already; its workers become the proxy's clusters.
+    #[arg(long, value_name = "FILE", conflicts_with = "simulate")]
+    config: Option<PathBuf>,
+    /// Simulated engines to start: prefill x decode.
+    #[arg(long, value_name = "PxD", default_value_t = Shape::default())]
+    simulate: Shape,
+    /// Where clients come in; port 0 takes a free one.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Where readiness and metrics are served; port 0 takes a free one.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9901")]
+    admin: SocketAddr,
+    /// Worker threads of the proxy, each with a VM of its own.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
+    concurrency: u16,
+    /// The filter.
+    #[arg(long, value_name = "FILE", default_value = "target/pd_router.wasm")]
+    plugin: PathBuf,
+    /// Envoy's binary.
+    #[arg(long, value_name = "FILE", default_value = "target/envoy/envoy")]
+    envoy: PathBuf,
+    /// Envoy's bootstrap: addresses, clusters and the plugin's configuration are put into it.
+    #[arg(long, value_name = "FILE", default_value = "envoy/bootstrap.yaml")]
+    bootstrap: PathBuf,
+    /// Bytes of the largest request body; beyond it 413.
+    #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
+    buffer_limit: usize,
+    /// Divides the simulated engines' computing times.
+    #[arg(long, value_name = "F", default_value_t = 1.0)]
+    speedup: f64,
+    /// When ready, say so in one line of JSON.
+    #[arg(long)]
+    json: bool,
+    /// End when standard input does.
+    #[arg(long)]
+    until_stdin_closes: bool,
+}
 
-/// Starts the gateway and serves until it is told to stop.
-///
-/// # Errors
-/// When a part of the gateway cannot be started.
-pub fn run(_args: Args) -> Result<(), RunError> {
-    Ok(())
+/// What carries the filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Proxy {
+    /// This program's own host.
+    Wasmtime,
+    /// Real Envoy.
+    Envoy,
+}
+
+impl Proxy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Wasmtime => "wasmtime",
+            Self::Envoy => "envoy",
+        }
+    }
 }
 
 /// Why the gateway could not run.
 #[derive(Debug, thiserror::Error)]
-pub enum RunError {}
+pub enum RunError {
+    /// A file that the gateway is made of is absent.
+    #[error("{what} is not at {}: `{remedy}` puts it there", path.display())]
+    Missing {
+        /// What it is.
+        what: &'static str,
+        /// Where it should be.
+        path: PathBuf,
+        /// The command that makes it.
+        remedy: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The plugin's configuration is wrong.
+    #[error("{}: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: ConfigError,
+    },
+    /// A simulated engine could not start.
+    #[error("a simulated engine: {0}")]
+    Engine(#[from] EngineError),
+    /// The wasmtime host could not start.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Envoy could not start, or ended.
+    #[error(transparent)]
+    Envoy(#[from] envoy::EnvoyError),
+    /// The machine refused something that always works.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// Starts the gateway and serves until it is told to stop.
+///
+/// # Errors
+/// When a part of the gateway cannot be started, or Envoy ends by itself.
+pub fn run(args: Args) -> Result<(), RunError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(serve(args));
+    // A thread may still sit in a read of standard input.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(args: Args) -> Result<(), RunError> {
+    let stop = stop::requested(args.until_stdin_closes)?;
+    must_exist("the plugin", &args.plugin, "make plugin")?;
+    let (document, simulation) = match &args.config {
+        Some(path) => (read(path)?, None),
+        None => {
+            let simulation = Simulation::start(args.simulate, args.speedup).await?;
+            (simulation.plugin_config(), Some(simulation))
+        }
+    };
+    let config = Config::parse(&document).map_err(|source| RunError::Config {
+        path: args
+            .config
+            .clone()
+            .unwrap_or_else(|| "the simulated fleet".into()),
+        source,
+    })?;
+    let members = Members::of(&config);
+    let mut gateway = Gateway::start(&args, document, &members).await?;
+
+    let report = report::Report::new(args.proxy, gateway.addresses(), &members);
+    let text = if args.json {
+        report.for_machines()
+    } else {
+        report.for_people()
+    };
+    // Whoever started this may not be reading; that is no reason not to serve.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+
+    let outcome = tokio::select! {
+        () = stop => Ok(()),
+        error = gateway.ended() => Err(error),
+    };
+    gateway.stop().await;
+    if let Some(simulation) = simulation {
+        simulation.stop().await;
+    }
+    outcome
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, RunError> {
+    std::fs::read(path).map_err(|source| RunError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn must_exist(what: &'static str, path: &Path, remedy: &'static str) -> Result<(), RunError> {
+    if path.exists() {
+        return Ok(());
+    }
+    Err(RunError::Missing {
+        what,
+        path: path.to_owned(),
+        remedy,
+    })
+}

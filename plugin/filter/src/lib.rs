@@ -1,1 +1,30 @@
-//! x
+//! The proxy-wasm filter of pd-router: it translates Envoy's callbacks into calls on `routing`, and its answers into host
+//! calls. It decides nothing itself.
+#![deny(unsafe_code)]
+
+mod discovery;
+mod endpoints;
+mod gateway;
+mod headers;
+mod host;
+mod prefill_call;
+mod root;
+mod shared;
+mod stream;
+mod telemetry;
+
+use proxy_wasm::traits::RootContext;
+use proxy_wasm::types::LogLevel;
+
+#[allow(
+    unsafe_code,
+    reason = "the ABI's entry point must be exported under its own name"
+)]
+mod entry {
+    use super::*;
+
+    proxy_wasm::main! {{
+        proxy_wasm::set_log_level(LogLevel::Info);
+        proxy_wasm::set_root_context(|id| -> Box<dyn RootContext> { Box::new(root::Root::new(id)) });
+    }}
+}

@@ -1,2 +1,24 @@
 //! The routing of pd-router: which workers a request goes to, and what each leg is sent.
+//!
+//! Pure: no proxy, no clock, no randomness of its own, no I/O. A request's story is told in [`route`]; every other
+//! module answers one question.
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic
+    )
+)]
+
+pub mod config;
+pub mod discovery;
+pub mod fleet;
+pub mod handoff;
+pub mod json;
+pub mod load;
+pub mod request;
+pub mod route;
+pub mod selection;

@@ -1,0 +1,36 @@
+# The only commands a person needs to remember. Each does its own set-up, under target/, once.
+.DEFAULT_GOAL := help
+.PHONY: help run test soak bench plugin lint
+
+# For `make run`:
+PROXY ?= wasmtime
+LISTEN ?= 127.0.0.1:8080
+ADMIN ?= 127.0.0.1:9901
+CONCURRENCY ?= 2
+CONFIG ?=
+export PROXY LISTEN ADMIN CONCURRENCY CONFIG
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "make run PROXY=envoy        real Envoy in the place of the wasmtime host"
+	@echo "make run CONFIG=file.json   the fleet that this plugin configuration names, instead of a simulated one"
+	@echo "make run CONCURRENCY=4 LISTEN=127.0.0.1:8081 ADMIN=127.0.0.1:9902"
+
+run: ## Start a gateway in front of a simulated fleet, and say how to try it
+	@scripts/run.sh
+
+test: ## Everything that a change must pass
+	@scripts/test.sh unit e2e
+
+soak: ## The long versions of the end-to-end tests
+	@PD_SOAK=1 scripts/test.sh e2e
+
+bench: ## Measure (nothing to measure yet)
+	@echo "nothing to measure yet"
+
+plugin: ## Build target/pd_router.wasm
+	@scripts/plugin.sh
+
+lint: ## Formatting, clippy, scripts
+	@scripts/lint.sh

@@ -1,0 +1,137 @@
+//! `pd-harness engine`: one engine in a process of its own.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use super::pace::TIME_MODEL;
+use super::{Dialect, Engine, EngineConfig, EngineError, Role};
+
+/// Arguments of `pd-harness engine`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = TIME_MODEL)]
+pub struct Args {
+    /// What the engine does: legs of disaggregated requests, or whole requests.
+    #[arg(long)]
+    role: Role,
+    /// Whose hand-off protocol it speaks.
+    #[arg(long, default_value = "vllm")]
+    dialect: Dialect,
+    /// Address to serve on; port 0 takes a free one.
+    #[arg(long, default_value_t = defaults().listen)]
+    listen: SocketAddr,
+    /// Name of the one model served.
+    #[arg(long, default_value_t = defaults().model)]
+    model: String,
+    /// Divides all computing times.
+    #[arg(long, default_value_t = defaults().speedup)]
+    speedup: f64,
+    /// Tokens per KV block.
+    #[arg(long, default_value_t = defaults().block_tokens)]
+    block_tokens: u32,
+    /// KV blocks of the engine.
+    #[arg(long, default_value_t = defaults().kv_blocks)]
+    kv_blocks: u32,
+    /// How long a hand-off is held for its pull, in milliseconds; not sped up.
+    #[arg(long, default_value_t = defaults().lease.as_millis() as u64)]
+    lease_ms: u64,
+    /// Prompt tokens computed per second.
+    #[arg(long, default_value_t = defaults().prefill_rate)]
+    prefill_rate: f64,
+    /// Milliseconds per output token of each running request.
+    #[arg(long, default_value_t = defaults().token_ms)]
+    token_ms: f64,
+    /// Print one JSON line when ready, for machines.
+    #[arg(long)]
+    json: bool,
+    /// Stop when stdin ends, so that the engine does not outlive whoever started it.
+    #[arg(long)]
+    until_stdin_closes: bool,
+}
+
+/// One engine is like another in all that has a default.
+fn defaults() -> EngineConfig {
+    EngineConfig::new(Role::Aggregated)
+}
+
+impl Args {
+    fn config(&self) -> EngineConfig {
+        EngineConfig {
+            role: self.role,
+            dialect: self.dialect,
+            listen: self.listen,
+            model: self.model.clone(),
+            speedup: self.speedup,
+            block_tokens: self.block_tokens,
+            kv_blocks: self.kv_blocks,
+            lease: Duration::from_millis(self.lease_ms),
+            prefill_rate: self.prefill_rate,
+            token_ms: self.token_ms,
+        }
+    }
+}
+
+/// Runs one engine until SIGINT or SIGTERM, or the end of stdin where asked.
+///
+/// # Errors
+/// When the arguments make no engine, or the address cannot be bound.
+pub fn run(args: Args) -> Result<(), EngineError> {
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .try_init();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(EngineError::Runtime)?;
+    runtime.block_on(async {
+        let engine = Engine::start(args.config()).await?;
+        announce(&args, engine.address).map_err(EngineError::Runtime)?;
+        let told = told_to_stop(&args).await.map_err(EngineError::Runtime);
+        engine.stop().await;
+        told
+    })
+}
+
+fn announce(args: &Args, address: SocketAddr) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let role = args.role.name();
+        writeln!(
+            out,
+            r#"{{"ready":true,"role":"{role}","address":"{address}"}}"#
+        )?;
+    } else {
+        let (role, model) = (args.role.name(), &args.model);
+        writeln!(
+            out,
+            "simulated {role} engine, model {model}, on http://{address} (state: /__state, metrics: /metrics)"
+        )?;
+    }
+    out.flush()
+}
+
+async fn told_to_stop(args: &Args) -> std::io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        () = stdin_end(), if args.until_stdin_closes => {}
+    }
+    Ok(())
+}
+
+/// Reads stdin away until it ends, on a thread, for a read of it cannot be given up.
+async fn stdin_end() {
+    let (ended, seen) = oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let mut stdin = std::io::stdin().lock();
+        while matches!(stdin.read(&mut [0; 1024]), Ok(1..)) {}
+        drop(ended);
+    });
+    let _ = seen.await;
+}

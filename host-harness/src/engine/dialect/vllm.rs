@@ -1,0 +1,103 @@
+//! vLLM's NixlConnector: `kv_transfer_params` in the request, the answer and the request again.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::Handoff;
+use crate::engine::refusal::Refusal;
+use crate::engine::request::Generation;
+
+/// The simulated engines' tensor parallelism.
+const TP_SIZE: u32 = 1;
+
+#[derive(Deserialize)]
+struct Flags {
+    do_remote_prefill: Option<bool>,
+    do_remote_decode: Option<bool>,
+}
+
+/// The hand-off's `kv_transfer_params`, in vLLM's order.
+#[derive(Serialize, Deserialize)]
+pub struct Params {
+    do_remote_prefill: bool,
+    do_remote_decode: bool,
+    remote_block_ids: Vec<Vec<u32>>,
+    remote_engine_id: String,
+    remote_request_id: String,
+    remote_host: String,
+    remote_port: u16,
+    tp_size: u32,
+}
+
+impl From<Handoff> for Params {
+    fn from(handoff: Handoff) -> Self {
+        Self {
+            do_remote_prefill: true,
+            do_remote_decode: false,
+            remote_block_ids: handoff.block_groups,
+            remote_engine_id: handoff.engine_id,
+            remote_request_id: handoff.request_id,
+            remote_host: handoff.host,
+            remote_port: handoff.port,
+            tp_size: TP_SIZE,
+        }
+    }
+}
+
+pub(super) fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
+    let Some(params) = &generation.kv_transfer_params else {
+        return Err(Refusal::NotAPrefillLeg("no kv_transfer_params"));
+    };
+    let flags = read_flags(params)?;
+    if flags.do_remote_decode != Some(true) {
+        return Err(Refusal::NotAPrefillLeg("do_remote_decode is not true"));
+    }
+    if flags.do_remote_prefill == Some(true) {
+        return Err(Refusal::NotAPrefillLeg("do_remote_prefill is true as well"));
+    }
+    if generation.stream {
+        return Err(Refusal::NotAPrefillLeg("stream is true"));
+    }
+    if generation.completion_tokens() != 1 {
+        return Err(Refusal::NotAPrefillLeg("more than one token to generate"));
+    }
+    Ok(())
+}
+
+pub(super) fn read(generation: &Generation) -> Result<Handoff, Refusal> {
+    let Some(params) = &generation.kv_transfer_params else {
+        return Err(Refusal::MissingHandoff);
+    };
+    let flags = read_flags(params)?;
+    if flags.do_remote_prefill != Some(true) {
+        return Err(Refusal::MissingHandoff);
+    }
+    let remote: Params = serde_json::from_str(params.get())
+        .map_err(|error| Refusal::WrongHandoff(format!("got invalid KVTransferParams: {error}")))?;
+    if remote.do_remote_decode {
+        return Err(Refusal::WrongHandoff(
+            "do_remote_decode is true as well".into(),
+        ));
+    }
+    if remote.tp_size != TP_SIZE {
+        return Err(Refusal::WrongHandoff(format!(
+            "tp_size {} is not the remote's",
+            remote.tp_size
+        )));
+    }
+    Ok(Handoff {
+        engine_id: remote.remote_engine_id,
+        request_id: remote.remote_request_id,
+        block_groups: remote.remote_block_ids,
+        host: remote.remote_host,
+        port: remote.remote_port,
+    })
+}
+
+/// vLLM takes any object here and answers 400 to anything else.
+fn read_flags(params: &RawValue) -> Result<Flags, Refusal> {
+    let invalid = |error| Refusal::BadRequest(format!("Invalid `kv_transfer_params`: {error}"));
+    serde_json::from_str::<Map<String, Value>>(params.get()).map_err(invalid)?;
+    serde_json::from_str(params.get()).map_err(invalid)
+}

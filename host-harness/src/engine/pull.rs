@@ -1,0 +1,137 @@
+//! The side channel over which a decode engine pulls blocks from a prefill engine (`POST /__kv/pull`), both ends.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::http::uri::{Authority, Scheme};
+use hyper::{Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::{Deserialize, Serialize};
+
+use super::body::{self, Body};
+use super::dialect::Handoff;
+use super::kv::Kv;
+use super::lease::{KvOf, PullRefusal};
+use super::refusal::Refusal;
+
+/// Where pulls are answered.
+pub const PATH: &str = "/__kv/pull";
+/// A prefill engine that does not answer for so long counts as gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest answer read, in bytes.
+const LONGEST_ANSWER: usize = 64 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Pull {
+    remote_engine_id: String,
+    remote_request_id: String,
+    remote_block_ids: Vec<Vec<u32>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Refused {
+    refused: PullRefusal,
+}
+
+/// A decode engine's end.
+pub struct Puller(Client<HttpConnector, Full<Bytes>>);
+
+impl Puller {
+    /// A puller that keeps connections open between pulls.
+    pub fn new() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        Self(Client::builder(TokioExecutor::new()).build(connector))
+    }
+
+    /// Pulls the blocks of a hand-off; returns what they were computed from.
+    ///
+    /// # Errors
+    /// A [`Refusal`] about the hand-off.
+    pub async fn pull(&self, handoff: Handoff) -> Result<KvOf, Refusal> {
+        let uri = address(&handoff)?;
+        match tokio::time::timeout(PATIENCE, self.ask(uri, handoff)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Refusal::UnreachableHandoff("timed out".into())),
+        }
+    }
+
+    async fn ask(&self, uri: Uri, handoff: Handoff) -> Result<KvOf, Refusal> {
+        let pull = Pull {
+            remote_engine_id: handoff.engine_id,
+            remote_request_id: handoff.request_id,
+            remote_block_ids: handoff.block_groups,
+        };
+        let content = serde_json::to_vec(&pull).map_err(wrong)?;
+        let request = Request::post(uri)
+            .header("content-type", "application/json")
+            .body(Full::from(content))
+            .map_err(wrong)?;
+        let answer = self.0.request(request).await.map_err(unreachable)?;
+        let status = answer.status();
+        let content = Limited::new(answer.into_body(), LONGEST_ANSWER);
+        let content = content.collect().await.map_err(unreachable)?.to_bytes();
+        match status {
+            StatusCode::OK => serde_json::from_slice(&content).map_err(wrong),
+            StatusCode::CONFLICT => {
+                let refused: Refused = serde_json::from_slice(&content).map_err(wrong)?;
+                Err(match refused.refused {
+                    PullRefusal::Used => Refusal::UsedHandoff,
+                    PullRefusal::Expired => Refusal::ExpiredHandoff,
+                    other => Refusal::WrongHandoff(other.to_string()),
+                })
+            }
+            _ => Err(Refusal::WrongHandoff(format!("remote answered {status}"))),
+        }
+    }
+}
+
+/// A prefill engine's end: consumes the hand-off that `content` names.
+pub fn answer(engine_id: &str, kv: &Kv, content: &[u8]) -> Response<Body> {
+    let Ok(pull) = serde_json::from_slice::<Pull>(content) else {
+        return body::json(StatusCode::BAD_REQUEST, Bytes::from_static(b"{}"));
+    };
+    match consume(engine_id, kv, &pull) {
+        Ok(of) => reply(StatusCode::OK, &of),
+        Err(refused) => reply(StatusCode::CONFLICT, &Refused { refused }),
+    }
+}
+
+fn consume(engine_id: &str, kv: &Kv, pull: &Pull) -> Result<KvOf, PullRefusal> {
+    if pull.remote_engine_id != engine_id {
+        return Err(PullRefusal::WrongEngine);
+    }
+    kv.consume(&pull.remote_request_id, &pull.remote_block_ids)
+}
+
+fn reply(status: StatusCode, content: &impl Serialize) -> Response<Body> {
+    body::json(
+        status,
+        serde_json::to_vec(content).unwrap_or_default().into(),
+    )
+}
+
+fn address(handoff: &Handoff) -> Result<Uri, Refusal> {
+    let host = match handoff.host.contains(':') {
+        true => format!("[{}]", handoff.host),
+        false => handoff.host.clone(),
+    };
+    let authority = Authority::try_from(format!("{host}:{}", handoff.port)).map_err(wrong)?;
+    Uri::builder()
+        .scheme(Scheme::HTTP)
+        .authority(authority)
+        .path_and_query(PATH)
+        .build()
+        .map_err(wrong)
+}
+
+fn wrong(error: impl std::fmt::Display) -> Refusal {
+    Refusal::WrongHandoff(error.to_string())
+}
+
+fn unreachable(error: impl std::fmt::Display) -> Refusal {
+    Refusal::UnreachableHandoff(error.to_string())
+}

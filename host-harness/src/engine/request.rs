@@ -1,0 +1,409 @@
+//! Reads an OpenAI generation request as vLLM would, and refuses what vLLM refuses.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::refusal::Refusal;
+
+/// Output tokens where the request sets no limit.
+const DEFAULT_OUTPUT_TOKENS: u64 = 16;
+/// The largest output limit taken, in tokens.
+const MOST_OUTPUT_TOKENS: i64 = 1_000_000;
+/// The most choices (`n`) taken.
+const MOST_CHOICES: i64 = 128;
+/// Bytes of text that make one token.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// The generation paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/responses`
+    Responses,
+}
+
+impl Endpoint {
+    /// The generation endpoint at `path`, if it is one.
+    pub fn at(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/completions" => Some(Self::Completions),
+            "/v1/responses" => Some(Self::Responses),
+            _ => None,
+        }
+    }
+}
+
+/// What is asked of an engine.
+#[derive(Debug)]
+pub struct Generation {
+    /// Where it was asked.
+    pub endpoint: Endpoint,
+    /// The model named.
+    pub model: String,
+    /// Tokens of each prompt; one entry but for a batch of completions. Never empty.
+    pub prompts: Vec<u64>,
+    /// Identity of the prompts: equal for equal ones, also in another engine of this build.
+    pub fingerprint: u64,
+    /// Choices per prompt (`n`).
+    pub choices: u64,
+    /// Tokens to generate for each choice.
+    pub output_tokens: u64,
+    /// Whether the answer is to be streamed.
+    pub stream: bool,
+    /// Whether a stream ends with a usage chunk.
+    pub include_usage: bool,
+    /// The hand-off part, unread: a dialect's business. `None` also for `null`.
+    pub kv_transfer_params: Option<Box<RawValue>>,
+}
+
+impl Generation {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// [`Refusal::BadRequest`] that names the field.
+    pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Self, Refusal> {
+        let fields = Fields::parse(body)?;
+        let model = fields.required("model")?;
+        let (prompts, fingerprint) = read_prompt(endpoint, &fields)?;
+        let stream = fields.optional("stream")?.unwrap_or(false);
+        let include_usage = read_stream_options(&fields, stream)?;
+        Ok(Self {
+            endpoint,
+            model,
+            prompts,
+            fingerprint,
+            choices: bounded(&fields, "n", MOST_CHOICES)?.unwrap_or(1),
+            output_tokens: read_output_tokens(endpoint, &fields)?,
+            stream,
+            include_usage,
+            kv_transfer_params: fields.optional("kv_transfer_params")?,
+        })
+    }
+
+    /// Tokens of all prompts.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompts.iter().sum()
+    }
+
+    /// Sequences to generate: prompts times choices.
+    pub fn sequences(&self) -> u64 {
+        self.prompts.len() as u64 * self.choices
+    }
+
+    /// Tokens of all sequences.
+    pub fn completion_tokens(&self) -> u64 {
+        self.sequences() * self.output_tokens
+    }
+
+    /// KV blocks of `block_tokens` tokens that the prompts fill.
+    pub fn prompt_blocks(&self, block_tokens: u32) -> u64 {
+        let blocks = |tokens: &u64| tokens.div_ceil(u64::from(block_tokens));
+        self.prompts.iter().map(blocks).sum()
+    }
+}
+
+/// The members of the top-level object, unread. Of equal names the last counts, as in Python.
+struct Fields<'a>(HashMap<Cow<'a, str>, &'a RawValue>);
+
+impl<'a> Fields<'a> {
+    fn parse(body: &'a [u8]) -> Result<Self, Refusal> {
+        serde_json::from_slice(body)
+            .map(Self)
+            .map_err(|error| Refusal::BadRequest(format!("Invalid JSON body: {error}")))
+    }
+
+    fn optional<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, Refusal> {
+        let Some(value) = self.0.get(name) else {
+            return Ok(None);
+        };
+        serde_json::from_str(value.get())
+            .map_err(|error| Refusal::BadRequest(format!("Invalid `{name}`: {error}")))
+    }
+
+    fn required<T: DeserializeOwned>(&self, name: &'static str) -> Result<T, Refusal> {
+        self.optional(name)?
+            .ok_or_else(|| Refusal::BadRequest(format!("Field required: `{name}`")))
+    }
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Deserialize, Hash)]
+struct Message {
+    role: String,
+    content: Option<Content>,
+}
+
+#[derive(Deserialize, Hash)]
+struct Item {
+    role: Option<String>,
+    content: Option<Content>,
+}
+
+#[derive(Deserialize, Hash)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize, Hash)]
+struct Part {
+    text: Option<String>,
+}
+
+#[derive(Deserialize, Hash)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<Item>),
+}
+
+#[derive(Deserialize, Hash)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Content {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Parts(parts) => parts
+                .iter()
+                .flat_map(|part| &part.text)
+                .map(String::len)
+                .sum(),
+        }
+    }
+}
+
+impl Prompt {
+    fn tokens(&self) -> Vec<u64> {
+        match self {
+            Self::Text(text) => vec![text_tokens(text.len())],
+            Self::Tokens(tokens) => vec![tokens.len() as u64],
+            Self::Texts(texts) => texts.iter().map(|text| text_tokens(text.len())).collect(),
+            Self::TokenLists(lists) => lists.iter().map(|list| list.len() as u64).collect(),
+        }
+    }
+}
+
+/// Tokens of a text: one per four bytes begun, at least one.
+fn text_tokens(bytes: usize) -> u64 {
+    bytes.div_ceil(BYTES_PER_TOKEN).max(1) as u64
+}
+
+/// The tokens of each prompt and the prompts' identity.
+fn read_prompt(endpoint: Endpoint, fields: &Fields) -> Result<(Vec<u64>, u64), Refusal> {
+    let (tokens, fingerprint) = match endpoint {
+        Endpoint::Chat => {
+            let messages: Vec<Message> = fields.required("messages")?;
+            if messages.is_empty() {
+                return Err(Refusal::BadRequest("`messages` must not be empty".into()));
+            }
+            let contents = messages.iter().flat_map(|message| &message.content);
+            (
+                vec![text_tokens(contents.map(Content::bytes).sum())],
+                identity(&messages),
+            )
+        }
+        Endpoint::Completions => {
+            let prompt: Prompt = fields.required("prompt")?;
+            (prompt.tokens(), identity(&prompt))
+        }
+        Endpoint::Responses => {
+            let input: Input = fields.required("input")?;
+            let bytes = match &input {
+                Input::Text(text) => text.len(),
+                Input::Items(items) => {
+                    let contents = items.iter().flat_map(|item| &item.content);
+                    contents.map(Content::bytes).sum()
+                }
+            };
+            (vec![text_tokens(bytes)], identity(&input))
+        }
+    };
+    if tokens.is_empty() || tokens.contains(&0) {
+        return Err(Refusal::BadRequest("`prompt` must not be empty".into()));
+    }
+    Ok((tokens, fingerprint))
+}
+
+fn identity(prompt: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    prompt.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn read_stream_options(fields: &Fields, stream: bool) -> Result<bool, Refusal> {
+    let Some(options) = fields.optional::<StreamOptions>("stream_options")? else {
+        return Ok(false);
+    };
+    if !stream {
+        return Err(Refusal::BadRequest(
+            "Stream options can only be defined when `stream=True`.".into(),
+        ));
+    }
+    Ok(options.include_usage.unwrap_or(false))
+}
+
+fn read_output_tokens(endpoint: Endpoint, fields: &Fields) -> Result<u64, Refusal> {
+    let max_tokens = bounded(fields, "max_tokens", MOST_OUTPUT_TOKENS)?;
+    let limit = match endpoint {
+        Endpoint::Chat => {
+            bounded(fields, "max_completion_tokens", MOST_OUTPUT_TOKENS)?.or(max_tokens)
+        }
+        Endpoint::Completions => max_tokens,
+        Endpoint::Responses => bounded(fields, "max_output_tokens", MOST_OUTPUT_TOKENS)?,
+    };
+    let min_tokens = fields.optional::<i64>("min_tokens")?.unwrap_or(0);
+    if min_tokens < 0 {
+        return Err(Refusal::BadRequest(format!(
+            "min_tokens must be greater than or equal to 0, got {min_tokens}."
+        )));
+    }
+    if let Some(limit) = limit
+        && min_tokens as u64 > limit
+    {
+        return Err(Refusal::BadRequest(format!(
+            "min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}."
+        )));
+    }
+    Ok(limit.unwrap_or(DEFAULT_OUTPUT_TOKENS))
+}
+
+/// A whole number from 1 to `most`, if the field is there.
+fn bounded(fields: &Fields, name: &'static str, most: i64) -> Result<Option<u64>, Refusal> {
+    match fields.optional::<i64>(name)? {
+        None => Ok(None),
+        Some(value) if value < 1 => Err(Refusal::BadRequest(format!(
+            "{name} must be at least 1, got {value}."
+        ))),
+        Some(value) if value > most => Err(Refusal::BadRequest(format!(
+            "{name} is too large: {value}. This model supports at most {most}."
+        ))),
+        Some(value) => Ok(Some(value as u64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completions(body: &str) -> Result<Generation, Refusal> {
+        Generation::parse(Endpoint::Completions, body.as_bytes())
+    }
+
+    #[test]
+    fn all_prompt_shapes_are_counted() {
+        let cases = [
+            (r#""""#, vec![1]),
+            (r#""12345678""#, vec![2]),
+            (r#""123456789""#, vec![3]),
+            (r#"[1,2,3]"#, vec![3]),
+            (r#"["1234","12345"]"#, vec![1, 2]),
+            (r#"[[1,2],[3]]"#, vec![2, 1]),
+        ];
+        for (prompt, tokens) in cases {
+            let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+            assert_eq!(completions(&body).expect(prompt).prompts, tokens);
+        }
+        for prompt in ["[]", "[[]]", "null", "5", r#"[1,"a"]"#] {
+            let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+            assert!(completions(&body).is_err(), "{prompt}");
+        }
+    }
+
+    #[test]
+    fn chat_counts_text_and_parts_and_knows_prompts_apart() {
+        let parse = |content: &str| {
+            let body = format!(
+                r#"{{"model":"m","messages":[{{"role":"user","content":{content},"x":[[]]}}]}}"#
+            );
+            Generation::parse(Endpoint::Chat, body.as_bytes()).expect("valid")
+        };
+        let text = parse(r#""12345678""#);
+        let parts = parse(r#"[{"type":"text","text":"12345678"},{"type":"image_url"}]"#);
+        assert_eq!(text.prompts, [2]);
+        assert_eq!(parts.prompts, [2]);
+        assert_eq!(text.fingerprint, parse(r#""12345678""#).fingerprint);
+        assert_ne!(text.fingerprint, parse(r#""12345679""#).fingerprint);
+        assert_eq!(parse("null").prompts, [1]);
+    }
+
+    #[test]
+    fn the_last_of_equal_names_counts() {
+        let body = r#"{"model":"a","prompt":"x","max_tokens":0,"model":"b","max_tokens":3}"#;
+        let generation = completions(body).expect("valid");
+        assert_eq!(
+            (generation.model.as_str(), generation.output_tokens),
+            ("b", 3)
+        );
+    }
+
+    #[test]
+    fn faults_are_refused_by_name() {
+        let cases = [
+            ("", "Invalid JSON"),
+            ("[]", "Invalid JSON"),
+            (r#"{"prompt":"x"}"#, "`model`"),
+            (r#"{"model":3,"prompt":"x"}"#, "`model`"),
+            (r#"{"model":"m"}"#, "`prompt`"),
+            (r#"{"model":"m","prompt":"x","max_tokens":0}"#, "max_tokens"),
+            (
+                r#"{"model":"m","prompt":"x","max_tokens":-1}"#,
+                "max_tokens",
+            ),
+            (
+                r#"{"model":"m","prompt":"x","max_tokens":1.5}"#,
+                "max_tokens",
+            ),
+            (
+                r#"{"model":"m","prompt":"x","max_tokens":1e30}"#,
+                "max_tokens",
+            ),
+            (r#"{"model":"m","prompt":"x","n":0}"#, "n must"),
+            (
+                r#"{"model":"m","prompt":"x","max_tokens":1,"min_tokens":2}"#,
+                "min_tokens",
+            ),
+            (
+                r#"{"model":"m","prompt":"x","stream_options":{}}"#,
+                "Stream options",
+            ),
+            (r#"{"model":"m","prompt":"x","stream":"yes"}"#, "`stream`"),
+        ];
+        for (body, named) in cases {
+            let refusal = completions(body).expect_err(body).to_string();
+            assert!(refusal.contains(named), "{body}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn depth_is_no_danger() {
+        let deep = format!(
+            r#"{{"model":"m","prompt":"x","x":{}{}}}"#,
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        assert!(completions(&deep).is_ok());
+        let prompt = format!(r#"{{"model":"m","prompt":{}"#, "[".repeat(100_000));
+        assert!(completions(&prompt).is_err());
+    }
+}

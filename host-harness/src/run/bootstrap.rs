@@ -1,0 +1,268 @@
+//! Owns Envoy's bootstrap: puts this run's addresses, clusters and plugin into the one that is shipped.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// What is put in.
+pub struct Settings<'a> {
+    /// Where clients come in.
+    pub listen: SocketAddr,
+    /// Where Envoy's own pages are served.
+    pub admin: SocketAddr,
+    /// The filter, by a path that does not depend on the working directory.
+    pub plugin: &'a Path,
+    /// The filter's configuration.
+    pub plugin_config: &'a str,
+    /// The clusters and the addresses in them.
+    pub clusters: &'a BTreeMap<String, Vec<SocketAddr>>,
+    /// The cluster that requests are routed to.
+    pub route_cluster: &'a str,
+    /// Bytes of the largest request body.
+    pub buffer_limit: usize,
+}
+
+/// Why a bootstrap could not be filled in.
+#[derive(Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// Not YAML.
+    #[error("the bootstrap is not YAML: {0}")]
+    Yaml(#[from] serde_yaml_ng::Error),
+    /// It lacks a place to put something.
+    #[error("the bootstrap has no {0}")]
+    Lacks(&'static str),
+}
+
+const MANAGER: &str = "HttpConnectionManager";
+const WASM: &str = "envoy.extensions.filters.http.wasm.v3.Wasm";
+
+/// The template with the settings in it.
+///
+/// # Errors
+/// When the template is not YAML, or not a bootstrap with one listener, a wasm filter and a cluster to begin with.
+pub fn render(template: &str, settings: &Settings) -> Result<Value, BootstrapError> {
+    let mut bootstrap: Value = serde_yaml_ng::from_str(template)?;
+    *place(&mut bootstrap, "/admin/address", "admin address")? = address(settings.admin);
+    *place(
+        &mut bootstrap,
+        "/static_resources/listeners/0/address",
+        "listener",
+    )? = address(settings.listen);
+    let manager = connection_manager(&mut bootstrap)?;
+    set_routes(manager, settings)?;
+    set_plugin(manager, settings)?;
+    set_clusters(&mut bootstrap, settings)?;
+    Ok(bootstrap)
+}
+
+fn connection_manager(bootstrap: &mut Value) -> Result<&mut Value, BootstrapError> {
+    let chain = "/static_resources/listeners/0/filter_chains/0/filters";
+    list(bootstrap, chain, "filter chain")?
+        .iter_mut()
+        .filter_map(|filter| filter.get_mut("typed_config"))
+        .find(|config| is_a(config, MANAGER))
+        .ok_or(BootstrapError::Lacks("HTTP connection manager"))
+}
+
+fn set_routes(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
+    for host in list(manager, "/route_config/virtual_hosts", "virtual hosts")? {
+        for route in list(host, "/routes", "routes")? {
+            *place(route, "/route/cluster", "route to a cluster")? = json!(settings.route_cluster);
+            route["request_body_buffer_limit"] = json!(settings.buffer_limit);
+        }
+    }
+    Ok(())
+}
+
+fn set_plugin(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
+    let filter = list(manager, "/http_filters", "HTTP filters")?
+        .iter_mut()
+        .filter_map(|filter| filter.get_mut("typed_config"))
+        .find(|config| is_a(config, WASM))
+        .ok_or(BootstrapError::Lacks("wasm filter"))?;
+    *place(filter, "/config/vm_config/code", "code of the wasm filter")? =
+        json!({"local": {"filename": settings.plugin}});
+    *place(
+        filter,
+        "/config/configuration/value",
+        "configuration of the wasm filter",
+    )? = json!(settings.plugin_config);
+    Ok(())
+}
+
+/// One cluster for each in the settings: the template's of that name, else one like its first.
+fn set_clusters(bootstrap: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
+    let clusters = list(bootstrap, "/static_resources/clusters", "clusters")?;
+    let patterns = std::mem::take(clusters);
+    let first = patterns.first().ok_or(BootstrapError::Lacks("clusters"))?;
+    for (name, hosts) in settings.clusters {
+        let named = patterns
+            .iter()
+            .find(|pattern| pattern["name"] == name.as_str());
+        let mut cluster = named.unwrap_or(first).clone();
+        cluster["name"] = json!(name);
+        cluster["load_assignment"] = load_assignment(name, hosts);
+        clusters.push(cluster);
+    }
+    Ok(())
+}
+
+fn load_assignment(name: &str, hosts: &[SocketAddr]) -> Value {
+    let endpoints: Vec<_> = hosts
+        .iter()
+        .map(|host| json!({"endpoint": {"address": address(*host)}}))
+        .collect();
+    json!({"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]})
+}
+
+fn address(address: SocketAddr) -> Value {
+    json!({"socket_address": {"address": address.ip(), "port_value": address.port()}})
+}
+
+fn is_a(config: &Value, kind: &str) -> bool {
+    config["@type"]
+        .as_str()
+        .is_some_and(|name| name.ends_with(kind))
+}
+
+fn place<'a>(
+    value: &'a mut Value,
+    pointer: &str,
+    name: &'static str,
+) -> Result<&'a mut Value, BootstrapError> {
+    value
+        .pointer_mut(pointer)
+        .ok_or(BootstrapError::Lacks(name))
+}
+
+fn list<'a>(
+    value: &'a mut Value,
+    pointer: &str,
+    name: &'static str,
+) -> Result<&'a mut Vec<Value>, BootstrapError> {
+    place(value, pointer, name)?
+        .as_array_mut()
+        .ok_or(BootstrapError::Lacks(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use routing::config::Config;
+
+    const SHIPPED: &str = include_str!("../../../envoy/bootstrap.yaml");
+    const MANAGER_AT: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn rendered() -> Value {
+        let clusters = BTreeMap::from([
+            ("decode".to_owned(), vec![at(4), at(5)]),
+            ("elsewhere".to_owned(), vec![]),
+        ]);
+        let settings = Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("/somewhere/plugin.wasm"),
+            plugin_config: "{\"pools\": []}",
+            clusters: &clusters,
+            route_cluster: "decode",
+            buffer_limit: 7,
+        };
+        render(SHIPPED, &settings).unwrap()
+    }
+
+    #[test]
+    fn the_settings_are_in_their_places() {
+        let bootstrap = rendered();
+        let manager = bootstrap.pointer(MANAGER_AT).unwrap();
+        let plugin = &manager["http_filters"][0]["typed_config"]["config"];
+        let route = &manager["route_config"]["virtual_hosts"][0]["routes"][0];
+        assert_eq!(
+            bootstrap["admin"]["address"]["socket_address"]["port_value"],
+            2
+        );
+        assert_eq!(
+            bootstrap["static_resources"]["listeners"][0]["address"],
+            address(at(1))
+        );
+        assert_eq!(
+            plugin["vm_config"]["code"]["local"]["filename"],
+            "/somewhere/plugin.wasm"
+        );
+        assert_eq!(plugin["configuration"]["value"], "{\"pools\": []}");
+        assert_eq!(route["request_body_buffer_limit"], 7);
+        assert_eq!(route["route"]["cluster"], "decode");
+    }
+
+    #[test]
+    fn there_are_the_asked_clusters_and_no_others_and_all_are_strict() {
+        let bootstrap = rendered();
+        let clusters = bootstrap["static_resources"]["clusters"]
+            .as_array()
+            .unwrap();
+        let names: Vec<_> = clusters.iter().map(|cluster| &cluster["name"]).collect();
+        assert_eq!(names, ["decode", "elsewhere"]);
+        assert_eq!(
+            clusters[0]["load_assignment"],
+            load_assignment("decode", &[at(4), at(5)])
+        );
+        assert_eq!(
+            clusters[1]["load_assignment"],
+            load_assignment("elsewhere", &[])
+        );
+        for cluster in clusters {
+            let policy = &cluster["load_balancing_policy"]["policies"][0]["typed_extension_config"];
+            assert_eq!(
+                policy["name"],
+                "envoy.load_balancing_policies.override_host"
+            );
+            assert_eq!(
+                cluster["circuit_breakers"]["thresholds"][0]["max_retries"],
+                100_000
+            );
+        }
+    }
+
+    #[test]
+    fn the_shipped_configuration_is_one_the_filter_takes_and_its_clusters_hold_the_same_workers() {
+        let shipped: Value = serde_yaml_ng::from_str(SHIPPED).unwrap();
+        let manager = shipped.pointer(MANAGER_AT).unwrap();
+        let plugin = &manager["http_filters"][0]["typed_config"]["config"];
+        let document = plugin["configuration"]["value"].as_str().unwrap();
+        let config = Config::parse(document.as_bytes()).unwrap();
+        assert!(
+            !config.response_headers && !config.status,
+            "a demonstration's switches are off"
+        );
+
+        let members = super::super::fleet::Members::of(&config);
+        for cluster in shipped["static_resources"]["clusters"].as_array().unwrap() {
+            let name = cluster["name"].as_str().unwrap();
+            assert_eq!(
+                cluster["load_assignment"],
+                load_assignment(name, &members.clusters[name])
+            );
+        }
+    }
+
+    #[test]
+    fn a_bootstrap_without_the_filter_is_refused_by_name() {
+        let without = SHIPPED.replace("http.wasm.v3.Wasm", "http.other.v3.Other");
+        let settings = Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("p"),
+            plugin_config: "",
+            clusters: &BTreeMap::new(),
+            route_cluster: "decode",
+            buffer_limit: 7,
+        };
+        let error = render(&without, &settings).unwrap_err();
+        assert_eq!(error.to_string(), "the bootstrap has no wasm filter");
+    }
+}

@@ -1,0 +1,301 @@
+//! Owns a child process that is Envoy: starts it, finds out where it listens, passes its log on, ends it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::StatusCode;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStderr, ChildStdin, Command};
+use tokio::task::JoinHandle;
+
+use super::bootstrap::{self, BootstrapError, Settings};
+use super::gateway::Addresses;
+
+/// Runs Envoy for as long as somebody holds the other end of standard input: so it ends with the harness, however that
+/// ends, SIGKILL included. The part in braces is what watches, and ends Envoy: politely, and after 5 s not.
+const SUPERVISOR: &str = r#"
+exec 3<&0
+"$@" 3<&- </dev/null &
+envoy=$!
+{
+    read -r _ <&3
+    kill -TERM $envoy
+    patience=50
+    while [ $patience -gt 0 ] && kill -0 $envoy; do
+        sleep 0.1
+        patience=$((patience - 1))
+    done
+    kill -KILL $envoy
+} >/dev/null 2>&1 &
+watcher=$!
+wait $envoy
+status=$?
+kill $watcher
+exit $status
+"#;
+
+/// Compiling the filter takes Envoy a second or two; a loaded machine many.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// More than the supervisor takes.
+const STOP_LIMIT: Duration = Duration::from_secs(8);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Lines of Envoy's log that are repeated when it dies.
+const LAST_WORDS: usize = 6;
+/// The level stands where `error_in` looks for it.
+const LOG_FORMAT: &str = "[%Y-%m-%d %T.%e] [envoy] [%l] %v";
+
+/// How Envoy is to run.
+pub struct EnvoyConfig<'a> {
+    /// Its binary.
+    pub binary: &'a Path,
+    /// The bootstrap to fill in.
+    pub template: &'a str,
+    /// Worker threads.
+    pub concurrency: u16,
+    /// What to fill in.
+    pub settings: Settings<'a>,
+}
+
+/// Why Envoy does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvoyError {
+    /// The bootstrap could not be filled in.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// Files or processes could not be made.
+    #[error("Envoy could not be started: {0}")]
+    Io(#[from] io::Error),
+    /// It ended by itself.
+    #[error("Envoy ended ({status}){}", .last_words.iter().map(|line| format!("\n  {line}")).collect::<String>())]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// The last errors in its log; without any, the last lines.
+        last_words: Vec<String>,
+    },
+    /// It runs, and does not get ready.
+    #[error("Envoy was not ready after {} s", START_LIMIT.as_secs())]
+    NotReady,
+}
+
+/// A running Envoy.
+pub struct Envoy {
+    /// Where it listens.
+    pub addresses: Addresses,
+    process: Process,
+}
+
+impl Envoy {
+    /// Starts Envoy and waits until it serves.
+    ///
+    /// # Errors
+    /// When it does not come to that; the error repeats what Envoy's log says.
+    pub async fn start(config: EnvoyConfig<'_>) -> Result<Self, EnvoyError> {
+        let bootstrap = bootstrap::render(config.template, &config.settings)?;
+        let mut process = Process::start(config.binary, &bootstrap, config.concurrency)?;
+        let admin_file = process.admin_file();
+        let addresses = tokio::select! {
+            addresses = ready(&admin_file) => addresses,
+            error = process.ended() => return Err(error),
+            () = tokio::time::sleep(START_LIMIT) => {
+                process.stop().await;
+                return Err(EnvoyError::NotReady);
+            }
+        };
+        Ok(Self { addresses, process })
+    }
+
+    /// Waits for Envoy to end by itself.
+    pub async fn ended(&mut self) -> EnvoyError {
+        self.process.ended().await
+    }
+
+    /// Ends Envoy.
+    pub async fn stop(self) {
+        self.process.stop().await;
+    }
+}
+
+struct Process {
+    supervisor: Child,
+    lifeline: Option<ChildStdin>,
+    log: JoinHandle<Vec<String>>,
+    folder: TempDir,
+}
+
+impl Process {
+    fn start(binary: &Path, bootstrap: &Value, concurrency: u16) -> Result<Self, EnvoyError> {
+        let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
+        let file = folder.path().join("bootstrap.json");
+        std::fs::write(&file, bootstrap.to_string())?;
+        let mut supervisor = Command::new("sh")
+            .args(["-c", SUPERVISOR, "envoy-supervisor"])
+            .arg(binary)
+            .arg("--config-path")
+            .arg(&file)
+            .arg("--admin-address-path")
+            .arg(admin_file(folder.path()))
+            .args(["--concurrency", &concurrency.to_string()])
+            // Several may run at once, and none hands over to the next.
+            .arg("--disable-hot-restart")
+            .args(["--log-format", LOG_FORMAT])
+            .args([
+                "--log-level",
+                "warning",
+                "--component-log-level",
+                "wasm:info",
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // Ctrl-C is for the harness, which then ends Envoy in its own order.
+            .process_group(0)
+            .spawn()?;
+        let lifeline = supervisor.stdin.take();
+        let log = supervisor
+            .stderr
+            .take()
+            .ok_or_else(|| io::Error::other("no log"))?;
+        Ok(Self {
+            supervisor,
+            lifeline,
+            log: tokio::spawn(pass_on(log)),
+            folder,
+        })
+    }
+
+    fn admin_file(&self) -> PathBuf {
+        admin_file(self.folder.path())
+    }
+
+    async fn ended(&mut self) -> EnvoyError {
+        let status = match self.supervisor.wait().await {
+            Ok(status) => status,
+            Err(error) => return error.into(),
+        };
+        EnvoyError::Ended {
+            status,
+            last_words: (&mut self.log).await.unwrap_or_default(),
+        }
+    }
+
+    async fn stop(mut self) {
+        drop(self.lifeline.take());
+        // Beyond the limit nothing more can be done than to leave.
+        let _ = tokio::time::timeout(STOP_LIMIT, self.supervisor.wait()).await;
+    }
+}
+
+fn admin_file(folder: &Path) -> PathBuf {
+    folder.join("admin-address")
+}
+
+/// Passes the log on to standard error, and returns the lines that say why it ended.
+async fn pass_on(log: ChildStderr) -> Vec<String> {
+    let mut lines = BufReader::new(log).lines();
+    let (mut errors, mut all) = (VecDeque::new(), VecDeque::new());
+    while let Ok(Some(line)) = lines.next_line().await {
+        eprintln!("{line}");
+        if let Some(error) = error_in(&line) {
+            keep(&mut errors, error);
+        }
+        keep(&mut all, &line);
+    }
+    if errors.is_empty() {
+        all.into()
+    } else {
+        errors.into()
+    }
+}
+
+/// What an error's line says, without when.
+fn error_in(line: &str) -> Option<&str> {
+    let (_, said) = line.split_once("] [envoy] ")?;
+    (said.starts_with("[error] ") || said.starts_with("[critical] ")).then_some(said)
+}
+
+fn keep(lines: &mut VecDeque<String>, line: &str) {
+    if lines.len() == LAST_WORDS {
+        lines.pop_front();
+    }
+    lines.push_back(line.to_owned());
+}
+
+/// Asks until Envoy serves, and says where.
+async fn ready(admin_file: &Path) -> Addresses {
+    loop {
+        if let Some(addresses) = try_ready(admin_file).await {
+            return addresses;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn try_ready(admin_file: &Path) -> Option<Addresses> {
+    let admin = std::fs::read_to_string(admin_file)
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    get(admin, "/ready").await?;
+    let listeners = get(admin, "/listeners?format=json").await?;
+    let listen = listener(&serde_json::from_slice(&listeners).ok()?)?;
+    TcpStream::connect(listen).await.ok()?;
+    Some(Addresses { listen, admin })
+}
+
+fn listener(listeners: &Value) -> Option<SocketAddr> {
+    let address = listeners.pointer("/listener_statuses/0/local_address/socket_address")?;
+    let ip = address["address"].as_str()?.parse().ok()?;
+    let port = address["port_value"].as_u64()?.try_into().ok()?;
+    Some(SocketAddr::new(ip, port))
+}
+
+async fn get(admin: SocketAddr, path: &str) -> Option<Bytes> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let response = client
+        .get(format!("http://{admin}{path}").parse().ok()?)
+        .await
+        .ok()?;
+    if response.status() != StatusCode::OK {
+        return None;
+    }
+    Some(response.into_body().collect().await.ok()?.to_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_listener_is_found_in_envoys_own_words() {
+        let listeners = json!({"listener_statuses": [{"name": "gateway", "local_address":
+            {"socket_address": {"address": "127.0.0.1", "port_value": 40001}}}]});
+        assert_eq!(
+            listener(&listeners),
+            Some(SocketAddr::from(([127, 0, 0, 1], 40001)))
+        );
+    }
+
+    #[test]
+    fn errors_are_told_from_what_a_line_merely_mentions() {
+        let dated = |said: &str| format!("[2026-01-01 00:00:00.000] [envoy] {said}");
+        assert_eq!(
+            error_in(&dated("[critical] no such file")),
+            Some("[critical] no such file")
+        );
+        assert_eq!(error_in(&dated("[info] wasm log: no [error] here")), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! Owns the fleet in front of which the gateway stands: what a configuration says of it, or a simulated one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use routing::config::{Config, Discovery, Pool, Protocol};
+use routing::fleet::Role;
+use serde_json::json;
+
+use crate::engine::{self, Engine, EngineConfig, EngineError};
+
+/// The one model that simulated engines serve.
+const MODEL: &str = "sim";
+
+/// How many simulated engines there are of each role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    prefill: usize,
+    decode: usize,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            prefill: 2,
+            decode: 2,
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}x{}", self.prefill, self.decode)
+    }
+}
+
+impl FromStr for Shape {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (prefill, decode) = text.split_once('x')?;
+            Some(Self {
+                prefill: prefill.parse().ok()?,
+                decode: decode.parse().ok()?,
+            })
+        };
+        parse().ok_or("two numbers with an x between them, as 2x2")
+    }
+}
+
+/// Simulated engines in this process.
+pub struct Simulation {
+    engines: Vec<(Role, Engine)>,
+}
+
+impl Simulation {
+    /// Starts the engines on free ports of the loopback interface.
+    ///
+    /// # Errors
+    /// When an engine cannot start.
+    pub async fn start(shape: Shape, speedup: f64) -> Result<Self, EngineError> {
+        let roles = std::iter::repeat_n(Role::Prefill, shape.prefill)
+            .chain(std::iter::repeat_n(Role::Decode, shape.decode));
+        let mut engines = Vec::new();
+        for role in roles {
+            let config = EngineConfig {
+                model: MODEL.to_owned(),
+                speedup,
+                ..EngineConfig::new(engine_role(role))
+            };
+            engines.push((role, Engine::start(config).await?));
+        }
+        Ok(Self { engines })
+    }
+
+    /// The plugin's configuration for these engines, with everything on that shows what the filter does.
+    pub fn plugin_config(&self) -> Vec<u8> {
+        let workers: Vec<_> = self
+            .engines
+            .iter()
+            .map(|(role, engine)| json!({"address": engine.address, "role": role.name(), "model": MODEL}))
+            .collect();
+        json!({
+            "pools": [{"name": "sim", "protocol": "nixl", "discovery": {"static": {"workers": workers}}}],
+            "response_headers": true,
+            "status": true,
+        })
+        .to_string()
+        .into_bytes()
+    }
+
+    /// Ends the engines.
+    pub async fn stop(self) {
+        for (_, engine) in self.engines {
+            engine.stop().await;
+        }
+    }
+}
+
+fn engine_role(role: Role) -> engine::Role {
+    match role {
+        Role::Prefill => engine::Role::Prefill,
+        Role::Decode => engine::Role::Decode,
+        Role::Aggregated => engine::Role::Aggregated,
+    }
+}
+
+/// What the proxy must know of the fleet that a plugin configuration names.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Members {
+    /// The proxy's clusters and the addresses in them.
+    pub clusters: BTreeMap<String, Vec<SocketAddr>>,
+    /// The cluster that requests are routed to.
+    pub route_cluster: String,
+    /// Workers with an address of their own.
+    pub engines: Vec<(Role, SocketAddr)>,
+    /// Dynamo frontends.
+    pub frontends: Vec<SocketAddr>,
+    /// A model to ask for, where the configuration names one.
+    pub model: Option<String>,
+}
+
+impl Members {
+    /// Reads them from a configuration.
+    pub fn of(config: &Config) -> Self {
+        let mut members = Self {
+            clusters: BTreeMap::new(),
+            route_cluster: String::new(),
+            engines: Vec::new(),
+            frontends: Vec::new(),
+            model: None,
+        };
+        for pool in &config.pools {
+            members.add(pool);
+        }
+        members
+    }
+
+    fn add(&mut self, pool: &Pool) {
+        self.route_cluster.clone_from(&pool.clusters.decode);
+        self.clusters
+            .entry(pool.clusters.prefill.clone())
+            .or_default();
+        self.clusters
+            .entry(pool.clusters.decode.clone())
+            .or_default();
+        self.frontends.extend(&pool.frontends);
+        match &pool.discovery {
+            Discovery::Static(list) => {
+                let addressed = list
+                    .workers
+                    .iter()
+                    .filter_map(|worker| Some((worker.role, worker.address?)));
+                self.engines.extend(addressed);
+                self.model = list.workers.iter().find_map(|worker| worker.model.clone());
+            }
+            Discovery::Dynamo(poll) => self.model = poll.models.values().next().cloned(),
+        }
+        match pool.protocol {
+            // Workers behind a frontend are not the proxy's to reach.
+            Protocol::Direct => self.enlist(&pool.clusters.decode, pool.frontends.iter().copied()),
+            Protocol::Nixl => {
+                for (role, address) in self.engines.clone() {
+                    let cluster = match role {
+                        Role::Prefill => &pool.clusters.prefill,
+                        Role::Decode | Role::Aggregated => &pool.clusters.decode,
+                    };
+                    self.enlist(cluster, [address]);
+                }
+            }
+        }
+    }
+
+    /// One address is one host of a cluster, however often it is named.
+    fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
+        let hosts = self.clusters.entry(cluster.to_owned()).or_default();
+        for address in addresses {
+            if !hosts.contains(&address) {
+                hosts.push(address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(document: serde_json::Value) -> Members {
+        Members::of(&Config::parse(document.to_string().as_bytes()).unwrap())
+    }
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    #[test]
+    fn static_workers_are_sorted_into_clusters_by_role() {
+        let members = members(
+            json!({"pools": [{"name": "p", "protocol": "nixl", "discovery": {"static": {"workers": [
+                {"address": "127.0.0.1:1", "role": "prefill", "model": "m"},
+                {"address": "127.0.0.1:2", "role": "decode"},
+                {"address": "127.0.0.1:3", "role": "aggregated"},
+            ]}}}]}),
+        );
+        assert_eq!(members.route_cluster, "decode");
+        assert_eq!(members.clusters["prefill"], [at(1)]);
+        assert_eq!(members.clusters["decode"], [at(2), at(3)]);
+        assert_eq!(members.model.as_deref(), Some("m"));
+    }
+
+    #[test]
+    fn named_clusters_keep_their_names_and_may_be_one() {
+        let members = members(json!({"pools": [{"name": "p", "protocol": "nixl",
+            "clusters": {"prefill": "workers", "decode": "workers"},
+            "discovery": {"static": {"workers": [
+                {"address": "127.0.0.1:1", "role": "prefill"},
+                {"address": "127.0.0.1:2", "role": "decode"},
+        ]}}}]}));
+        assert_eq!(members.route_cluster, "workers");
+        assert_eq!(
+            members.clusters,
+            BTreeMap::from([("workers".to_owned(), vec![at(1), at(2)])])
+        );
+    }
+
+    #[test]
+    fn direct_mode_reaches_frontends_and_no_worker() {
+        let members = members(
+            json!({"pools": [{"name": "d", "protocol": "direct", "frontends": ["127.0.0.1:8000"],
+            "discovery": {"dynamo": {"models": {"dynamo": "tiny"}}}}]}),
+        );
+        assert_eq!(members.clusters["decode"], [at(8000)]);
+        assert_eq!(members.clusters["prefill"], []);
+        assert_eq!(members.frontends, [at(8000)]);
+        assert_eq!(members.model.as_deref(), Some("tiny"));
+    }
+
+    #[test]
+    fn a_shape_is_two_numbers() {
+        assert_eq!(
+            "3x1".parse(),
+            Ok(Shape {
+                prefill: 3,
+                decode: 1
+            })
+        );
+        assert!("3".parse::<Shape>().is_err());
+        assert!("3xx1".parse::<Shape>().is_err());
+        assert_eq!(Shape::default().to_string(), "2x2");
+    }
+}

@@ -1,0 +1,76 @@
+//! Owns the names of headers: those that steer the proxy, those a client must not set, those a prefill leg does not carry.
+
+/// Where a request or a call goes: an ordered list of `ip:port`, read by the clusters' `override_host` policy.
+pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// How often the proxy may move on to the next destination of the list.
+pub const MAX_RETRIES: &str = "x-envoy-max-retries";
+/// On which failures it may.
+pub const RETRY_ON: &str = "x-envoy-retry-on";
+/// The failures after which the same bytes may go to another worker: nothing of the request has been sent.
+pub const BEFORE_SENT: &[u8] = b"connect-failure,refused-stream,reset-before-request";
+/// The chosen prefill worker, for people.
+pub const PREFILL: &str = "x-pd-router-prefill";
+/// The chosen decode worker, for people.
+pub const DECODE: &str = "x-pd-router-decode";
+/// The request's id, the same on both legs.
+pub const REQUEST_ID: &str = "x-request-id";
+
+/// Headers by which a client could pick a worker or change how the proxy retries and times out.
+const NOT_A_CLIENTS: &[&str] = &[
+    DESTINATION,
+    "x-gateway-destination-endpoint-subset",
+    "x-gateway-destination-endpoint-served",
+    "x-prefiller-host-port",
+    "x-data-parallel-host-port",
+    "x-data-parallel-rank",
+    "x-dp-rank",
+    "x-prefill-dp-rank",
+    "x-worker-instance-id",
+    "x-prefill-instance-id",
+    "x-dynamo-worker-instance-id",
+    "x-dynamo-prefill-instance-id",
+    "x-dynamo-dp-rank",
+    "x-dynamo-prefill-dp-rank",
+    "x-dynamo-routing-mode",
+    PREFILL,
+    DECODE,
+    MAX_RETRIES,
+    RETRY_ON,
+    "x-envoy-retry-grpc-on",
+    "x-envoy-retriable-status-codes",
+    "x-envoy-retriable-header-names",
+    "x-envoy-hedge-on-per-try-timeout",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-upstream-rq-per-try-timeout-ms",
+];
+
+/// Headers of the client's request that are about its connection or its body's form, not about the request.
+const NOT_ON_THE_PREFILL_LEG: &[&str] = &[
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Whether a client must not set this header.
+pub fn is_not_a_clients(name: &[u8]) -> bool {
+    contains(NOT_A_CLIENTS, name)
+}
+
+/// Whether this header of the client's request is set on the prefill leg too.
+pub fn goes_on_the_prefill_leg(name: &[u8]) -> bool {
+    !contains(NOT_ON_THE_PREFILL_LEG, name) && !name.starts_with(b"x-envoy-")
+}
+
+fn contains(names: &[&str], name: &[u8]) -> bool {
+    names
+        .iter()
+        .any(|known| known.as_bytes().eq_ignore_ascii_case(name))
+}

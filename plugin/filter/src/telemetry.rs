@@ -1,0 +1,139 @@
+//! Owns the metrics: their names, and how what happens becomes a figure.
+//!
+//! Labels are part of a defined name, as `NAME_label=.=value;.;`, and are taken apart by Envoy's `stats_tags`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use routing::fleet::{Fleet, Role};
+use routing::load::Load;
+
+use crate::host::{self, MetricKind};
+
+/// A metric that has been defined; silent where the host would not define it.
+#[derive(Clone, Copy)]
+struct Metric(Option<u32>);
+
+impl Metric {
+    fn define(kind: MetricKind, name: &str) -> Self {
+        let defined = host::define_metric(kind, name);
+        if let Err(error) = defined {
+            log::warn!("metric {name} is not available: {error}");
+        }
+        Self(defined.ok())
+    }
+
+    fn add(self, offset: i64) {
+        // A counter refuses nothing but a wrong id, which a defined metric does not have.
+        let _ = self.0.map(|id| host::increment_metric(id, offset));
+    }
+
+    fn set(self, value: u64) {
+        let _ = self.0.map(|id| host::record_metric(id, value));
+    }
+}
+
+/// All metrics of the plugin.
+pub struct Telemetry {
+    requests: Metric,
+    prefill_calls: Metric,
+    prefill_retries: Metric,
+    leaked_handoffs: Metric,
+    leaked_blocks: Metric,
+    streams: Metric,
+    prefill_charges: Metric,
+    decode_charges: Metric,
+    fleet_workers: [Metric; Role::ALL.len()],
+    refused: RefCell<BTreeMap<&'static str, Metric>>,
+    reported: Cell<Load>,
+}
+
+impl Telemetry {
+    /// Defines the metrics, so that they are there as zeros.
+    pub fn new() -> Self {
+        let counter = |name: &str| Metric::define(MetricKind::Counter, name);
+        let gauge = |name: &str| Metric::define(MetricKind::Gauge, name);
+        let of_role = |role: Role| {
+            gauge(&format!(
+                "pd_router_fleet_workers_role=.={};.;",
+                role.name()
+            ))
+        };
+        Self {
+            requests: counter("pd_router_requests_total"),
+            prefill_calls: counter("pd_router_prefill_calls_total"),
+            prefill_retries: counter("pd_router_prefill_retries_total"),
+            leaked_handoffs: counter("pd_router_kv_leaked_handoffs_total"),
+            leaked_blocks: counter("pd_router_kv_leaked_blocks_total"),
+            streams: gauge("pd_router_streams"),
+            prefill_charges: gauge("pd_router_prefill_charges"),
+            decode_charges: gauge("pd_router_decode_charges"),
+            fleet_workers: Role::ALL.map(of_role),
+            refused: RefCell::default(),
+            reported: Cell::default(),
+        }
+    }
+
+    /// A request came that is not for the filter itself.
+    pub fn stream_opened(&self) {
+        self.requests.add(1);
+        self.streams.add(1);
+    }
+
+    /// Its stream ended.
+    pub fn stream_closed(&self) {
+        self.streams.add(-1);
+    }
+
+    /// A prefill worker is called.
+    pub fn prefill_called(&self) {
+        self.prefill_calls.add(1);
+    }
+
+    /// A prefill worker failed and another one is called.
+    pub fn prefill_retried(&self) {
+        self.prefill_retries.add(1);
+    }
+
+    /// A prefill worker holds `blocks` KV blocks that no decode worker is known to have fetched.
+    pub fn leaked(&self, blocks: u64) {
+        self.leaked_handoffs.add(1);
+        self.leaked_blocks
+            .add(i64::try_from(blocks).unwrap_or(i64::MAX));
+    }
+
+    /// A request was refused. Reasons are words of the program, so their number is bounded.
+    pub fn refused(&self, reason: &'static str) {
+        let define = || {
+            let name = format!("pd_router_refused_total_reason=.={reason};.;");
+            Metric::define(MetricKind::Counter, &name)
+        };
+        let metric = *self
+            .refused
+            .borrow_mut()
+            .entry(reason)
+            .or_insert_with(define);
+        metric.add(1);
+    }
+
+    /// What is booked in this VM now; the gauges are sums over all VMs, so only the difference is told.
+    pub fn load(&self, now: Load) {
+        let before = self.reported.replace(now);
+        let tell = |metric: Metric, before: u64, now: u64| {
+            let difference =
+                i64::try_from(now).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX);
+            if difference != 0 {
+                metric.add(difference);
+            }
+        };
+        tell(self.prefill_charges, before.prefills, now.prefills);
+        tell(self.decode_charges, before.decodes, now.decodes);
+    }
+
+    /// The fleet that is routed to; every VM tells the same.
+    pub fn fleet(&self, fleet: &Fleet) {
+        for (role, metric) in Role::ALL.into_iter().zip(self.fleet_workers) {
+            metric.set(fleet.of_role(role).count() as u64);
+        }
+    }
+}

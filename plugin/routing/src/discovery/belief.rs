@@ -1,0 +1,77 @@
+//! Owns what of a polled source's answers is believed: nothing unreadable, and emptiness only when said twice.
+
+use crate::fleet::Worker;
+
+/// What the polled answers have led to so far.
+#[derive(Debug, Default)]
+pub struct Belief {
+    workers: Vec<Worker>,
+    empty_answers: u32,
+}
+
+/// What one answer changed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Believed {
+    /// These are the workers now.
+    Changed(Vec<Worker>),
+    /// Nothing new, or not yet believed.
+    Unchanged,
+}
+
+impl Belief {
+    /// Starts from what is already known, for one who takes over from another.
+    pub fn starting_from(workers: Vec<Worker>) -> Self {
+        Self {
+            workers,
+            empty_answers: 0,
+        }
+    }
+
+    /// Takes a readable answer. An empty list after a fleet that worked counts from the second time on: a source that
+    /// has just restarted answers so before its workers have registered again.
+    pub fn hear(&mut self, answer: Vec<Worker>) -> Believed {
+        self.empty_answers = match answer.is_empty() {
+            true => self.empty_answers.saturating_add(1),
+            false => 0,
+        };
+        if answer == self.workers || self.empty_answers == 1 {
+            return Believed::Unchanged;
+        }
+        self.workers.clone_from(&answer);
+        Believed::Changed(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{Role, WorkerId};
+
+    fn workers(ids: &[u64]) -> Vec<Worker> {
+        let worker = |id: &u64| Worker {
+            id: WorkerId(*id),
+            name: id.to_string(),
+            address: None,
+            role: Role::Decode,
+            model: None,
+            namespace: String::new(),
+            dp_size: 1,
+        };
+        ids.iter().map(worker).collect()
+    }
+
+    #[test]
+    fn emptiness_is_believed_the_second_time() {
+        let mut belief = Belief::default();
+        assert_eq!(
+            belief.hear(workers(&[1, 2])),
+            Believed::Changed(workers(&[1, 2]))
+        );
+        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(belief.hear(workers(&[1, 2])), Believed::Unchanged);
+        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(belief.hear(workers(&[])), Believed::Changed(workers(&[])));
+        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(belief.hear(workers(&[3])), Believed::Changed(workers(&[3])));
+    }
+}

@@ -1,0 +1,232 @@
+//! Owns who exists: workers, their roles and ranks, as an immutable, versioned [`Fleet`].
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+/// A worker's instance id: a full unsigned 64-bit number, as Dynamo's are. A new start is a new id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WorkerId(pub u64);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Reads prompts, and hands their KV cache on.
+    Prefill,
+    /// Writes answers from a KV cache it is handed.
+    Decode,
+    /// Runs whole requests.
+    Aggregated,
+}
+
+impl Role {
+    /// All roles, for figures that have one value each.
+    pub const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Aggregated];
+
+    /// The name used in configuration, metrics and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Aggregated => "aggregated",
+        }
+    }
+}
+
+/// One worker: an engine process with one or more data-parallel ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its identity; a worker that restarts is another worker.
+    pub id: WorkerId,
+    /// How people know it: its configured name, else its address, else its id.
+    pub name: String,
+    /// Where it is reached; none for a worker behind a Dynamo frontend.
+    pub address: Option<SocketAddr>,
+    /// What it does.
+    pub role: Role,
+    /// The model it serves; none: any.
+    pub model: Option<String>,
+    /// Workers of one namespace may exchange KV.
+    pub namespace: String,
+    /// Data-parallel ranks, numbered from 0; at least 1.
+    pub dp_size: u32,
+}
+
+impl Worker {
+    /// Whether the worker serves `model`; a request without a model is served by all.
+    pub fn serves(&self, model: Option<&str>) -> bool {
+        match (&self.model, model) {
+            (Some(own), Some(asked)) => own == asked,
+            _ => true,
+        }
+    }
+
+    /// Whether the two may exchange KV: the same model in the same namespace.
+    pub fn pairs_with(&self, other: &Self) -> bool {
+        self.namespace == other.namespace && self.serves(other.model.as_deref())
+    }
+
+    /// What can be picked: each rank of a worker that has several, the worker itself otherwise.
+    pub fn targets(self: &Rc<Self>) -> impl Iterator<Item = Target> {
+        let ranks = if self.dp_size > 1 { self.dp_size } else { 0 };
+        let whole = (ranks == 0).then(|| Target::whole(self));
+        whole.into_iter().chain((0..ranks).map(|rank| Target {
+            worker: Rc::clone(self),
+            rank: Some(rank),
+        }))
+    }
+}
+
+/// What selection picks: a worker, and the rank on it where it has several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The worker.
+    pub worker: Rc<Worker>,
+    /// The data-parallel rank; none where the worker has only one.
+    pub rank: Option<u32>,
+}
+
+impl Target {
+    /// The worker as a whole.
+    pub fn whole(worker: &Rc<Worker>) -> Self {
+        Self {
+            worker: Rc::clone(worker),
+            rank: None,
+        }
+    }
+
+    /// Its identity in bookings and cursors.
+    pub fn key(&self) -> TargetKey {
+        TargetKey {
+            worker: self.worker.id,
+            rank: self.rank.unwrap_or(0),
+        }
+    }
+}
+
+/// The identity of a [`Target`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetKey {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The rank; 0 where the worker has only one.
+    pub rank: u32,
+}
+
+/// All workers known at one moment. Never changed, only replaced by one with another version.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Fleet {
+    version: u64,
+    workers: Vec<Rc<Worker>>,
+}
+
+/// A fleet as it is published to other threads.
+#[derive(Debug, Serialize, Deserialize)]
+struct Published {
+    version: u64,
+    workers: Vec<Worker>,
+}
+
+/// Why published bytes are not a fleet.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// Not what [`Fleet::encode`] wrote.
+    #[error("published fleet: {0}")]
+    Format(#[from] serde_json::Error),
+}
+
+impl Fleet {
+    /// A fleet of these workers. Where an id occurs twice the first one counts.
+    pub fn new(version: u64, workers: Vec<Worker>) -> Self {
+        let mut seen = hashbrown::HashSet::with_capacity(workers.len());
+        let workers = workers
+            .into_iter()
+            .filter(|worker| seen.insert(worker.id))
+            .map(Rc::new)
+            .collect();
+        Self { version, workers }
+    }
+
+    /// Grows with every change that is published.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// All workers.
+    pub fn workers(&self) -> impl Iterator<Item = &Rc<Worker>> + Clone {
+        self.workers.iter()
+    }
+
+    /// The workers of one role.
+    pub fn of_role(&self, role: Role) -> impl Iterator<Item = &Rc<Worker>> + Clone {
+        self.workers
+            .iter()
+            .filter(move |worker| worker.role == role)
+    }
+
+    /// Whether `id` is a worker of this fleet.
+    pub fn contains(&self, id: WorkerId) -> bool {
+        self.workers.iter().any(|worker| worker.id == id)
+    }
+
+    /// The worker reached at `address` in one of `roles`, if any.
+    pub fn at(&self, address: SocketAddr, roles: &[Role]) -> Option<&Rc<Worker>> {
+        self.workers
+            .iter()
+            .find(|worker| worker.address == Some(address) && roles.contains(&worker.role))
+    }
+
+    /// Whether any worker serves `model`.
+    pub fn knows_model(&self, model: &str) -> bool {
+        self.workers.iter().any(|worker| worker.serves(Some(model)))
+    }
+
+    /// Whether the workers are the same, whatever the versions.
+    pub fn same_workers(&self, other: &Self) -> bool {
+        self.workers == other.workers
+    }
+
+    /// Whether some request could be served whole or by a pair.
+    pub fn can_serve(&self) -> bool {
+        if self.of_role(Role::Aggregated).next().is_some() {
+            return true;
+        }
+        self.of_role(Role::Prefill).any(|prefill| {
+            self.of_role(Role::Decode)
+                .any(|decode| prefill.pairs_with(decode))
+        })
+    }
+
+    /// The form in which other threads adopt it.
+    pub fn encode(&self) -> Vec<u8> {
+        let published = Published {
+            version: self.version,
+            workers: self
+                .workers
+                .iter()
+                .map(|worker| Worker::clone(worker))
+                .collect(),
+        };
+        // Strings and numbers only: serialising them to memory cannot fail.
+        serde_json::to_vec(&published).unwrap_or_default()
+    }
+
+    /// Reads what [`Fleet::encode`] wrote.
+    ///
+    /// # Errors
+    /// When the bytes are something else.
+    pub fn decode(bytes: &[u8]) -> Result<Self, FleetError> {
+        let published: Published = serde_json::from_slice(bytes)?;
+        Ok(Self::new(published.version, published.workers))
+    }
+}

@@ -1,0 +1,183 @@
+//! Owns vLLM's `NixlConnector`: prefill first, then decode with the `kv_transfer_params` that prefill answered.
+//!
+//! The prefill leg asks for one token, not streamed, and says that another will fetch the blocks. The decode leg is the
+//! client's body with that object put in. Sources: vLLM's NIXL connector and its proxy; the rules on `stream_options` and
+//! `min_tokens` are vLLM's request validation.
+
+use serde_json::Value;
+
+use crate::json::{Edits, Object};
+use crate::request::{Generation, Request};
+
+const PARAMS: &str = "kv_transfer_params";
+const BLOCK_IDS: &str = "remote_block_ids";
+
+/// What the prefill leg carries: the engine is to keep the blocks for a decode worker not yet told to it.
+const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// Edits that make the client's body the prefill leg's.
+pub fn prefill_edits(request: &Request<'_>) -> Edits {
+    let body = &request.body;
+    let mut edits = body.edit();
+    let limit = match request.generation {
+        Generation::Responses => "max_output_tokens",
+        _ => "max_tokens",
+    };
+    if body.get(limit).is_none() {
+        edits.insert(limit, "1");
+    }
+    for name in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
+        body.all(name).for_each(|member| edits.replace(member, "1"));
+    }
+    body.all("stream")
+        .for_each(|member| edits.replace(member, "false"));
+    for name in ["stream_options", "min_tokens", PARAMS] {
+        body.all(name).for_each(|member| edits.remove(member));
+    }
+    edits.insert(PARAMS, PREFILL_PARAMS);
+    edits
+}
+
+/// Edits that make the client's body the decode leg's, but for the hand-off, which only prefill's answer brings.
+pub fn decode_edits(request: &Request<'_>) -> Edits {
+    let mut edits = request.body.edit();
+    request
+        .body
+        .all(PARAMS)
+        .for_each(|member| edits.remove(member));
+    edits
+}
+
+/// What prefill answered for decode: passed on byte for byte, for its fields differ by version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handoff {
+    params: String,
+    blocks: u64,
+}
+
+impl Handoff {
+    /// KV blocks that the prefill worker holds until they are fetched.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an object).
+    pub fn parse(answer: &[u8]) -> Option<Self> {
+        let object = Object::parse(answer, &[PARAMS]).ok()?;
+        let params = object.get(PARAMS)?.value;
+        let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS]).ok()?;
+        let blocks = fields.get(BLOCK_IDS).map(|ids| count(ids.value));
+        Some(Self {
+            params: params.to_owned(),
+            blocks: blocks.unwrap_or_default(),
+        })
+    }
+
+    /// Puts the hand-off into the decode leg.
+    pub fn put_into(self, edits: &mut Edits) {
+        edits.insert(PARAMS, self.params);
+    }
+}
+
+/// Block ids come as one list, or as a list of groups.
+fn count(ids: &str) -> u64 {
+    fn leaves(ids: &Value) -> u64 {
+        match ids {
+            Value::Array(items) => items.iter().map(leaves).sum(),
+            Value::Number(_) => 1,
+            _ => 0,
+        }
+    }
+    serde_json::from_str(ids).map_or(0, |ids| leaves(&ids))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+    fn prefill_leg(generation: Generation, body: &str) -> String {
+        let request = Request::parse(generation, body.as_bytes()).unwrap();
+        String::from_utf8(prefill_edits(&request).apply(body.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn prefill_leg_golden_bytes() {
+        let body = r#"{"model":"m", "stream" : true,"stream_options":{"include_usage":true},
+  "messages":[{"role":"user","content":"hi"}],"seed":9007199254740993,"min_tokens":5,"max_tokens":100 }"#;
+        let expected = format!(
+            r#"{{"kv_transfer_params":{ASK},"model":"m", "stream" : false,"messages":[{{"role":"user","content":"hi"}}],"seed":9007199254740993,"max_tokens":1 }}"#
+        );
+        assert_eq!(prefill_leg(Generation::Chat, body), expected);
+    }
+
+    #[test]
+    fn a_limit_is_set_where_the_client_set_none_and_every_spelling_is_capped() {
+        assert_eq!(
+            prefill_leg(Generation::Completions, r#"{"model":"m","prompt":"p"}"#),
+            format!(r#"{{"max_tokens":1,"kv_transfer_params":{ASK},"model":"m","prompt":"p"}}"#)
+        );
+        assert_eq!(
+            prefill_leg(
+                Generation::Chat,
+                r#"{"model":"m","messages":[],"max_completion_tokens":7}"#
+            ),
+            format!(
+                r#"{{"max_tokens":1,"kv_transfer_params":{ASK},"model":"m","messages":[],"max_completion_tokens":1}}"#
+            )
+        );
+        assert_eq!(
+            prefill_leg(Generation::Responses, r#"{"model":"m","input":"p"}"#),
+            format!(
+                r#"{{"max_output_tokens":1,"kv_transfer_params":{ASK},"model":"m","input":"p"}}"#
+            )
+        );
+        assert_eq!(
+            prefill_leg(
+                Generation::Chat,
+                r#"{"max_tokens":3,"model":"m","messages":[],"max_tokens":null}"#
+            ),
+            format!(
+                r#"{{"kv_transfer_params":{ASK},"max_tokens":1,"model":"m","messages":[],"max_tokens":1}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn decode_leg_is_the_clients_body_with_the_handoff_put_in_unchanged() {
+        let params = r#"{"do_remote_prefill":true, "remote_block_ids":[[1,2],[3]],"remote_port":5600,"new":1e400,"big":18446744073709551617}"#;
+        let answer =
+            format!(r#"{{"id":"x","choices":[],"kv_transfer_params":{params},"usage":null}}"#);
+        let handoff = Handoff::parse(answer.as_bytes()).unwrap();
+        assert_eq!(handoff.blocks(), 3);
+        let body = r#" {"model":"m","kv_transfer_params":null,"messages":[], "seed":9007199254740993,"seed":1.0}"#;
+        let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
+        let mut edits = decode_edits(&request);
+        handoff.put_into(&mut edits);
+        let leg = edits.apply(body.as_bytes());
+        assert_eq!(
+            String::from_utf8(leg).unwrap(),
+            format!(
+                r#" {{"kv_transfer_params":{params},"model":"m","messages":[], "seed":9007199254740993,"seed":1.0}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn an_answer_without_a_handoff_is_none() {
+        for answer in [
+            "",
+            "{}",
+            "[]",
+            "not json",
+            r#"{"kv_transfer_params":null}"#,
+            r#"{"kv_transfer_params":"x"}"#,
+            r#"{"kv_transfer_params":[1]}"#,
+        ] {
+            assert_eq!(Handoff::parse(answer.as_bytes()), None, "{answer}");
+        }
+        let empty = Handoff::parse(br#"{"kv_transfer_params":{"remote_block_ids":[]}}"#).unwrap();
+        assert_eq!(empty.blocks(), 0);
+    }
+}

@@ -1,0 +1,332 @@
+//! Tests of the request's story, with plain values.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::config::Config;
+
+const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+
+/// A router over a static fleet, given as (role, port).
+fn router(protocol: &str, workers: &[(&str, u16)]) -> Router {
+    let workers: Vec<String> = workers
+        .iter()
+        .map(|(role, port)| {
+            format!(r#"{{"role":"{role}","address":"127.0.0.1:{port}","id":{port},"model":"m"}}"#)
+        })
+        .collect();
+    let frontends = match protocol {
+        "direct" => r#","frontends":["127.0.0.1:8000","127.0.0.1:8001"]"#,
+        _ => "",
+    };
+    let document = format!(
+        r#"{{"pools":[{{"name":"p","protocol":"{protocol}","discovery":{{"static":{{"workers":[{}]}}}}{frontends}}}]}}"#,
+        workers.join(",")
+    );
+    let config = Config::parse(document.as_bytes()).unwrap();
+    Router::new(config.pools[0].clone(), 42)
+}
+
+const TWO_BY_TWO: &[(&str, u16)] = &[
+    ("prefill", 1),
+    ("prefill", 2),
+    ("decode", 11),
+    ("decode", 12),
+];
+
+fn prefill_first(router: &mut Router) -> (PrefillPhase, Seat) {
+    match router.plan(Generation::Chat, CHAT).unwrap() {
+        Plan::PrefillFirst(phase, seat) => (phase, seat),
+        Plan::Forward(..) => panic!("forwarded without a prefill"),
+    }
+}
+
+fn forwarded(plan: Plan) -> (Dispatch, Seat) {
+    match plan {
+        Plan::Forward(dispatch, seat) => (dispatch, seat),
+        Plan::PrefillFirst(..) => panic!("a prefill where none is due"),
+    }
+}
+
+fn refusal(outcome: Result<Plan, Refusal>) -> Refusal {
+    match outcome {
+        Ok(_) => panic!("not refused"),
+        Err(refusal) => refusal,
+    }
+}
+
+const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
+    status: 200,
+    body: br#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
+};
+
+#[test]
+fn prefill_then_decode_and_each_charge_ends_in_its_time() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let (phase, mut seat) = prefill_first(&mut router);
+    assert_eq!(
+        (router.total_load().prefills, router.total_load().decodes),
+        (1, 1)
+    );
+    assert!([1, 2].contains(&phase.destination().unwrap().port()));
+
+    let AfterPrefill::Decode { dispatch, blocks } = phase.answered(GOOD, &mut router) else {
+        panic!("no decode");
+    };
+    assert_eq!(blocks, 2);
+    assert_eq!(
+        (router.total_load().prefills, router.total_load().decodes),
+        (0, 1)
+    );
+    assert_eq!(dispatch.destinations.len(), 2);
+    assert_eq!(
+        dispatch.destinations[0],
+        seat.decode.as_ref().unwrap().address.unwrap()
+    );
+    let body = String::from_utf8(dispatch.edits.unwrap().apply(CHAT)).unwrap();
+    assert!(
+        body.starts_with(r#"{"kv_transfer_params":{"do_remote_prefill":true,"#),
+        "{body}"
+    );
+    seat.release();
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn everyone_is_used_evenly_and_all_pairs_meet() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let mut pairs: HashMap<(u64, u64), u32> = HashMap::new();
+    for _ in 0..200 {
+        let (phase, seat) = prefill_first(&mut router);
+        let pair = (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0);
+        *pairs.entry(pair).or_default() += 1;
+    }
+    assert_eq!(pairs.len(), 4);
+    for id in [1, 2, 11, 12] {
+        let count: u32 = pairs
+            .iter()
+            .filter(|((p, d), _)| *p == id || *d == id)
+            .map(|(_, n)| n)
+            .sum();
+        assert_eq!(count, 100);
+    }
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn a_failed_prefill_is_tried_on_another_worker_and_then_refused() {
+    for failure in [
+        PrefillAnswer::NotSent,
+        PrefillAnswer::Broken,
+        PrefillAnswer::Whole {
+            status: 503,
+            body: b"upstream connect error",
+        },
+        PrefillAnswer::Whole {
+            status: 200,
+            body: b"{}",
+        },
+        PrefillAnswer::Whole {
+            status: 302,
+            body: b"",
+        },
+    ] {
+        let mut router = router("nixl", TWO_BY_TWO);
+        let (phase, _seat) = prefill_first(&mut router);
+        let first = phase.worker().id;
+        let AfterPrefill::Again(phase) = phase.answered(failure, &mut router) else {
+            panic!("not tried again after {failure:?}");
+        };
+        assert_ne!(phase.worker().id, first);
+        assert_eq!(router.total_load().prefills, 1);
+        let AfterPrefill::Refused(refusal) = phase.answered(failure, &mut router) else {
+            panic!("not refused after {failure:?}");
+        };
+        assert!(
+            matches!(refusal, Refusal::PrefillFailed { tried: 2, .. }),
+            "{refusal}"
+        );
+        assert_eq!(router.total_load().prefills, 0);
+    }
+}
+
+#[test]
+fn a_client_error_of_prefill_is_the_answer() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let (phase, _seat) = prefill_first(&mut router);
+    let answer = PrefillAnswer::Whole {
+        status: 400,
+        body: b"too long",
+    };
+    assert!(matches!(
+        phase.answered(answer, &mut router),
+        AfterPrefill::Answer
+    ));
+    assert_eq!(router.total_load().prefills, 0);
+}
+
+#[test]
+fn a_decode_only_worker_never_gets_a_bare_request() {
+    let mut only_decode = router("nixl", &[("decode", 11)]);
+    assert_eq!(
+        refusal(only_decode.plan(Generation::Chat, CHAT)),
+        Refusal::NoWorker {
+            role: Role::Prefill
+        }
+    );
+    let mut both = router("nixl", TWO_BY_TWO);
+    let body = br#"{"model":"m"}"#;
+    assert_eq!(
+        refusal(both.plan(Generation::Other, body)),
+        Refusal::NoHandoffForPath
+    );
+    assert!(matches!(
+        refusal(both.plan(Generation::Chat, b"\x1f\x8b")),
+        Refusal::NotJson { .. }
+    ));
+    assert_eq!(
+        refusal(both.plan_unread(Refusal::Encoded)),
+        Refusal::Encoded
+    );
+    let mut only_prefill = router("nixl", &[("prefill", 1)]);
+    assert_eq!(
+        refusal(only_prefill.plan(Generation::Chat, CHAT)),
+        Refusal::NoWorker { role: Role::Decode }
+    );
+    assert_eq!(
+        refusal(router("nixl", &[]).plan(Generation::Chat, CHAT)),
+        Refusal::NoFleet
+    );
+}
+
+#[test]
+fn workers_that_run_whole_requests_take_what_cannot_be_split() {
+    let mut mixed = router(
+        "nixl",
+        &[("prefill", 1), ("decode", 11), ("aggregated", 21)],
+    );
+    assert!(matches!(
+        mixed.plan(Generation::Chat, CHAT).unwrap(),
+        Plan::PrefillFirst(..)
+    ));
+    for plan in [
+        mixed.plan(Generation::Other, br#"{"model":"m"}"#).unwrap(),
+        mixed.plan(Generation::Chat, b"not json").unwrap(),
+        mixed.plan_unread(Refusal::Encoded).unwrap(),
+    ] {
+        let (dispatch, seat) = forwarded(plan);
+        assert_eq!(dispatch.destinations[0].port(), 21);
+        assert!(dispatch.edits.is_none());
+        assert_eq!(seat.decode.as_ref().unwrap().role, Role::Aggregated);
+    }
+}
+
+#[test]
+fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
+    let mut router = router("direct", TWO_BY_TWO);
+    let (first, mut seat) = forwarded(router.plan(Generation::Chat, CHAT).unwrap());
+    let (second, other) = forwarded(router.plan(Generation::Chat, CHAT).unwrap());
+    assert_eq!(first.destinations.len(), 2);
+    assert_ne!(first.destinations[0], second.destinations[0]);
+    assert!(first.edits.is_none());
+    let header = |name: &str| {
+        let (_, value) = first.headers.iter().find(|(n, _)| *n == name).unwrap();
+        value.parse::<u64>().unwrap()
+    };
+    assert_eq!(
+        header("x-worker-instance-id"),
+        seat.decode.as_ref().unwrap().id.0
+    );
+    assert_eq!(
+        header("x-dynamo-prefill-instance-id"),
+        seat.prefill.as_ref().unwrap().id.0
+    );
+
+    drop(other);
+    assert_eq!(
+        (router.total_load().prefills, router.total_load().decodes),
+        (1, 1)
+    );
+    seat.first_token();
+    assert_eq!(
+        (router.total_load().prefills, router.total_load().decodes),
+        (0, 1)
+    );
+    seat.release();
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn the_charge_follows_the_worker_that_really_serves() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let (phase, mut seat) = prefill_first(&mut router);
+    let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, &mut router) else {
+        panic!("no decode");
+    };
+    router.served_by(&mut seat, dispatch.destinations[1]);
+    assert_eq!(
+        seat.decode.as_ref().unwrap().address,
+        Some(dispatch.destinations[1])
+    );
+    let loads: Vec<u64> = [11, 12]
+        .map(|id| {
+            let key = crate::fleet::TargetKey {
+                worker: WorkerId(id),
+                rank: 0,
+            };
+            (
+                u64::from(dispatch.destinations[1].port()) == id,
+                router.ledger.load(key).decodes,
+            )
+        })
+        .map(|(serves, decodes)| u64::from(serves == (decodes == 1)))
+        .to_vec();
+    assert_eq!(loads, [1, 1]);
+}
+
+#[test]
+fn an_unknown_model_is_said_so() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let body = br#"{"model":"other","messages":[]}"#;
+    assert_eq!(
+        refusal(router.plan(Generation::Chat, body)),
+        Refusal::UnknownModel {
+            model: "other".to_owned()
+        }
+    );
+}
+
+#[test]
+fn plain_requests_go_to_the_least_busy_worker() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let (phase, seat) = prefill_first(&mut router);
+    let busy = seat.decode.as_ref().unwrap().address.unwrap();
+    for _ in 0..20 {
+        let (dispatch, _) = router.plain().unwrap();
+        assert_ne!(dispatch.destinations[0], busy);
+        assert_eq!(dispatch.destinations.len(), 2);
+    }
+    drop((phase, seat));
+}
+
+#[test]
+fn workers_that_leave_are_not_picked_and_workers_that_come_are() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let (_phase, _seat) = prefill_first(&mut router);
+    let staying: Vec<Worker> = router
+        .fleet()
+        .workers()
+        .filter(|worker| ![1, 11].contains(&worker.id.0))
+        .map(|worker| Worker::clone(worker))
+        .collect();
+    let copy = Fleet::decode(&Fleet::new(7, staying).encode()).unwrap();
+    assert_eq!(copy.version(), 7);
+    router.adopt(copy);
+    for _ in 0..10 {
+        let (phase, seat) = prefill_first(&mut router);
+        assert_eq!(
+            (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0),
+            (2, 12)
+        );
+    }
+}

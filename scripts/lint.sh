@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Formatting, clippy for both targets, and the scripts.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+need_cargo
+cargo fmt --all --check
+cargo clippy --quiet --workspace --all-targets --exclude pd-router-filter -- -D warnings
+if [ -d "$(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown/lib" ]; then
+    cargo clippy --quiet --package pd-router-filter --target wasm32-unknown-unknown -- -D warnings
+else
+    cargo clippy --quiet --package pd-router-filter -- -D warnings
+fi
+
+python3 - scripts/*.py tests/dynamo/*.py <<'PYTHON'
+import ast, pathlib, sys
+for path in sys.argv[1:]:
+    ast.parse(pathlib.Path(path).read_text(encoding="utf-8"), path)
+PYTHON
+for script in scripts/*.sh .ci/run; do
+    bash -n "$script"
+done
+if command -v shellcheck >/dev/null; then
+    shellcheck -x scripts/*.sh .ci/run
+else
+    say "shellcheck is not installed: the scripts were only parsed"
+fi

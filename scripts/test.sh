@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# test.sh SUITE…: runs the suites `unit` and `e2e`, then says in one line how many tests there were.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+log=$target/test.log
+status=0
+: >"$log"
+
+run_tests() { "$@" 2>&1 | tee -a "$log" || status=1; }
+
+# The filter's crate links only for wasm: the end-to-end tests are its tests.
+unit() { run_tests cargo test --no-fail-fast --workspace --exclude pd-router-filter --exclude pd-router-e2e; }
+
+e2e() {
+    export PD_HARNESS=$target/debug/pd-harness
+    export PD_PLUGIN=$target/pd_router.wasm
+    export PD_ENVOY=$target/envoy/envoy
+    export PD_DYNAMO_PYTHON=$target/dynamo/venv/bin/python
+    export PD_DYNAMO_MODEL=$target/dynamo/model
+    # Compiled first: inside the namespace there is no network for cargo to use.
+    cargo test --package pd-router-e2e --no-run
+    run_tests "$root/scripts/netns.sh" cargo test --no-fail-fast --package pd-router-e2e
+}
+
+"$root/scripts/envoy.sh"
+"$root/scripts/dynamo.sh"
+"$root/scripts/plugin.sh"
+"$root/scripts/harness.sh"
+for suite in "$@"; do
+    case $suite in
+        unit) unit ;;
+        e2e) e2e ;;
+        *) fail "no such suite: $suite" ;;
+    esac
+done
+
+sum() { sed -nE "s/^test result: .* ([0-9]+) $1;.*/\1/p" "$log" | awk '{ total += $1 } END { print total + 0 }'; }
+skipped=$(sum ignored)
+if [ "${CI:-}" = true ] && [ "$skipped" != 0 ]; then
+    say "tests were skipped, and CI=true allows none"
+    status=1
+fi
+sed -nE 's/^test (.*) \.\.\. FAILED$/failed: \1/p' "$log"
+echo "total: $(sum passed) passed, $(sum failed) failed, $skipped skipped"
+exit "$status"

@@ -1,0 +1,362 @@
+//! A well-behaved client: one request and its whole answer, over HTTP/1.1 or HTTP/2, fresh or kept connections.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::{http1, http2};
+use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::engines::MODEL;
+use crate::sse;
+
+/// After this long an answer is not coming.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// A request to be sent.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Ask {
+    /// `GET path`, without a body.
+    pub fn get(path: &str) -> Ask {
+        Ask::new(Method::GET, path, Bytes::new())
+    }
+
+    /// `POST path` with a JSON body of these bytes.
+    pub fn post(path: &str, body: impl Into<Bytes>) -> Ask {
+        Ask::new(Method::POST, path, body.into()).header("content-type", "application/json")
+    }
+
+    /// A chat request for a short answer.
+    pub fn chat(content: &str) -> Ask {
+        Ask::post("/v1/chat/completions", chat_body(content).to_string())
+    }
+
+    /// The same as a stream.
+    pub fn chat_stream(content: &str) -> Ask {
+        let mut body = chat_body(content);
+        body["stream"] = json!(true);
+        Ask::post("/v1/chat/completions", body.to_string())
+    }
+
+    /// With this header too.
+    pub fn header(self, name: &str, value: &str) -> Ask {
+        self.header_bytes(name, value.as_bytes())
+    }
+
+    /// With this header too, whatever its bytes.
+    pub fn header_bytes(mut self, name: &str, value: &[u8]) -> Ask {
+        let (Ok(name), Ok(value)) = (
+            HeaderName::from_bytes(name.as_bytes()),
+            HeaderValue::from_bytes(value),
+        ) else {
+            panic!("the client cannot send the header {name}: {value:?}");
+        };
+        self.headers.append(name, value);
+        self
+    }
+
+    fn new(method: Method, path: &str, body: Bytes) -> Ask {
+        Ask {
+            method,
+            path: path.to_owned(),
+            headers: HeaderMap::new(),
+            body,
+        }
+    }
+
+    fn http1(self, host: SocketAddr) -> Request<Full<Bytes>> {
+        let mut request = self.request("");
+        if let Ok(host) = HeaderValue::from_str(&host.to_string()) {
+            request.headers_mut().insert(HOST, host);
+        }
+        request
+    }
+
+    fn http2(self, host: SocketAddr) -> Request<Full<Bytes>> {
+        self.request(&format!("http://{host}"))
+    }
+
+    fn request(self, base: &str) -> Request<Full<Bytes>> {
+        let uri = format!("{base}{}", self.path);
+        let request = Request::builder().method(self.method).uri(&uri);
+        let mut request = request
+            .body(Full::new(self.body))
+            .unwrap_or_else(|error| panic!("the client cannot ask for {uri}: {error}"));
+        *request.headers_mut() = self.headers;
+        request
+    }
+}
+
+/// The body of a chat request for four tokens.
+pub fn chat_body(content: &str) -> Value {
+    json!({
+        "model": MODEL,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 4,
+    })
+}
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+}
+
+/// The two workers that the gateway says it chose.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pair {
+    /// `x-pd-router-prefill`.
+    pub prefill: String,
+    /// `x-pd-router-decode`.
+    pub decode: String,
+}
+
+impl Reply {
+    /// The reply itself; fails where its status is another.
+    #[track_caller]
+    pub fn expect(self, status: u16) -> Reply {
+        assert_eq!(self.status, status, "the answer is {}", self.text());
+        self
+    }
+
+    /// The header's value, where there is exactly one.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.get_all(name).iter();
+        let value = values.next()?;
+        assert!(values.next().is_none(), "two values of {name}: {self:?}");
+        value.to_str().ok()
+    }
+
+    /// The two workers that the response headers name.
+    #[track_caller]
+    pub fn pair(&self) -> Pair {
+        let named = |name| {
+            self.header(name)
+                .unwrap_or_else(|| panic!("the answer lacks {name}: {:?}", self.headers))
+                .to_owned()
+        };
+        Pair {
+            prefill: named("x-pd-router-prefill"),
+            decode: named("x-pd-router-decode"),
+        }
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.body)
+    }
+
+    /// The body as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| {
+            panic!(
+                "the answer ({}) is not JSON ({error}): {}",
+                self.status,
+                self.text()
+            )
+        })
+    }
+
+    /// The events of a stream, which must end with `[DONE]`.
+    pub fn events(&self) -> Vec<Value> {
+        assert!(
+            self.header("content-type")
+                .is_some_and(|value| value.starts_with("text/event-stream")),
+            "not a stream: {self:?}"
+        );
+        sse::json_until_done(&self.text())
+    }
+
+    /// The message of an error of pd-router's own; fails where its status or shape is another.
+    #[track_caller]
+    pub fn expect_error(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "the answer is {}", self.text());
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/json"),
+            "{self:?}"
+        );
+        let body = self.json();
+        let error = &body["error"];
+        for member in ["message", "type", "param", "code"] {
+            assert!(error.get(member).is_some(), "no {member} in {body}");
+        }
+        error["message"]
+            .as_str()
+            .unwrap_or_else(|| panic!("the message is no text: {body}"))
+            .to_owned()
+    }
+}
+
+/// Why no answer came.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl Failure {
+    fn of(what: &str, error: impl fmt::Display) -> Failure {
+        Failure(format!("{what}: {error}"))
+    }
+}
+
+/// Sends one request over a connection of its own; fails where no answer comes.
+pub async fn send(to: SocketAddr, ask: Ask) -> Reply {
+    let what = format!("{} {}", ask.method, ask.path);
+    try_send(to, ask)
+        .await
+        .unwrap_or_else(|failure| panic!("no answer from {to} to {what}: {failure}"))
+}
+
+/// Sends one request over a connection of its own.
+///
+/// # Errors
+/// Where no answer comes.
+pub async fn try_send(to: SocketAddr, ask: Ask) -> Result<Reply, Failure> {
+    let mut connection = Connection::open(to).await?;
+    connection.send(ask).await
+}
+
+/// Many clients at once, each with a connection of its own, each asking `ask` so many times; fails where any gets no answer.
+pub async fn crowd(to: SocketAddr, clients: usize, each: usize, ask: &Ask) -> Vec<Reply> {
+    let one = |_| async move {
+        let mut replies = Vec::new();
+        let mut connection = Connection::open(to).await?;
+        for _ in 0..each {
+            replies.push(connection.send(ask.clone()).await?);
+        }
+        Ok::<_, Failure>(replies)
+    };
+    let outcomes = join_all((0..clients).map(one)).await;
+    let replies = outcomes.into_iter().flat_map(|outcome| {
+        outcome.unwrap_or_else(|failure| panic!("one of many clients got no answer: {failure}"))
+    });
+    replies.collect()
+}
+
+enum Sender {
+    Http1(http1::SendRequest<Full<Bytes>>),
+    Http2(http2::SendRequest<Full<Bytes>>),
+}
+
+/// A connection that is kept for many requests.
+pub struct Connection {
+    to: SocketAddr,
+    sender: Sender,
+}
+
+impl Connection {
+    /// An HTTP/1.1 connection.
+    ///
+    /// # Errors
+    /// Where nobody listens.
+    pub async fn open(to: SocketAddr) -> Result<Connection, Failure> {
+        let io = connect(to).await?;
+        let (sender, connection) = http1::handshake(io)
+            .await
+            .map_err(|error| Failure::of("handshake", error))?;
+        tokio::spawn(connection);
+        Ok(Connection {
+            to,
+            sender: Sender::Http1(sender),
+        })
+    }
+
+    /// An HTTP/2 connection in clear text, without asking first.
+    ///
+    /// # Errors
+    /// Where nobody listens or the other side does not speak HTTP/2.
+    pub async fn open_http2(to: SocketAddr) -> Result<Connection, Failure> {
+        let io = connect(to).await?;
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), io)
+            .await
+            .map_err(|error| Failure::of("handshake", error))?;
+        tokio::spawn(connection);
+        Ok(Connection {
+            to,
+            sender: Sender::Http2(sender),
+        })
+    }
+
+    /// Another handle of the same HTTP/2 connection, for requests side by side.
+    pub fn share(&self) -> Option<Connection> {
+        let Sender::Http2(sender) = &self.sender else {
+            return None;
+        };
+        Some(Connection {
+            to: self.to,
+            sender: Sender::Http2(sender.clone()),
+        })
+    }
+
+    /// Sends one request and reads the whole answer.
+    ///
+    /// # Errors
+    /// Where no answer comes, or not in time.
+    pub async fn send(&mut self, ask: Ask) -> Result<Reply, Failure> {
+        timeout(ANSWER_LIMIT, self.exchange(ask))
+            .await
+            .map_err(|_| Failure(format!("no answer within {ANSWER_LIMIT:?}")))?
+    }
+
+    async fn exchange(&mut self, ask: Ask) -> Result<Reply, Failure> {
+        let response = match &mut self.sender {
+            Sender::Http1(sender) => {
+                sender
+                    .ready()
+                    .await
+                    .map_err(|error| Failure::of("not ready", error))?;
+                sender.send_request(ask.http1(self.to)).await
+            }
+            Sender::Http2(sender) => sender.send_request(ask.http2(self.to)).await,
+        };
+        let response = response.map_err(|error| Failure::of("no response", error))?;
+        whole(response).await
+    }
+}
+
+async fn connect(to: SocketAddr) -> Result<TokioIo<TcpStream>, Failure> {
+    let stream = TcpStream::connect(to)
+        .await
+        .map_err(|error| Failure::of("connect", error))?;
+    Ok(TokioIo::new(stream))
+}
+
+async fn whole(response: Response<hyper::body::Incoming>) -> Result<Reply, Failure> {
+    let (head, body) = response.into_parts();
+    let collected = body.collect().await;
+    let body = collected
+        .map_err(|error| Failure::of("the answer breaks off", error))?
+        .to_bytes();
+    Ok(Reply {
+        status: head.status.as_u16(),
+        headers: head.headers,
+        body,
+    })
+}

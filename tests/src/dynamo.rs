@@ -1,0 +1,210 @@
+//! A real Dynamo without a GPU: a frontend in direct mode and mockers of both roles, found through a folder of files.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::client::{self, Ask};
+use crate::engines::Role;
+use crate::paths;
+use crate::process::{Process, unique_name};
+use crate::wait::{GENEROUS, eventually};
+
+/// The name that the mockers serve their model under.
+pub const MODEL: &str = "tiny";
+
+/// Mocked workers of each role.
+const WORKERS: u64 = 2;
+
+/// Runs the command, says its process id, and ends it when stdin closes: however a test ends, nothing is left behind.
+const GUARD: &str = r#""$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -9 $!"#;
+
+/// A frontend and its mockers.
+pub struct Dynamo {
+    /// The frontend's address.
+    pub frontend: SocketAddr,
+    folder: PathBuf,
+    prefill: Guarded,
+    _decode: Guarded,
+    _frontend: Guarded,
+}
+
+impl Dynamo {
+    /// Starts everything and waits until the model is ready with all its workers.
+    pub async fn start() -> Dynamo {
+        let folder = paths::scratch().join(unique_name("dynamo"));
+        // Cards of an earlier run would be found again.
+        let _ = std::fs::remove_dir_all(&folder);
+        for sub in ["home", "kv"] {
+            std::fs::create_dir_all(folder.join(sub))
+                .unwrap_or_else(|error| panic!("cannot create {}: {error}", folder.display()));
+        }
+        let frontend = free_address();
+        let mut serve = module(&folder, "dynamo.frontend");
+        serve
+            .args(["--http-host", "127.0.0.1", "--router-mode", "direct"])
+            .args(["--http-port", &frontend.port().to_string()]);
+        let dynamo = Dynamo {
+            frontend,
+            _frontend: Guarded::start(serve, "frontend").await,
+            prefill: mocker(&folder, Role::Prefill).await,
+            _decode: mocker(&folder, Role::Decode).await,
+            folder,
+        };
+        dynamo.wait_until_ready().await;
+        dynamo
+    }
+
+    /// A configuration that finds this Dynamo's workers through its frontend.
+    pub fn config(&self) -> Value {
+        json!({
+            "pools": [{
+                "name": "dynamo",
+                "protocol": "direct",
+                "frontends": [self.frontend.to_string()],
+                "discovery": {"dynamo": {
+                    "interval_ms": 1000,
+                    "models": {"dynamo": MODEL},
+                    "roles": {"prefill": "prefill", "backend": "decode"},
+                }},
+            }],
+            "response_headers": true,
+        })
+    }
+
+    /// The ids of the prefill workers, as the frontend tells them.
+    pub async fn prefill_ids(&self) -> BTreeSet<u64> {
+        self.ids("prefill").await
+    }
+
+    /// The ids of the decode workers, as the frontend tells them.
+    pub async fn decode_ids(&self) -> BTreeSet<u64> {
+        self.ids("backend").await
+    }
+
+    /// Stops the prefill workers, waits until the frontend knows, and starts others, which have new ids.
+    pub async fn restart_prefill(&mut self) {
+        let old = self.prefill_ids().await;
+        self.prefill.terminate();
+        eventually("the frontend drops the old workers", GENEROUS, || async {
+            let now = self.prefill_ids().await;
+            if now.is_disjoint(&old) {
+                return Ok(());
+            }
+            Err(format!("{now:?}"))
+        })
+        .await;
+        self.prefill = mocker(&self.folder, Role::Prefill).await;
+        self.wait_until_ready().await;
+    }
+
+    /// True while the frontend says that the model is ready with all its workers.
+    pub async fn is_ready(&self) -> bool {
+        self.readiness().await.is_ok()
+    }
+
+    async fn wait_until_ready(&self) {
+        eventually("Dynamo is ready", GENEROUS, || self.readiness()).await;
+    }
+
+    async fn readiness(&self) -> Result<(), String> {
+        let path = format!("/v1/models/{MODEL}/ready");
+        let reply = client::try_send(self.frontend, Ask::get(&path)).await;
+        let reply = reply.map_err(|failure| failure.to_string())?;
+        if reply.status != 200 {
+            return Err(format!("{}: {}", reply.status, reply.text()));
+        }
+        let ready = reply.json();
+        let types = &ready["namespaces"]["dynamo"]["worker_types"];
+        let complete = |role: &str| types[role]["workers"].as_u64() == Some(WORKERS);
+        if complete("prefill") && complete("decode") {
+            return Ok(());
+        }
+        Err(ready.to_string())
+    }
+
+    async fn ids(&self, component: &str) -> BTreeSet<u64> {
+        let reply = client::send(self.frontend, Ask::get("/health")).await;
+        let health = reply.expect(200).json();
+        let instances = health["instances"].as_array().cloned().unwrap_or_default();
+        instances
+            .iter()
+            .filter(|one| one["endpoint"] == "generate" && one["component"] == component)
+            .filter_map(|one| one["instance_id"].as_u64())
+            .collect()
+    }
+}
+
+async fn mocker(folder: &Path, role: Role) -> Guarded {
+    let mut command = module(folder, "dynamo.mocker");
+    command
+        .arg("--model-path")
+        .arg(paths::dynamo_model())
+        .args(["--model-name", MODEL])
+        .args(["--disaggregation-mode", role.as_str()])
+        .args(["--num-workers", &WORKERS.to_string()])
+        .args(["--speedup-ratio", "10"]);
+    Guarded::start(command, role.as_str()).await
+}
+
+/// `python -m name`, with everything on loopback and nothing fetched.
+fn module(folder: &Path, name: &str) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", GUARD, "guard"])
+        .arg(paths::dynamo_python())
+        .args(["-m", name])
+        .env("HOME", folder.join("home"))
+        .env("DYN_FILE_KV", folder.join("kv"))
+        .env("HF_HUB_OFFLINE", "1")
+        .env("DYN_DISCOVERY_BACKEND", "file")
+        .env("DYN_REQUEST_PLANE", "tcp")
+        .env("DYN_EVENT_PLANE", "zmq")
+        .env("DYN_TCP_RPC_HOST", "127.0.0.1")
+        .env("DYN_EVENT_PLANE_HOST", "127.0.0.1")
+        .env("DYN_TCP_RESPONSE_STREAM_HOST", "127.0.0.1")
+        .env("DYN_SDK_DISABLE_ANSI_LOGGING", "1");
+    command
+}
+
+/// The frontend takes no port 0, so one is found for it.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0");
+    listener
+        .and_then(|listener| listener.local_addr())
+        .unwrap_or_else(|error| panic!("no free port on loopback: {error}"))
+}
+
+/// A process under the guard.
+struct Guarded {
+    guard: Process,
+    child: u32,
+}
+
+impl Guarded {
+    async fn start(command: Command, what: &str) -> Guarded {
+        let started = Process::start::<u32>(command, &format!("dynamo-{what}")).await;
+        let (guard, child) = started.unwrap_or_else(|failure| failure.fail(what));
+        Guarded { guard, child }
+    }
+
+    /// Asks the process to end in good order.
+    fn terminate(&self) {
+        let kill = format!("kill -TERM {}", self.child);
+        let done = Command::new("/bin/sh").args(["-c", &kill]).status();
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "cannot end process {}",
+            self.child
+        );
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.guard.close();
+    }
+}

@@ -1,0 +1,175 @@
+//! A gateway: `pd-harness run` with one of the two hosts and a configuration of the test's.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::Proxy;
+use crate::client::{self, Ask, Failure, Reply};
+use crate::engines::Fleet;
+use crate::metrics::Metrics;
+use crate::paths;
+use crate::process::{Process, StartFailure, unique_name};
+use crate::wait::{GENEROUS, eventually};
+
+/// Two worker threads: nothing is correct that is correct only with one.
+const CONCURRENCY: &str = "2";
+
+#[derive(Deserialize)]
+struct Ready {
+    ready: bool,
+    proxy: String,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    // Those of a simulated fleet.
+    #[serde(default)]
+    engines: Vec<Simulated>,
+}
+
+/// An engine that the gateway's own process simulates.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Simulated {
+    /// Its role, as configuration spells it.
+    pub role: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// A running gateway.
+pub struct Gateway {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where metrics and readiness are asked for.
+    pub admin: SocketAddr,
+    /// The engines that it simulates, where it was asked to.
+    pub engines: Vec<Simulated>,
+    process: Process,
+}
+
+impl Gateway {
+    /// Starts a gateway in front of `fleet` and waits until it can route.
+    pub async fn over(proxy: Proxy, fleet: &Fleet) -> Gateway {
+        Gateway::start(proxy, &fleet.config(), &[]).await
+    }
+
+    /// Starts a gateway with this configuration and these further arguments. Fails where it does not become ready.
+    pub async fn start(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
+        Gateway::try_start(proxy, config, arguments)
+            .await
+            .unwrap_or_else(|failure| failure.fail("the gateway"))
+    }
+
+    /// Starts a gateway with this configuration and these further arguments.
+    ///
+    /// # Errors
+    /// How it ended, and what it said.
+    pub async fn try_start(
+        proxy: Proxy,
+        config: &Value,
+        arguments: &[&str],
+    ) -> Result<Gateway, StartFailure> {
+        Gateway::launch(proxy, configured(proxy, config, arguments)).await
+    }
+
+    /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
+    pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
+        let mut command = basic(proxy);
+        command.args(["--simulate", size]);
+        Gateway::launch(proxy, command)
+            .await
+            .unwrap_or_else(|failure| failure.fail("the gateway"))
+    }
+
+    async fn launch(proxy: Proxy, command: Command) -> Result<Gateway, StartFailure> {
+        let (process, ready) = Process::start::<Ready>(command, "gateway").await?;
+        assert!(
+            ready.ready && ready.proxy == proxy.as_str(),
+            "not the gateway that was asked for"
+        );
+        Ok(Gateway {
+            listen: ready.listen,
+            admin: ready.admin,
+            engines: ready.engines,
+            process,
+        })
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Sends one request over a connection of its own; fails where no answer comes.
+    pub async fn send(&self, ask: Ask) -> Reply {
+        client::send(self.listen, ask).await
+    }
+
+    /// Sends one request over a connection of its own.
+    ///
+    /// # Errors
+    /// Where no answer comes.
+    pub async fn try_send(&self, ask: Ask) -> Result<Reply, Failure> {
+        client::try_send(self.listen, ask).await
+    }
+
+    /// What the metrics page says now.
+    pub async fn metrics(&self) -> Metrics {
+        let reply = client::send(self.admin, Ask::get("/stats/prometheus")).await;
+        Metrics::parse(&reply.expect(200).text())
+    }
+
+    /// Fails where the process is gone or a usual request gets no answer.
+    pub async fn assert_serves(&mut self) {
+        assert!(self.process.is_running(), "the gateway is gone");
+        self.send(Ask::chat("are you there?")).await.expect(200);
+    }
+
+    /// Waits until no booking and no stream is open.
+    pub async fn assert_comes_to_rest(&self) {
+        eventually("every charge is released", GENEROUS, || async {
+            let metrics = self.metrics().await;
+            let open = [
+                "pd_router_prefill_charges",
+                "pd_router_decode_charges",
+                "pd_router_streams",
+            ]
+            .map(|name| (name, metrics.expect(name)));
+            if open.iter().any(|(_, value)| *value != 0.0) {
+                return Err(format!("{open:?}"));
+            }
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// The command line that all gateways share.
+fn basic(proxy: Proxy) -> Command {
+    let mut command = Command::new(paths::harness());
+    command
+        .args(["run", "--proxy", proxy.as_str()])
+        .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .args(["--concurrency", CONCURRENCY])
+        .args(["--json", "--until-stdin-closes"])
+        .arg("--plugin")
+        .arg(paths::plugin());
+    if proxy == Proxy::Envoy {
+        command
+            .arg("--envoy")
+            .arg(paths::envoy())
+            .arg("--bootstrap")
+            .arg(paths::bootstrap());
+    }
+    command
+}
+
+fn configured(proxy: Proxy, config: &Value, arguments: &[&str]) -> Command {
+    let file = paths::scratch().join(format!("{}.json", unique_name("config")));
+    std::fs::write(&file, config.to_string())
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    let mut command = basic(proxy);
+    command.arg("--config").arg(file).args(arguments);
+    command
+}

@@ -1,0 +1,105 @@
+//! Where the parts under test lie, and what to say when one is missing.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The workspace's root folder.
+pub fn workspace() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_path_buf()
+}
+
+/// The harness binary: `PD_HARNESS`, else the debug build.
+pub fn harness() -> PathBuf {
+    part("PD_HARNESS", "target/debug/pd-harness", "the harness")
+}
+
+/// The built plugin: `PD_PLUGIN`, else `target/pd_router.wasm`.
+pub fn plugin() -> PathBuf {
+    part("PD_PLUGIN", "target/pd_router.wasm", "the plugin")
+}
+
+/// The Envoy binary: `PD_ENVOY`, else the one that make installs.
+pub fn envoy() -> PathBuf {
+    part("PD_ENVOY", "target/envoy/envoy", "Envoy")
+}
+
+/// Envoy's bootstrap: `PD_BOOTSTRAP`, else the one in the repository.
+pub fn bootstrap() -> PathBuf {
+    part(
+        "PD_BOOTSTRAP",
+        "envoy/bootstrap.yaml",
+        "Envoy's bootstrap configuration",
+    )
+}
+
+/// The Python that has Dynamo: `PD_DYNAMO_PYTHON`, else the environment that make builds.
+pub fn dynamo_python() -> PathBuf {
+    part(
+        "PD_DYNAMO_PYTHON",
+        "target/dynamo/venv/bin/python",
+        "Dynamo's Python environment",
+    )
+}
+
+/// The tiny model for Dynamo's mockers: `PD_DYNAMO_MODEL`, else the one that make builds.
+pub fn dynamo_model() -> PathBuf {
+    part(
+        "PD_DYNAMO_MODEL",
+        "target/dynamo/model",
+        "the model folder for Dynamo",
+    )
+}
+
+/// Scratch space for one run of the tests.
+pub fn scratch() -> PathBuf {
+    folder("target/test-tmp")
+}
+
+/// Where the processes under test write their logs.
+pub fn logs() -> PathBuf {
+    folder("target/test-logs")
+}
+
+fn folder(relative: &str) -> PathBuf {
+    let path = workspace().join(relative);
+    std::fs::create_dir_all(&path)
+        .unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+    path
+}
+
+fn part(variable: &str, default: &str, what: &str) -> PathBuf {
+    let path = locate(env::var_os(variable), default);
+    assert!(
+        path.exists(),
+        "{what} is missing at {}: run `make test`, which builds and installs it (or set {variable}).",
+        path.display()
+    );
+    path
+}
+
+fn locate(overridden: Option<OsString>, default: &str) -> PathBuf {
+    match overridden {
+        Some(path) if !path.is_empty() => PathBuf::from(path),
+        _ => workspace().join(default),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_variable_means_the_default() {
+        assert_eq!(locate(Some(OsString::new()), "a"), workspace().join("a"));
+        assert_eq!(locate(None, "a"), workspace().join("a"));
+        assert_eq!(locate(Some("/x".into()), "a"), PathBuf::from("/x"));
+    }
+
+    #[test]
+    #[should_panic(expected = "run `make test`")]
+    fn a_missing_part_says_what_to_run() {
+        part("PD_NO_SUCH_VARIABLE", "target/no-such-part", "the part");
+    }
+}

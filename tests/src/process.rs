@@ -1,0 +1,177 @@
+//! A process under test: its log in a file, its ready line within a deadline, killed and reaped when dropped.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use crate::paths;
+use crate::wait::test_name;
+
+/// A start includes compiling the plugin, on a machine that runs other tests beside.
+const READY_LIMIT: Duration = Duration::from_secs(90);
+
+/// A process that has closed its stdout is about to end.
+const ENDING_POLLS: usize = 100;
+const ENDING_POLL: Duration = Duration::from_millis(100);
+
+/// Log lines shown when a test fails.
+const SHOWN_LINES: usize = 30;
+
+static STARTED: AtomicUsize = AtomicUsize::new(0);
+
+/// A file name that no other process of this test run has.
+pub fn unique_name(what: &str) -> String {
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{number}-{what}", test_name())
+}
+
+/// Why a process did not become ready.
+#[derive(Debug)]
+pub struct StartFailure {
+    /// How it ended; `None` where it still ran, without being ready.
+    pub status: Option<ExitStatus>,
+    /// What it wrote to stderr.
+    pub log: String,
+}
+
+impl StartFailure {
+    /// Fails the test with what is known.
+    pub fn fail(self, what: &str) -> ! {
+        panic!("{what} does not start ({:?}):\n{}", self.status, self.log)
+    }
+}
+
+/// A running process that ends with this value.
+pub struct Process {
+    child: Child,
+    // Open as long as the process may live: it ends when its stdin does, however the test ends.
+    stdin: Option<ChildStdin>,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with its stdin held open, and stderr in a log file; gives its stdout too.
+    pub fn spawn(mut command: Command, what: &str) -> (Process, ChildStdout) {
+        let log = paths::logs().join(format!("{}.log", unique_name(what)));
+        let file = File::create(&log)
+            .unwrap_or_else(|error| panic!("cannot create {}: {error}", log.display()));
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(file);
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {what}: {error}"));
+        let stdin = child.stdin.take();
+        let Some(stdout) = child.stdout.take() else {
+            panic!("{what} has no stdout");
+        };
+        let process = Process { child, stdin, log };
+        (process, stdout)
+    }
+
+    /// Starts `command` and waits for the one JSON line that says it is ready.
+    ///
+    /// # Errors
+    /// How the process ended, and its log, where it ended first.
+    pub async fn start<R: DeserializeOwned>(
+        command: Command,
+        what: &str,
+    ) -> Result<(Process, R), StartFailure> {
+        let (mut process, stdout) = Process::spawn(command, what);
+        let line = timeout(READY_LIMIT, first_line(stdout)).await;
+        let Ok(Some(line)) = line else {
+            let status = process.end_status().await;
+            let log = process.log();
+            return Err(StartFailure { status, log });
+        };
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| {
+            panic!("the ready line of {what} is not as agreed ({error}): {line:?}")
+        });
+        Ok((process, ready))
+    }
+
+    /// How it ended, where it ends soon.
+    pub async fn end_status(&mut self) -> Option<ExitStatus> {
+        for _ in 0..ENDING_POLLS {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            sleep(ENDING_POLL).await;
+        }
+        None
+    }
+
+    /// True while the process runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Ends the process at once, as `kill -9` does.
+    pub fn kill(&mut self) {
+        // It may be gone already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Closes its stdin, which asks it to end in good order.
+    pub fn close_stdin(&mut self) {
+        drop(self.stdin.take());
+    }
+
+    /// Ends it by closing its stdin, so that it can end what it started itself.
+    pub fn close(&mut self) {
+        self.close_stdin();
+        let _ = self.child.wait();
+    }
+
+    /// All it wrote to its log.
+    pub fn log(&self) -> String {
+        read_lossy(&self.log)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("{}", tail(&self.log));
+        }
+    }
+}
+
+/// The first line of `stdout`, read on a thread of its own that then drains the rest.
+async fn first_line(stdout: ChildStdout) -> Option<String> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(stdout);
+        let mut line = String::new();
+        let read = reader.read_line(&mut line);
+        let _ = sender.send(read.is_ok_and(|n| n > 0).then_some(line));
+        let _ = std::io::copy(&mut reader, &mut std::io::sink());
+    });
+    receiver.await.ok().flatten()
+}
+
+fn read_lossy(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let _ = file.read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn tail(path: &Path) -> String {
+    let text = read_lossy(path);
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
+    let name = path.file_name().unwrap_or_default().display();
+    format!("--- the end of {name} ---\n{}", shown.join("\n"))
+}

@@ -1,0 +1,96 @@
+//! Waiting: polls with generous deadlines, the limit around a whole test, and the test's name for its logs.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+/// Long enough for anything a healthy gateway does, on a machine that is busy with other tests.
+pub const GENEROUS: Duration = Duration::from_secs(60);
+
+/// How long a poll rests between two looks.
+const POLL: Duration = Duration::from_millis(50);
+
+/// After this long a test hangs.
+const TEST_LIMIT: Duration = Duration::from_secs(240);
+const SOAK_LIMIT: Duration = Duration::from_secs(3600);
+
+tokio::task_local! {
+    static TEST_NAME: String;
+}
+
+/// True when `PD_SOAK=1` asks for the long counts.
+pub fn soak() -> bool {
+    std::env::var("PD_SOAK").is_ok_and(|value| value == "1")
+}
+
+/// The usual count, or the long one in a soak.
+pub fn count(usual: usize, in_a_soak: usize) -> usize {
+    if soak() { in_a_soak } else { usual }
+}
+
+/// Runs one test under its name and within the limit for tests.
+pub async fn judged<F: Future<Output = ()>>(name: &str, test: F) {
+    let limit = if soak() { SOAK_LIMIT } else { TEST_LIMIT };
+    let file_name = name.replace("::", "-");
+    let finished = timeout(limit, TEST_NAME.scope(file_name, test)).await;
+    assert!(finished.is_ok(), "the test hangs: not over after {limit:?}");
+}
+
+/// The running test's name, fit for a file name.
+pub fn test_name() -> String {
+    TEST_NAME
+        .try_with(Clone::clone)
+        .unwrap_or_else(|_| "unnamed".to_owned())
+}
+
+/// Asks until the answer is `Ok`; fails with the last reason when `within` has passed.
+pub async fn eventually<T, F, Fut>(what: &str, within: Duration, mut probe: F) -> T
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<T, String>>,
+{
+    let deadline = Instant::now() + within;
+    loop {
+        let reason = match probe().await {
+            Ok(value) => return value,
+            Err(reason) => reason,
+        };
+        assert!(
+            Instant::now() < deadline,
+            "{what}: not so after {within:?}; last seen: {reason}"
+        );
+        sleep(POLL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn eventually_asks_until_it_is_so() {
+        let asked = Cell::new(0);
+        let asked = &asked;
+        let answer = eventually("three", GENEROUS, || async move {
+            asked.set(asked.get() + 1);
+            if asked.get() < 3 {
+                return Err(format!("{}", asked.get()));
+            }
+            Ok(asked.get())
+        })
+        .await;
+        assert_eq!(answer, 3);
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "last seen: never")]
+    async fn eventually_gives_up_with_the_reason() {
+        eventually("nothing", Duration::ZERO, || async {
+            Err::<(), _>("never".to_owned())
+        })
+        .await;
+    }
+}

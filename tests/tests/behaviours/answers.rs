@@ -1,0 +1,211 @@
+//! Requests that are answered: by whom, how often, and what the client is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Pair, Reply, chat_body, crowd};
+use pd_router_e2e::engines::{FAST, Fleet, MODEL};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::raw::{self, Raw};
+use serde_json::{Value, json};
+
+fn completion_body() -> Value {
+    json!({"model": MODEL, "prompt": "Once upon a time", "max_tokens": 4})
+}
+
+fn streamed(mut body: Value) -> Value {
+    body["stream"] = json!(true);
+    body
+}
+
+pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(proxy: Proxy) {
+    let fleet = Fleet::start(2, 2, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let (chat, completion) = ("/v1/chat/completions", "/v1/completions");
+
+    let reply = answered(&gateway, &fleet, chat, &chat_body("hello")).await;
+    let content = &reply.json()["choices"][0]["message"]["content"];
+    assert!(
+        content.as_str().is_some_and(|text| !text.is_empty()),
+        "{}",
+        reply.text()
+    );
+
+    let reply = answered(&gateway, &fleet, completion, &completion_body()).await;
+    let content = &reply.json()["choices"][0]["text"];
+    assert!(
+        content.as_str().is_some_and(|text| !text.is_empty()),
+        "{}",
+        reply.text()
+    );
+
+    let reply = answered(&gateway, &fleet, chat, &streamed(chat_body("hello"))).await;
+    let said = |event: &Value| {
+        event["choices"][0]["delta"]["content"]
+            .as_str()
+            .map(str::len)
+    };
+    assert!(
+        reply.events().iter().filter_map(said).sum::<usize>() > 0,
+        "{}",
+        reply.text()
+    );
+
+    let reply = answered(&gateway, &fleet, completion, &streamed(completion_body())).await;
+    let said = |event: &Value| event["choices"][0]["text"].as_str().map(str::len);
+    assert!(
+        reply.events().iter().filter_map(said).sum::<usize>() > 0,
+        "{}",
+        reply.text()
+    );
+
+    let (prefill, decode) = (fleet.prefill_total().await, fleet.decode_total().await);
+    assert_eq!(
+        prefill.requests, 4,
+        "one prefill for each answer: {prefill:?}"
+    );
+    assert_eq!(prefill.handoffs_issued, 4, "{prefill:?}");
+    assert_eq!(prefill.handoffs_consumed, 4, "{prefill:?}");
+    assert_eq!(decode.answered, 4, "{decode:?}");
+    assert_eq!(decode.refused(), 0, "{decode:?}");
+    assert!(
+        decode.prompt_tokens_computed <= decode.answered,
+        "at most one prompt token for each request is left to decode: {decode:?}"
+    );
+    gateway.assert_comes_to_rest().await;
+}
+
+/// Sends the request and checks that the answer names a worker of each role.
+async fn answered(gateway: &Gateway, fleet: &Fleet, path: &str, body: &Value) -> Reply {
+    let reply = gateway
+        .send(Ask::post(path, body.to_string()))
+        .await
+        .expect(200);
+    let Pair { prefill, decode } = reply.pair();
+    assert!(
+        fleet.prefill_addresses().contains(&prefill),
+        "no prefill worker: {prefill}"
+    );
+    assert!(
+        fleet.decode_addresses().contains(&decode),
+        "no decode worker: {decode}"
+    );
+    reply
+}
+
+pub async fn responses_are_answered_through_a_hand_off(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let body = json!({"model": MODEL, "input": "hello", "max_output_tokens": 4});
+    let ask = Ask::post("/v1/responses", body.to_string());
+    let reply = gateway.send(ask).await.expect(200);
+    assert!(reply.json().is_object());
+    assert_eq!(fleet.prefill_total().await.handoffs_consumed, 1);
+    fleet.assert_no_decode_refused().await;
+    // This interface has a limit of its own name: the prefill leg must not run the whole answer.
+    let leg = fleet.prefill[0].only_request().await.json();
+    assert_eq!(leg["max_output_tokens"], 1, "{leg}");
+}
+
+pub async fn an_answer_streams_while_the_decode_still_runs(proxy: Proxy) {
+    // 2,000 tokens of 100 ms: far from over when the first of them arrive.
+    let fleet = Fleet::start(1, 1, &["--token-ms", "100"]).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let mut body = streamed(chat_body("a long story"));
+    body["max_tokens"] = json!(2000);
+    let request = raw::post("/v1/chat/completions", &[], body.to_string().as_bytes());
+    let mut client = Raw::connect(gateway.listen).await;
+    client.write(&request).await;
+    client.read_until("data:", 3).await;
+    assert_eq!(fleet.decode_total().await.running, 1);
+}
+
+pub async fn workers_are_named_only_where_configured(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut config = fleet.config();
+    config
+        .as_object_mut()
+        .map(|members| members.remove("response_headers"));
+    let gateway = Gateway::start(proxy, &config, &[]).await;
+    let reply = gateway.send(Ask::chat("hello")).await.expect(200);
+    for name in ["x-pd-router-prefill", "x-pd-router-decode"] {
+        assert!(!reply.headers.contains_key(name), "{:?}", reply.headers);
+    }
+}
+
+pub async fn workers_go_by_their_configured_names(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut config = fleet.config();
+    let workers = &mut config["pools"][0]["discovery"]["static"]["workers"];
+    workers[0]["name"] = json!("prompt-reader");
+    workers[1]["name"] = json!("story-teller");
+    let gateway = Gateway::start(proxy, &config, &[]).await;
+    let pair = gateway.send(Ask::chat("hello")).await.expect(200).pair();
+    assert_eq!(pair.prefill, "prompt-reader");
+    assert_eq!(pair.decode, "story-teller");
+}
+
+pub async fn requests_are_spread_evenly_over_all_pairs(proxy: Proxy) {
+    let fleet = Fleet::start(2, 2, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    // Ten connections, so that both threads serve.
+    let replies = crowd(gateway.listen, 10, 20, &Ask::chat("hello")).await;
+
+    let mut named: BTreeMap<String, u64> = BTreeMap::new();
+    let mut pairs = BTreeSet::new();
+    for reply in replies {
+        let pair = reply.expect(200).pair();
+        *named.entry(pair.prefill.clone()).or_default() += 1;
+        *named.entry(pair.decode.clone()).or_default() += 1;
+        pairs.insert(pair);
+    }
+    assert_eq!(pairs.len(), 4, "all pairs are used: {pairs:?}");
+    for engine in fleet.engines() {
+        let address = engine.address.to_string();
+        let named = named.get(&address).copied().unwrap_or_default();
+        let state = engine.state().await;
+        assert!(
+            (96..=104).contains(&named),
+            "{address} was named {named} times"
+        );
+        assert_eq!(
+            state.requests, named,
+            "{address} got what the headers say: {state:?}"
+        );
+        assert_eq!(state.answered, named, "{address}: {state:?}");
+    }
+    fleet.assert_no_decode_refused().await;
+}
+
+pub async fn the_models_are_listed(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    for path in ["/v1/models", "/v1/models?limit=1"] {
+        let models = gateway.send(Ask::get(path)).await.expect(200).json();
+        assert_eq!(models["data"][0]["id"], MODEL, "{models}");
+    }
+    gateway.assert_comes_to_rest().await;
+}
+
+pub async fn the_metrics_count_what_happened(proxy: Proxy) {
+    let fleet = Fleet::start(2, 2, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    for reply in crowd(gateway.listen, 4, 3, &Ask::chat("hello")).await {
+        reply.expect(200);
+    }
+    gateway.assert_comes_to_rest().await;
+    let metrics = gateway.metrics().await;
+    assert_eq!(metrics.expect("pd_router_requests_total"), 12.0);
+    assert_eq!(metrics.expect("pd_router_prefill_calls_total"), 12.0);
+    for none in [
+        "pd_router_prefill_retries_total",
+        "pd_router_kv_leaked_handoffs_total",
+        "pd_router_kv_leaked_blocks_total",
+    ] {
+        assert_eq!(metrics.sum(none).unwrap_or_default(), 0.0, "{none}");
+    }
+    for role in ["prefill", "decode"] {
+        let workers = metrics.sum_where("pd_router_fleet_workers", &[("role", role)]);
+        assert_eq!(workers, Some(2.0), "{role} workers");
+    }
+}

@@ -1,0 +1,240 @@
+//! What reaches the engines: the client's bytes and headers, and the few edits that a hand-off needs.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::{FAST, Fleet, Recorded};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::json_text::{members_without, spliced_member, values_of};
+use pd_router_e2e::raw::{self, Raw};
+
+const CHAT: &str = "/v1/chat/completions";
+const HAND_OFF: &str = "kv_transfer_params";
+
+/// The members that the prefill leg may have otherwise than the client wrote them.
+const EDITED: [&str; 6] = [
+    "stream",
+    "stream_options",
+    "min_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+    HAND_OFF,
+];
+
+/// Everything that re-writing JSON loses: big and long numbers, doubled keys, white space, order, escapes.
+const AWKWARD: &str = concat!(
+    "  {\n\t\"z_unknown\" : {\"b\":1.0,\"a\":[ 0.10, -0.0,1E5 , 12345678901234567890.000000000000000001 ]} ,\r\n",
+    "  \"model\":\"sim\",\"seed\": 9007199254740993,\n",
+    "  \"user\":\"first\",\"user\" : \"second\",\n",
+    "  \"messages\":[ {\"role\":\"user\",\"content\":\"caf\\u00e9 \\ud83d\\ude00 na\u{ef}ve \u{65e5}\u{672c} \\/ \\\" kv_transfer_params\"}],\n",
+    "  \"metadata\":{\"stream\":true,\"max_tokens\":7,\"min_tokens\":3,\"kv_transfer_params\":null},\n",
+    "  \"stream\" :true, \"stream_options\":{ \"include_usage\":true },\n",
+    "  \"max_tokens\" : 8,\"max_completion_tokens\":8 ,\"min_tokens\":2\n} \n",
+);
+
+/// Only what must be there.
+const BARE: &str = r#"{"messages":[{"role":"user","content":"hi"}],"model":"sim"}"#;
+
+/// The newer name of the limit alone, the unread members last.
+const NEWER_LIMIT: &str = r#"{"model":"sim","max_completion_tokens":3,"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],"n_unknown":[]}"#;
+
+const BODIES: [&str; 3] = [AWKWARD, BARE, NEWER_LIMIT];
+
+struct Legs {
+    prefill: Recorded,
+    decode: Recorded,
+}
+
+struct Pair {
+    fleet: Fleet,
+    gateway: Gateway,
+}
+
+impl Pair {
+    async fn start(proxy: Proxy) -> Pair {
+        let fleet = Fleet::start(1, 1, FAST).await;
+        let gateway = Gateway::over(proxy, &fleet).await;
+        Pair { fleet, gateway }
+    }
+
+    /// Sends the request, which must be answered, and gives what the engines got.
+    async fn legs_of(&self, ask: Ask) -> Legs {
+        self.gateway.send(ask).await.expect(200);
+        self.last_legs().await
+    }
+
+    async fn last_legs(&self) -> Legs {
+        let last = |requests: Vec<Recorded>| {
+            let last = requests.last().cloned();
+            last.unwrap_or_else(|| panic!("the engine got nothing"))
+        };
+        Legs {
+            prefill: last(self.fleet.prefill[0].requests().await),
+            decode: last(self.fleet.decode[0].requests().await),
+        }
+    }
+}
+
+pub async fn the_decode_leg_keeps_every_byte_of_the_body(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    for body in BODIES {
+        let legs = pair.legs_of(Ask::post(CHAT, body)).await;
+        let hand_off = spliced_member(body, legs.decode.text(), HAND_OFF);
+        let hand_off = hand_off.unwrap_or_else(|reason| panic!("{reason}"));
+        assert_eq!(hand_off["do_remote_prefill"], true, "{hand_off}");
+        assert!(hand_off["remote_block_ids"].is_array(), "{hand_off}");
+        assert!(hand_off["remote_engine_id"].is_string(), "{hand_off}");
+    }
+    pair.fleet.assert_no_decode_refused().await;
+}
+
+pub async fn the_prefill_leg_differs_only_by_its_edits(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    for body in BODIES {
+        let legs = pair.legs_of(Ask::post(CHAT, body)).await;
+        assert_prefill_leg(body, legs.prefill.text());
+    }
+}
+
+fn assert_prefill_leg(client: &str, prefill: &str) {
+    assert_eq!(
+        members_without(client, &EDITED),
+        members_without(prefill, &EDITED),
+        "what is not edited is as the client wrote it"
+    );
+    let asked_for_a_stream = !values_of(client, "stream").is_empty();
+    let stream = values_of(prefill, "stream");
+    assert!(
+        stream == ["false"] || (stream.is_empty() && !asked_for_a_stream),
+        "a prefill is not streamed: {prefill}"
+    );
+    assert!(values_of(prefill, "stream_options").is_empty(), "{prefill}");
+    assert!(values_of(prefill, "min_tokens").is_empty(), "{prefill}");
+    assert_eq!(values_of(prefill, "max_tokens"), ["1"], "{prefill}");
+    let newer_limit = match values_of(client, "max_completion_tokens").is_empty() {
+        true => vec![],
+        false => vec!["1".to_owned()],
+    };
+    assert_eq!(
+        values_of(prefill, "max_completion_tokens"),
+        newer_limit,
+        "one where it was sent, absent where not: {prefill}"
+    );
+    let hand_off = values_of(prefill, HAND_OFF);
+    assert_eq!(hand_off.len(), 1, "{prefill}");
+    let hand_off: serde_json::Value = serde_json::from_str(&hand_off[0]).unwrap_or_default();
+    assert_eq!(hand_off["do_remote_decode"], true, "{prefill}");
+    assert_eq!(hand_off["do_remote_prefill"], false, "{prefill}");
+}
+
+pub async fn numbers_that_no_float_holds_reach_both_legs(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let body = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"vendor":{"huge":1e400,"long":0.1000000000000000055511151231257827}}"#;
+    // The engine may refuse what it cannot hold; the gateway passes it on all the same.
+    let reply = pair.gateway.send(Ask::post(CHAT, body)).await;
+    assert!(reply.status == 200 || reply.status == 400, "{reply:?}");
+    let prefill = pair.fleet.prefill[0].only_request().await;
+    assert_prefill_leg(body, prefill.text());
+    if reply.status == 200 {
+        let decode = pair.fleet.decode[0].only_request().await;
+        let spliced = spliced_member(body, decode.text(), HAND_OFF);
+        assert!(spliced.is_ok(), "{spliced:?}");
+    }
+}
+
+pub async fn the_length_is_right_on_both_legs(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    for body in BODIES {
+        let legs = pair.legs_of(Ask::post(CHAT, body)).await;
+        for leg in [&legs.prefill, &legs.decode] {
+            let length = leg.body_bytes.to_string();
+            assert_eq!(leg.values("content-length"), [length.as_str()], "{leg:?}");
+            assert!(leg.values("transfer-encoding").is_empty(), "{leg:?}");
+            assert_eq!(leg.text().len(), leg.body_bytes);
+        }
+    }
+    pair.gateway.assert_comes_to_rest().await;
+}
+
+pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let mut request = raw::head(
+        &format!("POST {CHAT} HTTP/1.1"),
+        &[
+            ("content-type", "application/json"),
+            ("transfer-encoding", "chunked"),
+        ],
+    );
+    for part in AWKWARD.as_bytes().chunks(100) {
+        request.extend(raw::chunk(part));
+    }
+    request.extend(b"0\r\n\r\n");
+    Raw::exchange(pair.gateway.listen, request)
+        .await
+        .expect(200);
+    let legs = pair.last_legs().await;
+    for leg in [&legs.prefill, &legs.decode] {
+        let lengths = leg.values("content-length");
+        let encodings = leg.values("transfer-encoding");
+        assert_eq!(lengths.len() + encodings.len(), 1, "one framing: {leg:?}");
+    }
+    let spliced = spliced_member(AWKWARD, legs.decode.text(), HAND_OFF);
+    assert!(spliced.is_ok(), "{spliced:?}");
+    assert_prefill_leg(AWKWARD, legs.prefill.text());
+}
+
+pub async fn the_path_and_query_are_the_same_on_both_legs(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let asked = "/v1/chat/completions?trace=1&x=%2Fy";
+    let legs = pair.legs_of(Ask::post(asked, BARE)).await;
+    for leg in [&legs.prefill, &legs.decode] {
+        assert_eq!(leg.path, asked, "{leg:?}");
+        assert_eq!(leg.method, "POST");
+    }
+}
+
+pub async fn the_clients_own_request_id_is_on_both_legs(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let ask = Ask::post(CHAT, BARE).header("x-request-id", "client-chosen-7");
+    let legs = pair.legs_of(ask).await;
+    assert_eq!(legs.prefill.values("x-request-id"), ["client-chosen-7"]);
+    assert_eq!(legs.decode.values("x-request-id"), ["client-chosen-7"]);
+}
+
+pub async fn a_missing_request_id_is_made_up_once(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let legs = pair.legs_of(Ask::post(CHAT, BARE)).await;
+        let id = legs.prefill.values("x-request-id").join(",");
+        assert_eq!(legs.decode.values("x-request-id"), [id.as_str()]);
+        assert!(!id.is_empty());
+        seen.push(id);
+    }
+    assert_ne!(seen[0], seen[1], "each request has an id of its own");
+}
+
+pub async fn the_clients_headers_reach_both_legs(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let ask = Ask::post(CHAT, BARE)
+        .header("authorization", "Bearer the-clients-own")
+        .header("traceparent", trace)
+        .header("x-tenant", "blue");
+    let legs = pair.legs_of(ask).await;
+    for leg in [&legs.prefill, &legs.decode] {
+        assert_eq!(leg.values("authorization"), ["Bearer the-clients-own"]);
+        assert_eq!(leg.values("traceparent"), [trace]);
+        assert_eq!(leg.values("x-tenant"), ["blue"]);
+        assert_eq!(leg.values("content-type"), ["application/json"]);
+    }
+}
+
+pub async fn headers_that_the_client_did_not_send_stay_absent(proxy: Proxy) {
+    let pair = Pair::start(proxy).await;
+    let legs = pair.legs_of(Ask::post(CHAT, BARE)).await;
+    for leg in [&legs.prefill, &legs.decode] {
+        for name in ["authorization", "traceparent", "content-encoding"] {
+            assert!(leg.values(name).is_empty(), "{name} in {leg:?}");
+        }
+    }
+}

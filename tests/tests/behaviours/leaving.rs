@@ -1,0 +1,140 @@
+//! Clients that leave before they are answered: every charge is released, and what they leave behind is counted.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::chat_body;
+use pd_router_e2e::engines::Fleet;
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::wait::{GENEROUS, count, eventually, soak};
+use serde_json::json;
+use tokio::time::sleep;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Enough blocks for every hand-off that nobody pulls, and a lease that outlasts the test.
+const ROOMY: [&str; 4] = ["--kv-blocks", "1000000", "--lease-ms", "3600000"];
+
+/// Clients at once.
+const AT_ONCE: usize = 10;
+
+/// 400 tokens of prompt, at one token for four bytes.
+const PROMPT_BYTES: usize = 1600;
+
+/// With the rate below, a prefill of that prompt takes 400 ms.
+const SLOW_PREFILL: [&str; 2] = ["--prefill-rate", "1000"];
+
+pub async fn clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind(proxy: Proxy) {
+    let options = [ROOMY.as_slice(), &SLOW_PREFILL].concat();
+    let fleet = Fleet::start(2, 1, &options).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let body = chat_body(&"tell ".repeat(PROMPT_BYTES / 5)).to_string();
+    let request = raw::post(CHAT, &[], body.as_bytes());
+    let clients = count(50, 1000);
+    for first in (0..clients).step_by(AT_ONCE) {
+        let numbers = first..clients.min(first + AT_ONCE);
+        join_all(numbers.map(|number| leave_during_prefill(&gateway, &request, number))).await;
+    }
+
+    // Calls outlive their clients; when the last prefill is through, so is the accounting.
+    let patience = if soak() { 30 * GENEROUS } else { 2 * GENEROUS };
+    eventually("the prefills of those who left end", patience, || async {
+        let state = fleet.prefill_total().await;
+        let all_began = state.requests >= clients as u64;
+        if all_began && state.running == 0 {
+            return Ok(());
+        }
+        Err(format!("{state:?}"))
+    })
+    .await;
+    gateway.assert_comes_to_rest().await;
+    gateway.assert_serves().await;
+    gateway.assert_comes_to_rest().await;
+    let left = assert_leaks_are_counted(&fleet, &gateway).await;
+    assert!(left > 0, "nobody left in the middle of prefill");
+    fleet.assert_no_decode_refused().await;
+}
+
+/// Sends the whole request and leaves at a moment of its own within the prefill.
+async fn leave_during_prefill(gateway: &Gateway, request: &[u8], number: usize) {
+    let mut client = Raw::connect(gateway.listen).await;
+    client.write(request).await;
+    let moment = 30 + (number * 37) % 170;
+    sleep(Duration::from_millis(moment as u64)).await;
+}
+
+/// The blocks that nobody pulled, which must be as many as the gateway counts.
+async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
+    eventually(
+        "the gateway counts what nobody pulled",
+        GENEROUS,
+        || async {
+            let state = fleet.prefill_total().await;
+            let metrics = gateway.metrics().await;
+            let blocks = metrics.expect("pd_router_kv_leaked_blocks_total");
+            let hand_offs = metrics.expect("pd_router_kv_leaked_handoffs_total");
+            let unused = state.handoffs_issued - state.handoffs_consumed;
+            if blocks == state.blocks_unpulled as f64 && hand_offs == unused as f64 {
+                return Ok(state.blocks_unpulled);
+            }
+            Err(format!(
+                "the gateway counts {blocks} blocks of {hand_offs} hand-offs; {state:?}"
+            ))
+        },
+    )
+    .await
+}
+
+pub async fn clients_that_leave_in_the_middle_of_a_stream_leave_no_charge_behind(proxy: Proxy) {
+    // A decode that would run for a quarter of an hour: it ends because it is told to.
+    let options = [ROOMY.as_slice(), &["--token-ms", "100"]].concat();
+    let fleet = Fleet::start(1, 2, &options).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let mut body = chat_body("a long story");
+    body["max_tokens"] = json!(10_000);
+    body["stream"] = json!(true);
+    let request = raw::post(CHAT, &[], body.to_string().as_bytes());
+    let clients = count(20, 200);
+    for first in (0..clients).step_by(AT_ONCE) {
+        let numbers = first..clients.min(first + AT_ONCE);
+        join_all(numbers.map(|number| leave_during_decode(&gateway, &request, number))).await;
+    }
+
+    eventually("the decodes of those who left end", GENEROUS, || async {
+        let state = fleet.decode_total().await;
+        if state.running == 0 && state.requests == clients as u64 {
+            return Ok(());
+        }
+        Err(format!("{state:?}"))
+    })
+    .await;
+    gateway.assert_comes_to_rest().await;
+    gateway.assert_serves().await;
+    assert_leaks_are_counted(&fleet, &gateway).await;
+    fleet.assert_no_decode_refused().await;
+}
+
+/// Reads a few events of the stream and leaves.
+async fn leave_during_decode(gateway: &Gateway, request: &[u8], number: usize) {
+    let mut client = Raw::connect(gateway.listen).await;
+    client.write(request).await;
+    client.read_until("data:", 1 + number % 4).await;
+}
+
+pub async fn clients_that_leave_in_the_middle_of_their_body_leave_no_charge_behind(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, &ROOMY).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let request = raw::post(CHAT, &[], chat_body("hello").to_string().as_bytes());
+    let whole = request.len();
+    for missing in [1, 10, 40, 100] {
+        let mut client = Raw::connect(gateway.listen).await;
+        client.write(&request[..whole - missing]).await;
+    }
+    gateway.assert_serves().await;
+    gateway.assert_comes_to_rest().await;
+    // Only the whole request was sent anywhere.
+    assert_eq!(fleet.prefill_total().await.requests, 1);
+    assert_eq!(assert_leaks_are_counted(&fleet, &gateway).await, 0);
+}

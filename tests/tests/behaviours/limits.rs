@@ -1,0 +1,75 @@
+//! Large bodies: up to the limit they work, above it the client is told.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Reply, chat_body};
+use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::raw::{self, Raw};
+use serde_json::json;
+
+/// Envoy's own default, in bytes.
+const ONE_MEBIBYTE: &str = "1048576";
+
+/// A request of this many bytes and a few more. The bulk is no prompt, so that no engine computes on it.
+fn request_of(bytes: usize) -> Vec<u8> {
+    let mut body = chat_body("hello");
+    body["bulk"] = json!("x".repeat(bytes));
+    raw::post("/v1/chat/completions", &[], body.to_string().as_bytes())
+}
+
+async fn sent(gateway: &Gateway, bytes: usize) -> Reply {
+    Raw::exchange(gateway.listen, request_of(bytes)).await
+}
+
+async fn assert_passes(fleet: &Fleet, gateway: &mut Gateway, bytes: usize) {
+    sent(gateway, bytes).await.expect(200);
+    for engine in fleet.engines() {
+        let got = engine.only_request().await;
+        assert!(
+            got.body_bytes > bytes,
+            "only {} bytes arrived",
+            got.body_bytes
+        );
+        let length = got.body_bytes.to_string();
+        assert_eq!(got.values("content-length"), [length.as_str()]);
+    }
+    fleet.assert_no_decode_refused().await;
+    gateway.assert_serves().await;
+}
+
+async fn assert_too_large(fleet: &Fleet, gateway: &mut Gateway, bytes: usize) {
+    sent(gateway, bytes).await.expect(413);
+    for engine in fleet.engines() {
+        assert_eq!(engine.state().await.requests, 0);
+    }
+    gateway.assert_serves().await;
+    gateway.assert_comes_to_rest().await;
+}
+
+pub async fn a_body_of_900_kilobytes_passes_a_limit_of_one_mebibyte(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut gateway = with_one_mebibyte(proxy, &fleet).await;
+    assert_passes(&fleet, &mut gateway, 900_000).await;
+}
+
+pub async fn a_body_above_a_limit_of_one_mebibyte_is_too_large(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut gateway = with_one_mebibyte(proxy, &fleet).await;
+    assert_too_large(&fleet, &mut gateway, 1_500_000).await;
+}
+
+pub async fn a_body_of_20_megabytes_passes_the_shipped_limit(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    assert_passes(&fleet, &mut gateway, 20_000_000).await;
+}
+
+pub async fn a_body_above_the_shipped_limit_is_too_large(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    assert_too_large(&fleet, &mut gateway, 35_000_000).await;
+}
+
+async fn with_one_mebibyte(proxy: Proxy, fleet: &Fleet) -> Gateway {
+    Gateway::start(proxy, &fleet.config(), &["--buffer-limit", ONE_MEBIBYTE]).await
+}
