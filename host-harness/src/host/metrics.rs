@@ -245,16 +245,14 @@ impl LabelSet {
         };
         let (name, mut label) = head.rsplit_once('_').unwrap_or(("", head));
         let mut labels = Vec::new();
-        let mut tail = "";
-        loop {
+        let tail = loop {
             let (value, after) = rest.split_once(";.;").unwrap_or((rest, ""));
             labels.push(format!("{}=\"{}\"", sanitized(label), escaped(value)));
-            let Some((next_label, next_rest)) = after.split_once("=.=") else {
-                tail = if after.is_empty() { tail } else { after };
-                break;
-            };
-            (label, rest) = (next_label, next_rest);
-        }
+            match after.split_once("=.=") {
+                Some(next) => (label, rest) = next,
+                None => break after,
+            }
+        };
         LabelSet {
             name: sanitized(&format!("{name}{tail}")),
             labels: labels.join(","),

@@ -97,15 +97,9 @@ impl Stream {
                 return self.on_response_data(Bytes::new(), End::Here);
             }
         };
-        let end = match &self.source {
-            Source::Body(body) if !body.is_end_stream() => End::Later,
-            _ => End::Here,
-        };
-        if end == End::Here {
-            self.source = Source::None;
-        }
         match frame.into_data() {
-            Ok(data) => self.on_response_data(data, end),
+            // The end comes by itself, as in Envoy's HTTP/1 codec.
+            Ok(data) => self.on_response_data(data, End::Later),
             Err(frame) => match frame.into_trailers() {
                 Ok(trailers) => self.on_response_trailers(&trailers),
                 Err(_) => Ok(()),

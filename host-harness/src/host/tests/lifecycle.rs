@@ -207,6 +207,45 @@ async fn a_trap_costs_one_answer_and_the_vm_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_trap_resets_the_other_streams_of_the_thread() {
+    let guest = module(
+        "",
+        r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+             (if (i32.eqz (local.get 2)) (then unreachable))
+             (call $mark (i32.const 4))
+             (i32.const 1))"#,
+    );
+    let host = start(&guest, &[]).await;
+    let paused = tokio::spawn(net::get_owned(host.listen));
+    expect_trail(&host, "4").await;
+    assert_eq!(net::status(&net::post(host.listen, "abc").await), "503");
+    assert_eq!(
+        paused.await.expect("no panic"),
+        "",
+        "closed without an answer"
+    );
+    // A VM that is gone gets no callbacks any more.
+    expect_trail(&host, "4").await;
+    host.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_in_one_piece_is_refused_before_the_plugin_sees_its_end() {
+    let guest = module(
+        "",
+        r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1))
+           (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32)
+             (if (local.get 2) (then (call $mark (i32.const 9))))
+             (i32.const 1))"#,
+    );
+    let host = try_start(&guest, &[], 1000).await.expect("starts");
+    let answer = net::post(host.listen, &"x".repeat(1000)).await;
+    assert_eq!(net::status(&answer), "413", "{answer}");
+    expect_trail(&host, ENDED).await;
+    host.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refused_configuration_stops_the_start() {
     let guest = module(
         "",

@@ -85,6 +85,11 @@ pub async fn get(address: SocketAddr, path: &str) -> String {
     exchange(address, request.as_bytes()).await
 }
 
+/// GET of the root, for a task of its own.
+pub async fn get_owned(address: SocketAddr) -> String {
+    get(address, "/").await
+}
+
 /// POST, the connection closed afterwards.
 pub async fn post(address: SocketAddr, body: &str) -> String {
     exchange(address, &post_bytes(body)).await
