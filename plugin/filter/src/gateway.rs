@@ -54,9 +54,11 @@ impl Gateway {
         self.serves.get()
     }
 
-    /// Notes that a request has come, and makes sure that a fleet is known if one has been published.
+    /// Notes that a request has come, and makes sure that a fleet is known if one has been published: another thread may
+    /// have said already that the gateway is ready.
     pub fn request_came(&self) {
-        if !self.serves.replace(true) {
+        self.serves.set(true);
+        if self.router.borrow().fleet().workers().next().is_none() {
             self.adopt_published();
         }
     }
