@@ -44,7 +44,7 @@ impl Role {
 pub struct State {
     /// Requests to generation paths, refused ones included.
     pub requests: u64,
-    /// Requests being worked on now.
+    /// Requests being computed now; those that stand in line are not among them.
     pub running: u64,
     /// Hand-offs given out.
     pub handoffs_issued: u64,

@@ -97,6 +97,7 @@ on_both_hosts! {
         clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind,
         clients_that_leave_in_the_middle_of_a_stream_leave_no_charge_behind,
         clients_that_leave_in_the_middle_of_their_body_leave_no_charge_behind,
+        a_prefill_that_fails_after_its_client_left_leaves_no_charge_behind,
     }
     failures {
         with_one_of_two_decode_workers_dead_all_are_answered,
