@@ -110,6 +110,8 @@ fn call_status() -> u16 {
 /// Calls the job's prefill worker, unless the client has left: then nothing runs.
 fn start(gateway: &Gateway, job: Job) {
     let Some(client) = live(&job) else {
+        // Its charge ends here, and only then is there something to report.
+        drop(job);
         gateway.report_load();
         return;
     };
