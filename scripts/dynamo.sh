@@ -7,6 +7,7 @@ requirements=tests/dynamo/requirements.txt
 dynamo=$target/dynamo
 
 if ! cmp --silent "$requirements" "$dynamo/requirements.txt"; then
+    need_python
     say "downloading Dynamo (80 MB) …"
     mkdir -p "$dynamo"
     fill_venv "$dynamo/venv" "$requirements"

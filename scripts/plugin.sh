@@ -46,7 +46,6 @@ remap_paths() {
 }
 
 build_with_rustup() {
-    need_cargo
     rustup_can_build || fail "The $wasm standard library is missing: run \"rustup target add $wasm\"."
     cargo fetch --quiet --target "$wasm" # so that `remap_paths` sees every folder of sources
     remap_paths "$(rustc --print sysroot)"
@@ -67,6 +66,7 @@ build_with_debian() {
 }
 
 toolchain=$(choose_toolchain)
+[ "$toolchain" != rustup ] || need_cargo
 quiet=(--quiet)
 if changed_since "$stamp" plugin Cargo.toml Cargo.lock || [ ! -e "$target/pd_router.wasm" ]; then
     say "building the plugin with $toolchain's Rust …"

@@ -9,8 +9,11 @@ status=0
 
 run_tests() { "$@" 2>&1 | tee -a "$log" || status=1; }
 
-# The filter's crate links only for wasm: the end-to-end tests are its tests.
-unit() { run_tests cargo test --no-fail-fast --workspace --exclude pd-router-filter --exclude pd-router-e2e; }
+# All native crates at once, so that both suites are compiled against the same dependencies. The filter's crate links only
+# for wasm: the end-to-end tests are its tests.
+cargo_test() { cargo test --no-fail-fast --workspace --exclude pd-router-filter "$@"; }
+
+unit() { run_tests cargo_test --lib --bins; }
 
 e2e() {
     export PD_HARNESS=$target/debug/pd-harness
@@ -19,8 +22,8 @@ e2e() {
     export PD_DYNAMO_PYTHON=$target/dynamo/venv/bin/python
     export PD_DYNAMO_MODEL=$target/dynamo/model
     # Compiled first: inside the namespace there is no network for cargo to use.
-    cargo test --package pd-router-e2e --no-run
-    run_tests "$root/scripts/netns.sh" cargo test --no-fail-fast --package pd-router-e2e
+    cargo_test --test '*' --no-run
+    run_tests "$root/scripts/netns.sh" cargo test --no-fail-fast --workspace --exclude pd-router-filter --test '*'
 }
 
 "$root/scripts/envoy.sh"

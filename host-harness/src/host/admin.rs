@@ -41,9 +41,7 @@ pub async fn serve(listener: TcpListener, process: Arc<Process>) {
 fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes>> {
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/ready") => text(StatusCode::OK, "LIVE\n".to_owned()),
-        (&Method::GET, "/stats/prometheus") => {
-            text(StatusCode::OK, process.metrics.prometheus())
-        }
+        (&Method::GET, "/stats/prometheus") => text(StatusCode::OK, process.metrics.prometheus()),
         _ => text(StatusCode::NOT_FOUND, "not found\n".to_owned()),
     }
 }

@@ -18,7 +18,7 @@ use super::vm::Vm;
 const REPLY_LIMIT: usize = 32 * 1024 * 1024;
 
 /// Sends the call and hands the whole answer to the plugin.
-pub async fn run(vm: Weak<Vm>, call: PreparedCall) {
+pub async fn run(vm: Weak<Vm>, call: Box<PreparedCall>) {
     let Some(upstreams) = vm.upgrade().map(|vm| Rc::clone(vm.upstreams())) else {
         return;
     };
@@ -41,7 +41,7 @@ pub async fn run(vm: Weak<Vm>, call: PreparedCall) {
 
 async fn exchange(
     upstreams: Rc<Upstreams>,
-    call: PreparedCall,
+    call: Box<PreparedCall>,
     attempts: Rc<Attempts>,
 ) -> CallReply {
     let body = Outgoing::new(None);

@@ -178,7 +178,11 @@ mod tests {
             .collect::<Headers>()
             .serialize();
         for cut in 1..whole.len() - 1 {
-            assert_eq!(Headers::parse(&whole[..cut]), Err(Truncated), "cut at {cut}");
+            assert_eq!(
+                Headers::parse(&whole[..cut]),
+                Err(Truncated),
+                "cut at {cut}"
+            );
         }
         assert_eq!(Headers::parse(&[0xff; 12]), Err(Truncated));
         assert_eq!(Headers::parse(&[]), Ok(Headers::default()));

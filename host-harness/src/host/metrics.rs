@@ -46,8 +46,25 @@ pub enum MetricError {
 
 /// Upper bounds of Envoy's default histogram buckets.
 const BUCKETS: [f64; 19] = [
-    0.5, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0,
-    30_000.0, 60_000.0, 300_000.0, 600_000.0, 1_800_000.0, 3_600_000.0,
+    0.5,
+    1.0,
+    5.0,
+    10.0,
+    25.0,
+    50.0,
+    100.0,
+    250.0,
+    500.0,
+    1_000.0,
+    2_500.0,
+    5_000.0,
+    10_000.0,
+    30_000.0,
+    60_000.0,
+    300_000.0,
+    600_000.0,
+    1_800_000.0,
+    3_600_000.0,
 ];
 
 /// All metrics of the process. They outlive every VM.
@@ -178,7 +195,10 @@ impl Metric {
 }
 
 impl Histogram {
-    #[expect(clippy::cast_precision_loss, reason = "bucket bounds are far below 2^53")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "bucket bounds are far below 2^53"
+    )]
     fn record(&mut self, value: u64) {
         self.count += 1;
         self.sum = self.sum.wrapping_add(value);
@@ -192,9 +212,16 @@ impl Histogram {
     fn write(&self, text: &mut String, name: &str, labels: &str) {
         let comma = if labels.is_empty() { "" } else { "," };
         for (bound, count) in BUCKETS.iter().zip(&self.buckets) {
-            let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}");
+            let _ = writeln!(
+                text,
+                "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}"
+            );
         }
-        let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", self.count);
+        let _ = writeln!(
+            text,
+            "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}",
+            self.count
+        );
         let _ = writeln!(text, "{name}_sum{{{labels}}} {}", self.sum);
         let _ = writeln!(text, "{name}_count{{{labels}}} {}", self.count);
     }
@@ -218,16 +245,14 @@ impl LabelSet {
         };
         let (name, mut label) = head.rsplit_once('_').unwrap_or(("", head));
         let mut labels = Vec::new();
-        let mut tail = "";
-        loop {
+        let tail = loop {
             let (value, after) = rest.split_once(";.;").unwrap_or((rest, ""));
             labels.push(format!("{}=\"{}\"", sanitized(label), escaped(value)));
-            let Some((next_label, next_rest)) = after.split_once("=.=") else {
-                tail = if after.is_empty() { tail } else { after };
-                break;
-            };
-            (label, rest) = (next_label, next_rest);
-        }
+            match after.split_once("=.=") {
+                Some(next) => (label, rest) = next,
+                None => break after,
+            }
+        };
         LabelSet {
             name: sanitized(&format!("{name}{tail}")),
             labels: labels.join(","),
@@ -287,13 +312,22 @@ mod tests {
         let metrics = Metrics::default();
         let counter = metrics.define(Kind::Counter, b"c");
         let histogram = metrics.define(Kind::Histogram, b"h");
-        assert_eq!(metrics.increment(counter, -1), Err(MetricError::BadArgument));
-        assert_eq!(metrics.increment(histogram, 1), Err(MetricError::BadArgument));
+        assert_eq!(
+            metrics.increment(counter, -1),
+            Err(MetricError::BadArgument)
+        );
+        assert_eq!(
+            metrics.increment(histogram, 1),
+            Err(MetricError::BadArgument)
+        );
         assert_eq!(metrics.get(histogram), Err(MetricError::BadArgument));
         assert_eq!(metrics.record(9, 1), Err(MetricError::NotFound));
         metrics.record(histogram, 7).expect("histogram");
         let text = metrics.prometheus();
-        assert!(text.contains("h_bucket{le=\"5\"} 0\nh_bucket{le=\"10\"} 1\n"), "{text}");
+        assert!(
+            text.contains("h_bucket{le=\"5\"} 0\nh_bucket{le=\"10\"} 1\n"),
+            "{text}"
+        );
         assert!(text.contains("h_sum{} 7\nh_count{} 1\n"), "{text}");
     }
 }

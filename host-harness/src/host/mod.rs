@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -34,6 +35,9 @@ use self::shared::Shared;
 use self::state::Process;
 use self::vm::{Blueprint, StartError};
 use self::worker::{Acceptor, Thread};
+
+/// How long a thread may take to end. Only a plugin that never returns takes longer.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a host needs to know.
 #[derive(Clone, Debug)]
@@ -146,15 +150,18 @@ impl Host {
     pub async fn stop(mut self) {
         // Nobody listening means that all threads have ended already.
         let _ = self.shutdown.send(true);
-        let threads = std::mem::take(&mut self.threads);
-        let joining = tokio::task::spawn_blocking(move || {
-            for thread in threads {
-                if thread.join().is_err() {
-                    tracing::error!("a thread of the host panicked");
-                }
+        let deadline = Instant::now() + STOP_LIMIT;
+        for thread in std::mem::take(&mut self.threads) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
-        });
-        let _ = joining.await;
+            if !thread.is_finished() {
+                let name = thread.thread().name().unwrap_or_default();
+                tracing::error!(name, "a thread is stuck in the plugin and is left behind");
+            } else if thread.join().is_err() {
+                tracing::error!("a thread of the host panicked");
+            }
+        }
     }
 
     async fn begin(&mut self, thread: Thread) -> Result<(), HostError> {

@@ -77,7 +77,7 @@ pub enum Effect {
     /// Tell a stream.
     Stream(ContextId, Command),
     /// Send a call that the root context owns.
-    Call(PreparedCall),
+    Call(Box<PreparedCall>),
     /// Tick with this period in milliseconds; zero stops.
     Tick(u32),
     /// A context whose `on_done` said "not yet" is done now.

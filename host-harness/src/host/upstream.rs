@@ -88,10 +88,7 @@ impl OutgoingRequest {
     }
 
     /// A call that needs a host at once, as Envoy's calls do.
-    pub fn call(
-        headers: &Headers,
-        cluster: &[SocketAddr],
-    ) -> Result<OutgoingRequest, CallRefused> {
+    pub fn call(headers: &Headers, cluster: &[SocketAddr]) -> Result<OutgoingRequest, CallRefused> {
         let request = OutgoingRequest::route(headers, cluster).ok_or(CallRefused::Headers)?;
         if request.hosts.is_empty() {
             return Err(CallRefused::NoHost);
@@ -240,11 +237,21 @@ impl Failure {
             ),
             Failure::Connect { reason, cause } => {
                 let cause = cause.as_deref();
-                (503, details(reason, cause), 0x20, text(attempts, reason, cause))
+                (
+                    503,
+                    details(reason, cause),
+                    0x20,
+                    text(attempts, reason, cause),
+                )
             }
             Failure::Reset => {
                 let reason = "connection termination";
-                (503, details(reason, None), 0x40, text(attempts, reason, None))
+                (
+                    503,
+                    details(reason, None),
+                    0x40,
+                    text(attempts, reason, None),
+                )
             }
         };
         if attempts > 1 {
@@ -308,7 +315,9 @@ impl Upstreams {
     ) -> Result<Response<Incoming>, Failure> {
         let mut retries = 0;
         loop {
-            let host = request.hosts.get(usize::try_from(retries).unwrap_or(usize::MAX));
+            let host = request
+                .hosts
+                .get(usize::try_from(retries).unwrap_or(usize::MAX));
             let host = *host.ok_or(Failure::NoHost)?;
             attempts.count.set(attempts.count.get() + 1);
             attempts.last.set(Some(host));

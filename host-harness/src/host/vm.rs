@@ -13,9 +13,7 @@ use super::abi;
 use super::call;
 use super::maps::Headers;
 use super::shared::{QueueOwner, QueueReady};
-use super::state::{
-    CallReply, Command, ContextId, Effect, Guest, HostState, Process, StreamState,
-};
+use super::state::{CallReply, Command, ContextId, Effect, Guest, HostState, Process, StreamState};
 use super::ticker::Ticker;
 use super::upstream::Upstreams;
 
@@ -66,11 +64,6 @@ impl Blueprint {
         abi::link(&mut linker, &module).map_err(StartError::Load)?;
         let module = linker.instantiate_pre(&module).map_err(StartError::Load)?;
         Ok(Blueprint { module, process })
-    }
-
-    /// What all threads share.
-    pub fn process(&self) -> &Arc<Process> {
-        &self.process
     }
 }
 
@@ -419,8 +412,8 @@ impl Vm {
         }
     }
 
-    fn count<'a>(
-        &'a self,
+    fn count(
+        &self,
         context: ContextId,
         headers: impl FnOnce(&StreamState) -> Option<&Headers>,
     ) -> u32 {

@@ -80,7 +80,12 @@ fn link_bodies(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_get_buffer_bytes",
         |host: Host<'_>, buffer: u32, start: u32, max: u32, at: u32, size: u32| {
             let range = span(start, max);
-            finish(buffer_bytes(GuestCall(host), buffer, range, output(at, size)))
+            finish(buffer_bytes(
+                GuestCall(host),
+                buffer,
+                range,
+                output(at, size),
+            ))
         },
     )?;
     linker.func_wrap(
@@ -115,7 +120,6 @@ fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
         "env",
         "proxy_send_local_response",
-        #[expect(clippy::too_many_arguments, reason = "the ABI's signature")]
         |host: Host<'_>,
          status: u32,
          details: u32,
@@ -138,7 +142,6 @@ fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
         "env",
         "proxy_http_call",
-        #[expect(clippy::too_many_arguments, reason = "the ABI's signature")]
         |host: Host<'_>,
          cluster: u32,
          cluster_size: u32,
@@ -212,8 +215,7 @@ fn map_size(mut guest: GuestCall<'_>, map: u32, at: u32) -> Answer {
 
 fn set_map_pairs(mut guest: GuestCall<'_>, map: u32, pairs: Span) -> Answer {
     let (memory, state) = guest.parts()?;
-    let pairs =
-        Headers::parse(slice(memory, pairs)?).map_err(|_| Status::SerializationFailure)?;
+    let pairs = Headers::parse(slice(memory, pairs)?).map_err(|_| Status::SerializationFailure)?;
     *changeable(state, map)? = pairs;
     Ok(())
 }
@@ -396,12 +398,12 @@ fn http_call(mut guest: GuestCall<'_>, call: CallSpans, token_at: u32) -> Answer
     let hosts = hosts.ok_or(Status::BadArgument)?;
     let request = OutgoingRequest::call(&headers, hosts).map_err(refused_call)?;
     let token = state.next_token();
-    state.effects.push(Effect::Call(PreparedCall {
+    state.effects.push(Effect::Call(Box::new(PreparedCall {
         token,
         request,
         body,
         timeout_ms: call.timeout_ms,
-    }));
+    })));
     guest.write_u32(token_at, token)
 }
 

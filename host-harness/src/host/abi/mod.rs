@@ -85,11 +85,6 @@ impl GuestCall<'_> {
         Ok(memory.data_and_store_mut(&mut self.0))
     }
 
-    fn read(&mut self, span: Span) -> Result<Vec<u8>, Refusal> {
-        let (memory, _) = self.parts()?;
-        Ok(slice(memory, span)?.to_vec())
-    }
-
     fn write(&mut self, at: u32, bytes: &[u8]) -> Answer {
         let (memory, _) = self.parts()?;
         let start = at as usize;

@@ -129,7 +129,7 @@ pub async fn serve(
         vm,
         id,
         mailbox: commands,
-        request: RequestSide::new(body),
+        request: RequestSide::new(body, parts.version),
         source: Source::None,
         response: ResponseSide::default(),
         client,

@@ -26,13 +26,15 @@ pub struct RequestSide {
     ended: bool,
     /// Its headers went upstream.
     started: bool,
+    /// Data and end come in one callback, as HTTP/2 frames have it; Envoy's HTTP/1 codec tells the end apart.
+    ends_with_data: bool,
     /// A response without upstream has begun: the rest of the request is of no interest.
     closed: bool,
 }
 
 impl RequestSide {
     /// A request whose body is still to come.
-    pub fn new(body: Incoming) -> RequestSide {
+    pub fn new(body: Incoming, version: Version) -> RequestSide {
         RequestSide {
             body: Some(body),
             outgoing: Outgoing::new(None),
@@ -40,6 +42,7 @@ impl RequestSide {
             buffering: false,
             ended: false,
             started: false,
+            ends_with_data: version == Version::HTTP_2,
             closed: false,
         }
     }
@@ -145,7 +148,8 @@ impl Stream {
                 return self.on_request_data(Bytes::new());
             }
         };
-        if self.request.body.as_ref().is_none_or(Body::is_end_stream) {
+        let last = self.request.body.as_ref().is_none_or(Body::is_end_stream);
+        if last && self.request.ends_with_data {
             self.request.body = None;
         }
         match frame.into_data() {
@@ -177,7 +181,7 @@ impl Stream {
             .vm
             .stream(self.id, |stream| stream.request_body.bytes.len())
             .unwrap_or(0);
-        if self.request.buffering && !end && size >= self.process.buffer_limit {
+        if self.request.buffering && size >= self.process.buffer_limit {
             return self.refuse_large_request();
         }
         self.settle_request(action)
@@ -261,7 +265,9 @@ impl Stream {
         let hosts = process.clusters.get(&process.route_cluster);
         let hosts = hosts.map(Vec::as_slice).unwrap_or_default();
         let Some(request) = OutgoingRequest::route(headers, hosts) else {
-            tracing::error!("the plugin let a request go without a usable method, path or authority");
+            tracing::error!(
+                "the plugin let a request go without a usable method, path or authority"
+            );
             return self.local_reply(LocalReply {
                 status: 502,
                 details: "invalid_request_headers".to_owned(),
@@ -280,7 +286,9 @@ impl Stream {
 
     /// A body that is not as long as its content-length says would be cut, or smuggled into the next request.
     fn break_request(&mut self, error: BodyError) -> Step {
-        tracing::error!("request body: {error}; the plugin must set content-length when it changes a body");
+        tracing::error!(
+            "request body: {error}; the plugin must set content-length when it changes a body"
+        );
         self.local_reply(LocalReply {
             status: 502,
             details: "request_content_length_mismatch".to_owned(),

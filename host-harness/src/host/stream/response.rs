@@ -72,7 +72,11 @@ impl Stream {
         }
         headers.remove_where(is_hop_by_hop);
         let end = body.is_end_stream();
-        self.source = if end { Source::None } else { Source::Body(body) };
+        self.source = if end {
+            Source::None
+        } else {
+            Source::Body(body)
+        };
         self.begin_response(headers, end)
     }
 
@@ -93,15 +97,9 @@ impl Stream {
                 return self.on_response_data(Bytes::new(), End::Here);
             }
         };
-        let end = match &self.source {
-            Source::Body(body) if !body.is_end_stream() => End::Later,
-            _ => End::Here,
-        };
-        if end == End::Here {
-            self.source = Source::None;
-        }
         match frame.into_data() {
-            Ok(data) => self.on_response_data(data, end),
+            // The end comes by itself, as in Envoy's HTTP/1 codec.
+            Ok(data) => self.on_response_data(data, End::Later),
             Err(frame) => match frame.into_trailers() {
                 Ok(trailers) => self.on_response_trailers(&trailers),
                 Err(_) => Ok(()),
@@ -134,8 +132,13 @@ impl Stream {
 
     fn direct_reply(&mut self, headers: &Headers, body: Bytes) -> Step {
         let status = self.note_status(headers);
-        let _ = self.vm.stream(self.id, |stream| stream.response_body.take());
-        tracing::debug!(?status, "a reply replaces a response that the plugin has seen");
+        let _ = self
+            .vm
+            .stream(self.id, |stream| stream.response_body.take());
+        tracing::debug!(
+            ?status,
+            "a reply replaces a response that the plugin has seen"
+        );
         self.response.ended = true;
         self.response.finished = true;
         self.client.send_head(headers, body.is_empty());
@@ -173,9 +176,7 @@ impl Stream {
             return self.refuse_large_response();
         }
         self.response.ended = end == End::Here;
-        let action = self
-            .vm
-            .response_body(self.id, size, end == End::Here)?;
+        let action = self.vm.response_body(self.id, size, end == End::Here)?;
         self.response.buffering = action == Action::Pause;
         self.settle_response(action)
     }
@@ -247,7 +248,9 @@ impl Stream {
 
     fn check_length(&mut self, sent: Result<(), BodyError>) -> Step {
         sent.map_err(|error| {
-            tracing::error!("response body: {error}; the plugin must set content-length when it changes a body");
+            tracing::error!(
+                "response body: {error}; the plugin must set content-length when it changes a body"
+            );
             Halt::Abort("response_content_length_mismatch", 0)
         })
     }
