@@ -66,11 +66,15 @@ impl Gateway {
         self.leads.set(leads);
     }
 
-    /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: a number of its own
-    /// is taken, and a fleet adopted if one has been published.
+    /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: it takes a number of
+    /// its own. A fleet is adopted if there is none and one has been published: another thread may have said already that
+    /// the gateway is ready.
     pub fn request_came(&self) {
         if !self.serves.replace(true) {
             self.router.borrow_mut().own_rooms(shared::unique_number());
+        }
+        let is_empty = self.router.borrow().fleet().workers().next().is_none();
+        if is_empty {
             self.adopt_published();
         }
     }
