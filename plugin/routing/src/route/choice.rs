@@ -201,8 +201,14 @@ impl Router {
         steering: &Steering,
         step: Step,
     ) -> Result<Pair, Refusal> {
-        let prefill = self.choose_prefill(place, steering, &[], None, step)?;
-        let (decode, others) = self.choose_decode(place, steering, &prefill.worker, step)?;
+        let decode = self.named_decode(place, steering);
+        let prefill = self.choose_prefill(place, steering, &[], decode.as_ref(), step)?;
+        let (decode, others) = self.choose_decode(place, steering, &prefill.worker)?;
+        // Only now: a request that is refused for want of the other worker takes nobody's turn.
+        if step == Step::Commit {
+            self.take_turn(Role::Prefill, steering.prefill_pin(), &prefill);
+            self.take_turn(Role::Decode, steering.decode_pin(), &decode);
+        }
         Ok(Pair {
             prefill,
             decode,
@@ -210,8 +216,24 @@ impl Router {
         })
     }
 
-    /// A prefill worker: bound (to be named to a mere query it need not be), not tried, and with somebody to hand over to;
-    /// where decode has been picked already, to just that worker.
+    /// The decode worker that the caller names, where it is one: only a prefill worker that may hand over to it will do.
+    fn named_decode(&self, place: &Place, steering: &Steering) -> Option<Rc<Worker>> {
+        let worker = self.fleet.get(steering.decode_pin().worker?)?;
+        (worker.role == Role::Decode && place.holds(worker)).then(|| Rc::clone(worker))
+    }
+
+    /// Moves the cursor on. One who names a worker takes nobody's turn.
+    fn take_turn(&mut self, role: Role, pin: Pin, taken: &Target) {
+        if pin.worker.is_some() {
+            return;
+        }
+        match role {
+            Role::Prefill => self.prefill_policy.commit(taken.key()),
+            Role::Decode | Role::Aggregated => self.decode_policy.commit(taken.key()),
+        }
+    }
+
+    /// Another prefill worker, for a decode worker that has been picked already.
     pub(super) fn choose_next_prefill(
         &mut self,
         place: &Place,
@@ -219,10 +241,15 @@ impl Router {
         tried: &[WorkerId],
         decode: &Rc<Worker>,
     ) -> Option<Target> {
-        self.choose_prefill(place, steering, tried, Some(decode), Step::Commit)
-            .ok()
+        let next = self
+            .choose_prefill(place, steering, tried, Some(decode), Step::Commit)
+            .ok()?;
+        self.take_turn(Role::Prefill, steering.prefill_pin(), &next);
+        Some(next)
     }
 
+    /// A prefill worker: bound (to be named to a mere query it need not be, where none is), not tried, and with somebody to
+    /// hand over to; where decode has been picked already, to just that worker.
     fn choose_prefill(
         &mut self,
         place: &Place,
@@ -238,15 +265,21 @@ impl Router {
             .filter(|worker| place.holds(worker))
             .cloned()
             .collect();
-        let needs_binding = self.pool.protocol == Protocol::Sglang && step == Step::Commit;
-        let mut unreachable = None;
-        let mut targets = Vec::new();
         let prefills = here
             .iter()
             .filter(|worker| worker.role == Role::Prefill && !tried.contains(&worker.id));
-        for worker in
-            prefills.filter(|worker| !needs_binding || self.bindings.contains_key(&worker.id))
-        {
+        let is_bound = |worker: &Worker| {
+            self.pool.protocol != Protocol::Sglang || self.bindings.contains_key(&worker.id)
+        };
+        let named = |worker: &&Rc<Worker>| pin.worker == Some(worker.id);
+        if step == Step::Commit && prefills.clone().any(|w| named(&w) && !is_bound(w)) {
+            return Err(Refusal::NotServed(NotServed::Pending));
+        }
+        let needs_binding = step == Step::Commit
+            || (pin.worker.is_none() && prefills.clone().any(|worker| is_bound(worker)));
+        let mut unreachable = None;
+        let mut targets = Vec::new();
+        for worker in prefills.filter(|worker| !needs_binding || is_bound(worker)) {
             match hands_over_to(worker, &here, &steering.constraints, decode) {
                 Ok(true) => targets.extend(worker.targets()),
                 Ok(false) => {
@@ -265,12 +298,12 @@ impl Router {
             }
         }
         let pinned = Pinned {
-            field: "prefill_worker_id",
+            field: field_of("prefill_worker_id", steering.prefill),
             role: Role::Prefill,
             pin,
         };
         let absent = unreachable.unwrap_or(Refusal::NotServed(NotServed::NotActivated));
-        let index = self.choose(&targets, pinned, step)?.ok_or(absent)?;
+        let index = self.choose(&targets, pinned)?.ok_or(absent)?;
         take(targets, index)
             .map(|(prefill, _)| prefill)
             .ok_or(Refusal::NotServed(NotServed::NotActivated))
@@ -281,7 +314,6 @@ impl Router {
         place: &Place,
         steering: &Steering,
         prefill: &Worker,
-        step: Step,
     ) -> Result<(Target, Vec<Target>), Refusal> {
         let constraints = self.constraints(place, steering, prefill)?;
         let decodes = self
@@ -291,11 +323,11 @@ impl Router {
         let admitted = decodes.filter(|worker| constraints.admit(worker));
         let targets = preferred_first(admitted.cloned().collect(), &constraints);
         let pinned = Pinned {
-            field: "decode_worker_id",
+            field: field_of("decode_worker_id", steering.decode),
             role: Role::Decode,
             pin: steering.decode_pin(),
         };
-        let chosen = self.choose(&targets.first, pinned, step)?;
+        let chosen = self.choose(&targets.first, pinned)?;
         let (targets, index) = match chosen {
             Some(index) => (targets, index),
             None => return Err(Refusal::NotServed(NotServed::NoDecode)),
@@ -337,7 +369,9 @@ impl Router {
         steering: &Steering,
         prefill: &Worker,
     ) -> Result<(Target, Vec<Target>), Refusal> {
-        self.choose_decode(place, steering, prefill, Step::Commit)
+        let (decode, others) = self.choose_decode(place, steering, prefill)?;
+        self.take_turn(Role::Decode, steering.decode_pin(), &decode);
+        Ok((decode, others))
     }
 
     /// A worker that runs the request whole.
@@ -346,25 +380,23 @@ impl Router {
         place: &Place,
         steering: &Steering,
     ) -> Result<Whole, Refusal> {
-        let step = if steering.query {
-            Step::Peek
-        } else {
-            Step::Commit
-        };
         let workers = self.fleet.workers().filter(|worker| place.holds(worker));
         let able = workers
             .filter(|worker| runs_whole(&self.pool, worker) && steering.constraints.admit(worker));
         let targets = preferred_first(able.cloned().collect(), &steering.constraints);
         let pinned = Pinned {
-            field: "backend_instance_id",
+            field: field_of("decode_worker_id", steering.decode),
             role: Role::Aggregated,
             pin: steering.decode_pin(),
         };
         let index = self
-            .choose(&targets.first, pinned, step)?
+            .choose(&targets.first, pinned)?
             .ok_or(Refusal::NotServed(NotServed::NotActivated))?;
         let (decode, mut others) =
             take(targets.first, index).ok_or(Refusal::NotServed(NotServed::NotActivated))?;
+        if !steering.query {
+            self.take_turn(Role::Aggregated, steering.decode_pin(), &decode);
+        }
         others.extend(targets.rest);
         if steering.decode_pin().worker.is_some() {
             others.clear();
@@ -372,13 +404,9 @@ impl Router {
         Ok(Whole { decode, others })
     }
 
-    /// The index of the pinned target, or of the one that the role's policy picks; none where there is nobody.
-    fn choose(
-        &mut self,
-        targets: &[Target],
-        pinned: Pinned,
-        step: Step,
-    ) -> Result<Option<usize>, Refusal> {
+    /// The index of the pinned target, or of the one that the role's policy picks; none where there is nobody. No cursor
+    /// moves.
+    fn choose(&mut self, targets: &[Target], pinned: Pinned) -> Result<Option<usize>, Refusal> {
         if let Some(id) = pinned.pin.worker {
             return pinned
                 .find(id, targets, &self.fleet, &self.ledger)
@@ -401,9 +429,6 @@ impl Router {
         else {
             return Ok(None);
         };
-        if step == Step::Commit {
-            policy.commit(picked.key());
-        }
         Ok(targets
             .iter()
             .position(|target| target.key() == picked.key()))
@@ -447,7 +472,10 @@ impl Pinned {
                 .rank
                 .is_none_or(|rank| target.rank.unwrap_or(0) == rank)
         });
-        let least = on_rank.min_by_key(|(_, target)| ledger.load(target.key()).prefills);
+        let least = on_rank.min_by_key(|(_, target)| {
+            let load = ledger.load(target.key());
+            load.prefills.saturating_add(load.decodes)
+        });
         least.map(|(index, _)| index).ok_or_else(|| {
             problem(match worker.role == self.role {
                 true => PinProblem::NotEligible,
@@ -473,6 +501,14 @@ impl Pinned {
             }),
             false => Ok(on_rank),
         }
+    }
+}
+
+/// The field that named a worker: the phase's own, else the one that stands for it.
+fn field_of(own: &'static str, pin: Pin) -> &'static str {
+    match pin.worker {
+        Some(_) => own,
+        None => "backend_instance_id",
     }
 }
 

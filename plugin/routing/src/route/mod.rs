@@ -29,6 +29,7 @@ use crate::discovery::static_workers;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::handoff::sglang::Bootstrap;
+use crate::json::Edits;
 use crate::load::{DecodeCharge, Ledger, Load};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
 use crate::rendezvous::{Mode, NotServed, Verdict};
@@ -297,7 +298,7 @@ impl Router {
             .collect();
         for place in &places {
             if let Ok(whole) = self.pick_whole(place, &nothing) {
-                return Ok(self.forward_whole(whole, 0, None));
+                return Ok(self.forward_whole(whole, 0, None, None));
             }
         }
         if self.pool.protocol != Protocol::Direct {
@@ -411,7 +412,7 @@ impl Router {
         }
         let fallback =
             (whole.decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
-        Ok(self.forward_whole(whole, request.prompt_tokens, fallback))
+        Ok(self.forward_whole(whole, request.prompt_tokens, fallback, Some(request)))
     }
 
     fn charge_decode(&mut self, target: &Target, prompt_tokens: u64) -> DecodeCharge {
@@ -429,9 +430,7 @@ impl Router {
     ) -> Plan {
         let mut dispatch =
             self.through_frontends(crate::handoff::direct::pair(&pair.prefill, &pair.decode));
-        if !self.pool.trust_clients {
-            dispatch.edits = request.and_then(crate::handoff::direct::without_query);
-        }
+        dispatch.edits = self.unheard(request);
         let seat = Seat {
             prefill_charge: Some(
                 self.ledger
@@ -445,15 +444,27 @@ impl Router {
         Plan::Forward(dispatch, seat)
     }
 
+    /// What a frontend must not hear from a caller who is not trusted.
+    fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
+        match self.pool.trust_clients {
+            true => None,
+            false => request.and_then(crate::handoff::direct::without_query),
+        }
+    }
+
     fn forward_whole(
         &mut self,
         whole: choice::Whole,
         prompt_tokens: u64,
         fallback: Option<Fallback>,
+        request: Option<&Request<'_>>,
     ) -> Plan {
         let dispatch = match self.pool.protocol {
             Protocol::Direct => {
-                self.through_frontends(crate::handoff::direct::whole(&whole.decode))
+                let mut dispatch =
+                    self.through_frontends(crate::handoff::direct::whole(&whole.decode));
+                dispatch.edits = self.unheard(request);
+                dispatch
             }
             Protocol::Nixl | Protocol::Sglang => self.to_workers(&whole.decode, &whole.others),
         };

@@ -427,6 +427,8 @@ impl PrefillPhase {
             return None;
         }
         let edits = whole.take();
+        self.others
+            .retain(|other| router.fleet.contains(other.worker.id));
         let mut dispatch = router.to_workers(&self.decode, &self.others);
         dispatch.edits = edits;
         Some(AfterPrefill::Whole {
