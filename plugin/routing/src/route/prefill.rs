@@ -88,6 +88,10 @@ pub enum Client {
 }
 
 /// What follows from prefill's answer.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one a request, moved once or twice: cheaper than a box"
+)]
 pub enum AfterPrefill {
     /// Decode runs, with this many KV blocks waiting for it.
     Decode {
@@ -244,7 +248,7 @@ impl PrefillPhase {
         let mut edits = decode.clone();
         bootstrap.put_into(*room, &mut edits);
         // A room is used once: the same bytes fit no other worker.
-        let mut dispatch = router.to_workers(&self.decode, &[]);
+        let mut dispatch = router.dispatch_to(&self.decode, &[]);
         dispatch.edits = Some(edits);
         Some(dispatch)
     }
@@ -310,7 +314,7 @@ impl PrefillPhase {
             return AfterPrefill::Refused(refusal);
         }
         let blocks = handoff.blocks();
-        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
         if let Legs::Sequential { decode, .. } = self.legs {
             let mut edits = decode;
             handoff.put_into(&mut edits);
@@ -432,7 +436,7 @@ impl PrefillPhase {
         let edits = whole.take();
         self.others
             .retain(|other| router.fleet.contains(other.worker.id));
-        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
         dispatch.edits = edits;
         Some(AfterPrefill::Whole {
             dispatch,
