@@ -67,7 +67,10 @@ fn check_unpinned(
     let right = expected(world, model, setup, mode);
     match fits(&got, &right, world, setup, mode) {
         true => Ok(()),
-        false => Err(format!("{} for {model}: {got:?}, not {right:?}", mode.name())),
+        false => Err(format!(
+            "{} for {model}: {got:?}, not {right:?}",
+            mode.name()
+        )),
     }
 }
 
@@ -87,8 +90,7 @@ pub fn fits(got: &Got, right: &Expected, world: &World, setup: &Setup, mode: Mod
             let space = of_prefill.space;
             // Who is asked for names hears a bound worker's too, where there is one.
             let none_bound = !world.of(Role::Prefill, space).any(|(_, bound)| bound);
-            let usable =
-                bound || !setup.needs_binding() || (mode == Mode::QueryOnly && none_bound);
+            let usable = bound || !setup.needs_binding() || (mode == Mode::QueryOnly && none_bound);
             of_decode.space == space && usable && from.contains(&(space, false))
         }
         (Got::Whole { worker }, Expected::Served(from)) => match world.find(*worker) {
@@ -102,7 +104,9 @@ pub fn fits(got: &Got, right: &Expected, world: &World, setup: &Setup, mode: Mod
 /// Requests that name workers: each alone, all pairs, and those who have left.
 fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Result<(), String> {
     let here = |role| {
-        let here = world.here().filter(move |(at, _, _)| world.role(*at) == role);
+        let here = world
+            .here()
+            .filter(move |(at, _, _)| world.role(*at) == role);
         here.map(|(_, life, bound)| (life, bound))
     };
     let nobody = std::iter::once(None);
@@ -114,8 +118,10 @@ fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Resu
             let Some((first, _)) = prefill.or(*decode) else {
                 continue;
             };
-            let (named_prefill, named_decode) =
-                (prefill.map(|(life, _)| life.id), decode.map(|(life, _)| life.id));
+            let (named_prefill, named_decode) = (
+                prefill.map(|(life, _)| life.id),
+                decode.map(|(life, _)| life.id),
+            );
             let ask = Ask {
                 model: setup.model(first.space),
                 query: false,
@@ -123,7 +129,9 @@ fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Resu
                 decode: named_decode,
             };
             let got = subject.ask(&ask);
-            let apart = prefill.zip(*decode).is_some_and(|(p, d)| p.0.space != d.0.space);
+            let apart = prefill
+                .zip(*decode)
+                .is_some_and(|(p, d)| p.0.space != d.0.space);
             let unbound = setup.needs_binding() && prefill.is_some_and(|(_, bound)| !bound);
             let right = if apart {
                 Err((400, "invalid_worker_id"))

@@ -133,7 +133,8 @@ fn dynamos_tables_are_answered_as_dynamo_does_with_both_bugs_healed() {
                 (Got::Whole { .. }, No(_)) if passed_on => {}
                 _ => panic!("{line}: {got:?}, not {answer:?}"),
             }
-            check(&mut subject, &world, &setup).unwrap_or_else(|problem| panic!("{line}: {problem}"));
+            check(&mut subject, &world, &setup)
+                .unwrap_or_else(|problem| panic!("{line}: {problem}"));
         }
     }
 }
@@ -147,7 +148,14 @@ fn all_orders_of_start_converge() {
         absent: OnPrefillAbsent::Fail,
         whole: false,
     };
-    for order in [[P, D, P2], [P, P2, D], [D, P, P2], [D, P2, P], [P2, D, P], [P2, P, D]] {
+    for order in [
+        [P, D, P2],
+        [P, P2, D],
+        [D, P, P2],
+        [D, P2, P],
+        [P2, D, P],
+        [P2, P, D],
+    ] {
         let mut subject = Real::new(setup);
         let mut world = World::empty(2, 2);
         for event in order.map(joins).into_iter().chain([Bound(P), Bound(P2)]) {

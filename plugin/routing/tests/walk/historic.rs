@@ -168,7 +168,10 @@ impl Historic {
     }
 
     fn answer(&self, space: usize, query: bool) -> Result<Got, &'static str> {
-        let (prefills, decodes) = (self.sets(Role::Prefill, space), self.sets(Role::Decode, space));
+        let (prefills, decodes) = (
+            self.sets(Role::Prefill, space),
+            self.sets(Role::Decode, space),
+        );
         if prefills > 1 || decodes > 1 {
             return Err("ambiguous_sets");
         }
@@ -217,7 +220,12 @@ impl Historic {
         if let Some(got) = answers.iter().find_map(|answer| answer.as_ref().ok()) {
             return got.clone();
         }
-        let order = ["prefill_pending", "ambiguous_sets", "prefill_not_activated", "no_decode_worker"];
+        let order = [
+            "prefill_pending",
+            "ambiguous_sets",
+            "prefill_not_activated",
+            "no_decode_worker",
+        ];
         let told = order.into_iter().find(|code| answers.contains(&Err(code)));
         refused(503, told.unwrap_or("no_worker"))
     }

@@ -5,7 +5,9 @@ use routing::config::{OnPrefillAbsent, Protocol};
 use routing::fleet::{Role, WorkerId};
 use routing::rendezvous::Mode;
 use routing::request::Generation;
-use routing::route::{AfterPrefill, Client, Dispatch, Plan, PrefillAnswer, PrefillPhase, Seat, Told};
+use routing::route::{
+    AfterPrefill, Client, Dispatch, Plan, PrefillAnswer, PrefillPhase, Seat, Told,
+};
 
 use crate::check::{check, fits};
 use crate::oracle::{Setup, expected, remember};
@@ -67,11 +69,18 @@ fn step() -> impl Strategy<Value = Step> {
 /// The configurations under which a history is run, with what follows a failed prefill.
 fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
     let protocols = prop_oneof![Just(Protocol::Nixl), Just(Protocol::Sglang)];
-    let absent = prop_oneof![Just(OnPrefillAbsent::Aggregate), Just(OnPrefillAbsent::Fail)];
+    let absent = prop_oneof![
+        Just(OnPrefillAbsent::Aggregate),
+        Just(OnPrefillAbsent::Fail)
+    ];
     (protocols, any::<bool>(), absent, any::<bool>(), 0..3usize).prop_map(
         |(protocol, shared_model, absent, whole, failure)| {
             let failures = match whole {
-                true => ["[\"retry_other\",\"decode_only\"]", "[\"decode_only\"]", "[]"],
+                true => [
+                    "[\"retry_other\",\"decode_only\"]",
+                    "[\"decode_only\"]",
+                    "[]",
+                ],
                 false => ["[\"retry_other\",\"fail\"]", "[\"fail\"]", "[]"],
             };
             let setup = Setup {
@@ -243,7 +252,10 @@ impl History {
                 let id = phase.worker().id;
                 assert!(!flight.tried.contains(&id), "{id} is tried twice");
                 let (role, _, bound) = self.world.find(id.0).expect("a worker that is there");
-                assert_eq!((role, &phase.worker().namespace), (Role::Prefill, &namespace));
+                assert_eq!(
+                    (role, &phase.worker().namespace),
+                    (Role::Prefill, &namespace)
+                );
                 assert!(bound || !self.setup.needs_binding());
                 flight.tried.push(id);
                 flight.phase = Some(phase);

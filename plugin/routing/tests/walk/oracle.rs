@@ -184,7 +184,11 @@ pub fn rows() -> &'static [Row] {
 }
 
 /// What a cell comes to under the policy, with or without a worker that runs whole requests: whole or not, or why not.
-pub fn resolve(cell: Cell, absent: OnPrefillAbsent, whole_worker: bool) -> Result<bool, &'static str> {
+pub fn resolve(
+    cell: Cell,
+    absent: OnPrefillAbsent,
+    whole_worker: bool,
+) -> Result<bool, &'static str> {
     match cell {
         Pair => Ok(false),
         Absent(_) if absent == OnPrefillAbsent::Aggregate && whole_worker => Ok(true),
@@ -193,7 +197,12 @@ pub fn resolve(cell: Cell, absent: OnPrefillAbsent, whole_worker: bool) -> Resul
 }
 
 /// What a namespace answers.
-pub fn answer(world: &World, space: usize, setup: &Setup, mode: Mode) -> Result<bool, &'static str> {
+pub fn answer(
+    world: &World,
+    space: usize,
+    setup: &Setup,
+    mode: Mode,
+) -> Result<bool, &'static str> {
     let whole_worker = setup.whole && world.of(Role::Decode, space).next().is_some();
     resolve(
         row_of(world, space, setup).cell(mode),

@@ -310,29 +310,125 @@ fn every_error_has_its_line_and_openais_shape() {
     }
 }
 
-/// The errors of the seeds' router, with their numbers written down here and not taken from the code.
+/// Name, status, `type`, `code`, retryable, Retry-After.
+type Numbers = (
+    &'static str,
+    u32,
+    &'static str,
+    &'static str,
+    bool,
+    Option<u32>,
+);
+
+/// The errors of Dynamo's router, with their numbers written down here and not taken from the code.
 #[test]
 fn the_errors_of_dynamos_router_have_their_numbers() {
-    let table: Vec<(&str, u32, &str, &str, bool, Option<u32>)> = vec![
-        ("not activated", 503, "service_unavailable", "prefill_not_activated", true, Some(1)),
-        ("pending", 503, "service_unavailable", "prefill_pending", true, Some(1)),
-        ("prefill failed: not sent", 503, "service_unavailable", "prefill_failed", true, Some(1)),
-        ("prefill failed: broken off", 503, "service_unavailable", "prefill_failed", true, Some(1)),
-        ("prefill failed: status", 503, "service_unavailable", "prefill_failed", true, Some(1)),
-        ("prefill failed: no hand-off", 502, "api_error", "prefill_no_handoff", true, None),
-        ("prefill worker id required", 400, "invalid_request_error", "worker_id_required", false, None),
-        ("decode worker id required", 400, "invalid_request_error", "worker_id_required", false, None),
-        ("back-pressure", 429, "rate_limit_error", "backpressure", true, Some(1)),
-        ("topology", 503, "service_unavailable", "topology", true, Some(1)),
-        ("pin: unknown", 400, "invalid_request_error", "invalid_worker_id", false, None),
+    let table: Vec<Numbers> = vec![
+        (
+            "not activated",
+            503,
+            "service_unavailable",
+            "prefill_not_activated",
+            true,
+            Some(1),
+        ),
+        (
+            "pending",
+            503,
+            "service_unavailable",
+            "prefill_pending",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: not sent",
+            503,
+            "service_unavailable",
+            "prefill_failed",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: broken off",
+            503,
+            "service_unavailable",
+            "prefill_failed",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: status",
+            503,
+            "service_unavailable",
+            "prefill_failed",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: no hand-off",
+            502,
+            "api_error",
+            "prefill_no_handoff",
+            true,
+            None,
+        ),
+        (
+            "prefill worker id required",
+            400,
+            "invalid_request_error",
+            "worker_id_required",
+            false,
+            None,
+        ),
+        (
+            "decode worker id required",
+            400,
+            "invalid_request_error",
+            "worker_id_required",
+            false,
+            None,
+        ),
+        (
+            "back-pressure",
+            429,
+            "rate_limit_error",
+            "backpressure",
+            true,
+            Some(1),
+        ),
+        (
+            "topology",
+            503,
+            "service_unavailable",
+            "topology",
+            true,
+            Some(1),
+        ),
+        (
+            "pin: unknown",
+            400,
+            "invalid_request_error",
+            "invalid_worker_id",
+            false,
+            None,
+        ),
     ];
     for (wanted, status, kind, code, retryable, retry_after) in table {
         let lines = lines();
-        let line = lines.iter().find(|line| name(&line.refusal) == wanted).unwrap();
+        let line = lines
+            .iter()
+            .find(|line| name(&line.refusal) == wanted)
+            .unwrap();
         let refusal = &line.refusal;
         assert!(!line.dynamo.is_empty());
         assert_eq!(
-            (refusal.status(), refusal.kind(), refusal.code(), refusal.is_retryable(), refusal.retry_after_s()),
+            (
+                refusal.status(),
+                refusal.kind(),
+                refusal.code(),
+                refusal.is_retryable(),
+                refusal.retry_after_s()
+            ),
             (status, kind, code, retryable, retry_after),
             "{wanted}"
         );
@@ -340,7 +436,10 @@ fn the_errors_of_dynamos_router_have_their_numbers() {
     // Messages name what is to be done, or what was seen.
     let message = |wanted: &str| {
         let lines = lines();
-        let line = lines.iter().find(|line| name(&line.refusal) == wanted).unwrap();
+        let line = lines
+            .iter()
+            .find(|line| name(&line.refusal) == wanted)
+            .unwrap();
         line.refusal.to_string()
     };
     assert!(message("prefill worker id required").contains("x-dynamo-prefill-instance-id"));

@@ -98,8 +98,17 @@ fn table() -> String {
             writeln!(text, "| **{name}** | {exists} | any | {first} |").unwrap();
             continue;
         }
-        writeln!(text, "| **{name}** | {exists} | `aggregate`, with whole workers | {first} |").unwrap();
-        writeln!(text, "| | | `aggregate` without, or `fail` | {} |", others[0]).unwrap();
+        writeln!(
+            text,
+            "| **{name}** | {exists} | `aggregate`, with whole workers | {first} |"
+        )
+        .unwrap();
+        writeln!(
+            text,
+            "| | | `aggregate` without, or `fail` | {} |",
+            others[0]
+        )
+        .unwrap();
     }
     text
 }
@@ -124,7 +133,9 @@ fn the_table_and_the_diagram_of_states_are_what_the_code_says() {
 #[test]
 fn every_cell_is_the_oracles() {
     for row in rows() {
-        let state = State::ALL.into_iter().find(|state| state.name() == row.state);
+        let state = State::ALL
+            .into_iter()
+            .find(|state| state.name() == row.state);
         let state = state.expect("a state of that name");
         for (on_prefill_absent, whole_workers) in POLICIES {
             for mode in Mode::ALL {
@@ -142,5 +153,9 @@ fn every_cell_is_the_oracles() {
             }
         }
     }
-    assert!(State::ALL.iter().all(|state| rows().iter().any(|row| row.state == state.name())));
+    assert!(
+        State::ALL
+            .iter()
+            .all(|state| rows().iter().any(|row| row.state == state.name()))
+    );
 }
