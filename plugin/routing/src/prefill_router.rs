@@ -107,7 +107,7 @@ impl PrefillRouters {
     }
 
     /// All places and their states.
-    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> {
+    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> + Clone {
         self.places.iter()
     }
 

@@ -147,7 +147,7 @@ impl Router {
     }
 
     /// The places and their states.
-    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> {
+    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> + Clone {
         self.places.places()
     }
 

@@ -121,6 +121,11 @@ pub enum AfterPrefill {
     Refused(Refusal),
     /// The client has left, and KV blocks wait for a decode that it would have been: they are fetched and dropped.
     CleanUp(CleanUpLeg),
+    /// The client has left, and nobody can fetch the KV blocks that wait for it.
+    Leaked {
+        /// How many.
+        blocks: u64,
+    },
     /// The client has left, and nothing remains to be done.
     Nothing,
 }
@@ -128,12 +133,8 @@ pub enum AfterPrefill {
 /// The leg that fetches KV blocks which a client has left behind: one token, no stream.
 #[derive(Debug)]
 pub struct CleanUpLeg {
-    /// Where to.
-    pub destination: SocketAddr,
-    /// Headers to be set.
-    pub headers: Vec<HeaderValue>,
-    /// Changes of the client's body.
-    pub edits: Edits,
+    /// The leg, with changes of the client's body.
+    pub dispatch: Dispatch,
     /// Blocks that leak if this leg fails.
     pub blocks: u64,
 }
@@ -343,20 +344,16 @@ impl PrefillPhase {
 
     fn clean_up(mut self, handoff: Handoff, router: &mut Router) -> AfterPrefill {
         let blocks = handoff.blocks();
-        let valid = self.revalidate_decode(router).is_ok();
-        let headers = rank_header(&self.decode);
-        match (self.legs, self.decode.worker.address) {
-            (Legs::Sequential { mut cleanup, .. }, Some(destination)) if valid => {
-                handoff.put_into(&mut cleanup);
-                AfterPrefill::CleanUp(CleanUpLeg {
-                    destination,
-                    headers,
-                    edits: cleanup,
-                    blocks,
-                })
-            }
-            _ => AfterPrefill::Nothing,
+        if self.revalidate_decode(router).is_err() {
+            return AfterPrefill::Leaked { blocks };
         }
+        let Legs::Sequential { mut cleanup, .. } = self.legs else {
+            return AfterPrefill::Nothing;
+        };
+        handoff.put_into(&mut cleanup);
+        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        dispatch.edits = Some(cleanup);
+        AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }
 
     /// The pool's policy on failures, step by step.
