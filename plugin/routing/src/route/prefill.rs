@@ -351,7 +351,7 @@ impl PrefillPhase {
             return AfterPrefill::Nothing;
         };
         handoff.put_into(&mut cleanup);
-        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
         dispatch.edits = Some(cleanup);
         AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }

@@ -159,6 +159,7 @@ pub fn word(after: &AfterPrefill) -> &'static str {
         AfterPrefill::Good => "good",
         AfterPrefill::Refused(_) => "refused",
         AfterPrefill::CleanUp(_) => "clean-up",
+        AfterPrefill::Leaked { .. } => "leaked",
         AfterPrefill::Nothing => "nothing",
     }
 }

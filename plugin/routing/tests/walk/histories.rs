@@ -12,7 +12,7 @@ use routing::route::{
 use crate::check::{check, fits};
 use crate::oracle::{Setup, expected, remember};
 use crate::subject::{Ask, Real, Subject, planned, refused};
-use crate::world::{Event, World};
+use crate::world::{Event, SPACES, World};
 
 const GOOD: &[u8] = br#"{"choices":[],"kv_transfer_params":{"remote_block_ids":[1,2]}}"#;
 const ENDED: &[u8] = br#"{"choices":[{"index":0,"finish_reason":"stop"}]}"#;
@@ -99,6 +99,8 @@ struct Flight {
     phase: Option<PrefillPhase>,
     seat: Seat,
     tried: Vec<WorkerId>,
+    /// Whether the caller named its decode worker.
+    named: bool,
 }
 
 struct History {
@@ -201,6 +203,7 @@ impl History {
                     phase: Some(phase),
                     seat,
                     tried,
+                    named: named.is_some(),
                 });
             }
             Ok(Plan::Forward(dispatch, seat)) => {
@@ -210,6 +213,7 @@ impl History {
                     phase: None,
                     seat,
                     tried: Vec::new(),
+                    named: named.is_some(),
                 });
             }
             Ok(Plan::Answer(_)) => panic!("nobody asked for names"),
@@ -231,7 +235,7 @@ impl History {
         let namespace = phase.worker().namespace.clone();
         let after = phase.answered(answer, client, &mut self.subject.router);
         if client == Client::Left {
-            self.after_the_client_left(&after);
+            self.after_the_client_left(&after, &namespace, flight.named);
             return;
         }
         match after {
@@ -268,19 +272,23 @@ impl History {
             }
             AfterPrefill::Good => self.flights.push(flight),
             AfterPrefill::Answer | AfterPrefill::Terminal(_) | AfterPrefill::Refused(_) => {}
-            AfterPrefill::CleanUp(_) | AfterPrefill::Nothing => panic!("the client waits"),
+            AfterPrefill::CleanUp(_) | AfterPrefill::Leaked { .. } | AfterPrefill::Nothing => {
+                panic!("the client waits")
+            }
         }
     }
 
-    fn after_the_client_left(&self, after: &AfterPrefill) {
+    fn decodes_in(&self, namespace: &str) -> bool {
+        let space = SPACES.iter().position(|space| *space == namespace);
+        space.is_some_and(|space| self.world.of(Role::Decode, space).next().is_some())
+    }
+
+    fn after_the_client_left(&self, after: &AfterPrefill, namespace: &str, named: bool) {
         match after {
             AfterPrefill::CleanUp(leg) => {
-                let ask = Ask::default().body();
-                let body = String::from_utf8(leg.edits.apply(&ask)).unwrap();
-                assert!(body.contains("kv_transfer_params"), "{body}");
-                let fleet = self.subject.router.fleet();
-                assert!(fleet.at(leg.destination, &[Role::Decode]).is_some());
+                self.is_handed_over(&leg.dispatch, "kv_transfer_params");
             }
+            AfterPrefill::Leaked { .. } => assert!(named || !self.decodes_in(namespace)),
             AfterPrefill::Nothing | AfterPrefill::Good => {}
             _ => panic!("the client has left"),
         }
