@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::Deserialize;
 
 use crate::fleet::Role;
+use crate::topology::Topology;
 
 /// The whole configuration document. Unknown fields are refused by name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -69,6 +70,89 @@ pub struct Pool {
     /// Tokens in one KV block.
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
+    /// Whether callers may steer: pin workers, ask who would be picked, demand taints. For gateways behind a gateway.
+    #[serde(default)]
+    pub trust_clients: bool,
+    /// What happens to a request while there is no prefill worker; default: `aggregate`.
+    #[serde(default)]
+    pub on_prefill_absent: OnPrefillAbsent,
+    /// What happens when a prefill worker has failed, in order.
+    #[serde(default = "default_on_failure")]
+    pub on_prefill_failure: Vec<OnPrefillFailure>,
+    /// Shorthand: `on_prefill_absent` is `fail`, and `on_prefill_failure` never `decode_only`.
+    #[serde(default)]
+    pub enforce_disagg: bool,
+    /// SGLang only: where a prefill worker's bootstrap server is.
+    #[serde(default)]
+    pub bootstrap: BootstrapSource,
+    /// The leg that fetches KV blocks which a client has left behind.
+    #[serde(default)]
+    pub cleanup: CleanUp,
+}
+
+/// What happens to a request while there is no prefill worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPrefillAbsent {
+    /// A worker that can runs it whole; where none can, it fails.
+    #[default]
+    Aggregate,
+    /// It fails with 503.
+    Fail,
+}
+
+/// What happens when a prefill worker has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPrefillFailure {
+    /// Another prefill worker is called, as often as `prefill.attempts` allows.
+    RetryOther,
+    /// The request fails.
+    Fail,
+    /// The decode worker runs it whole. Refused where decode workers cannot.
+    DecodeOnly,
+}
+
+/// Another worker first, then the error.
+fn default_on_failure() -> Vec<OnPrefillFailure> {
+    vec![OnPrefillFailure::RetryOther, OnPrefillFailure::Fail]
+}
+
+/// Where SGLang's bootstrap servers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BootstrapSource {
+    /// On this port of every prefill worker that does not tell its own.
+    Port(u16),
+    /// Each prefill worker is asked, at `/get_server_info`, before it is handed a request.
+    Ask,
+}
+
+impl Default for BootstrapSource {
+    /// SGLang's default port.
+    fn default() -> Self {
+        Self::Port(8998)
+    }
+}
+
+/// The leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CleanUp {
+    /// Milliseconds until the leg is given up; at most 120,000.
+    pub timeout_ms: u32,
+    /// Bytes of requests held for it, per worker thread; beyond it, and with 0 always, the blocks are counted as leaked.
+    pub held_bytes: usize,
+}
+
+impl Default for CleanUp {
+    /// Half of vLLM's lease of a minute or less; 64 MiB.
+    fn default() -> Self {
+        Self {
+            timeout_ms: 30_000,
+            held_bytes: 64 * 1024 * 1024,
+        }
+    }
 }
 
 /// vLLM's default block size.
@@ -82,6 +166,8 @@ fn default_block_tokens() -> u32 {
 pub enum Protocol {
     /// vLLM's `NixlConnector`: prefill first, its `kv_transfer_params` spliced into the decode request.
     Nixl,
+    /// SGLang's bootstrap: both legs at once, with the same room.
+    Sglang,
     /// NVIDIA Dynamo frontends in `--router-mode direct`: the choice is told by headers.
     Direct,
 }
@@ -94,6 +180,8 @@ pub enum Discovery {
     Static(StaticDiscovery),
     /// A Dynamo frontend's `GET /health` is polled.
     Dynamo(DynamoDiscovery),
+    /// A JSON list of workers is polled.
+    Document(DocumentDiscovery),
 }
 
 /// Workers written down in the configuration.
@@ -101,13 +189,36 @@ pub enum Discovery {
 #[serde(deny_unknown_fields)]
 pub struct StaticDiscovery {
     /// The workers.
-    pub workers: Vec<StaticWorker>,
+    pub workers: Vec<ListedWorker>,
 }
 
-/// One worker of a static list.
+/// Where a list of workers is polled from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StaticWorker {
+pub struct DocumentDiscovery {
+    /// The proxy's cluster that serves the document.
+    pub cluster: String,
+    /// The addresses in it that are asked, one after the other while the first ones fail.
+    pub addresses: Vec<SocketAddr>,
+    /// The document's path.
+    #[serde(default = "default_document_path")]
+    pub path: String,
+    /// Milliseconds between polls.
+    #[serde(default = "default_interval")]
+    pub interval_ms: u64,
+    /// Milliseconds after which a poll has failed.
+    #[serde(default = "default_poll_timeout")]
+    pub timeout_ms: u64,
+}
+
+fn default_document_path() -> String {
+    "/workers".to_owned()
+}
+
+/// One worker of a list.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedWorker {
     /// `ip:port` as the proxy's cluster has it. Required except in direct mode.
     pub address: Option<SocketAddr>,
     /// What it does.
@@ -124,6 +235,13 @@ pub struct StaticWorker {
     /// Data-parallel ranks, numbered from 0.
     #[serde(default = "one")]
     pub dp_size: u32,
+    /// The set it belongs to: two sets of one role are not served until one is gone.
+    #[serde(default)]
+    pub set: String,
+    /// SGLang only: the port of its bootstrap server.
+    pub bootstrap_port: Option<u16>,
+    /// Its place, and how far its KV may travel.
+    pub topology: Option<Topology>,
 }
 
 fn one() -> u32 {
@@ -199,6 +317,8 @@ pub enum PolicyName {
     /// Everyone once per turn, in an order drawn anew each turn.
     #[default]
     RoundRobin,
+    /// None is picked: the caller must name the worker.
+    Direct,
 }
 
 /// Limits of the prefill leg.
@@ -209,6 +329,9 @@ pub struct PrefillLeg {
     pub timeout_ms: u32,
     /// Workers tried in all before the request is refused.
     pub attempts: u32,
+    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request is
+    /// refused with 429; absent: no bound.
+    pub max_queued_tokens: Option<u64>,
 }
 
 impl Default for PrefillLeg {
@@ -217,6 +340,7 @@ impl Default for PrefillLeg {
         Self {
             timeout_ms: 120_000,
             attempts: 2,
+            max_queued_tokens: None,
         }
     }
 }
@@ -227,11 +351,16 @@ impl Default for PrefillLeg {
 pub struct DecodeLeg {
     /// Workers (in direct mode: frontends) tried in all when connections are refused.
     pub attempts: u32,
+    /// Whether decode workers can run whole requests, prefill included.
+    pub runs_whole_requests: bool,
 }
 
 impl Default for DecodeLeg {
     fn default() -> Self {
-        Self { attempts: 3 }
+        Self {
+            attempts: 3,
+            runs_whole_requests: false,
+        }
     }
 }
 
@@ -313,10 +442,48 @@ impl Pool {
                 "must be at least 1",
             ));
         }
+        if !(1..=120_000).contains(&self.cleanup.timeout_ms) {
+            return Err(value(
+                &format!("{at}.cleanup.timeout_ms"),
+                "must be from 1 to 120000",
+            ));
+        }
         self.check_frontends(at)?;
+        self.check_policies(at)?;
         match &self.discovery {
-            Discovery::Static(list) => list.check(self.protocol, &format!("{at}.discovery.static")),
+            Discovery::Static(list) => check_workers(
+                &list.workers,
+                self.protocol,
+                &format!("{at}.discovery.static."),
+            ),
             Discovery::Dynamo(poll) => poll.check(self.protocol, &format!("{at}.discovery.dynamo")),
+            Discovery::Document(poll) => poll.check(&format!("{at}.discovery.document")),
+        }
+    }
+
+    fn check_policies(&self, at: &str) -> Result<(), ConfigError> {
+        let path = format!("{at}.on_prefill_failure");
+        let decode_only = self
+            .on_prefill_failure
+            .contains(&OnPrefillFailure::DecodeOnly);
+        match decode_only {
+            true if self.enforce_disagg => Err(value(
+                &path,
+                "decode_only contradicts enforce_disagg; leave one of them out",
+            )),
+            true if !self.decode.runs_whole_requests => Err(value(
+                &path,
+                "decode_only needs decode.runs_whole_requests: a decode-only worker cannot run a request without its hand-off",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What happens while there is no prefill worker, the shorthand taken into account.
+    pub fn prefill_absent(&self) -> OnPrefillAbsent {
+        match self.enforce_disagg {
+            true => OnPrefillAbsent::Fail,
+            false => self.on_prefill_absent,
         }
     }
 
@@ -327,38 +494,69 @@ impl Pool {
                 &path,
                 "direct mode needs the Dynamo frontends' addresses, as [\"10.0.0.1:8000\"]",
             )),
-            (Protocol::Nixl, false) => Err(value(
+            (Protocol::Nixl | Protocol::Sglang, false) => Err(value(
                 &path,
-                "only direct mode has frontends; with nixl a request goes to the decode worker itself",
+                "only direct mode has frontends; with nixl and sglang a request goes to the decode worker itself",
             )),
             _ => Ok(()),
         }
     }
 }
 
-impl StaticDiscovery {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        for (index, worker) in self.workers.iter().enumerate() {
-            let at = format!("{at}.workers[{index}]");
-            worker.check(protocol, &at)?;
-            let others = self.workers.iter().take(index);
-            if others.clone().any(|other| other.same_identity(worker)) {
-                return Err(value(&at, "this worker (address or id) is listed twice"));
-            }
+/// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
+pub(crate) fn check_workers(
+    workers: &[ListedWorker],
+    protocol: Protocol,
+    at: &str,
+) -> Result<(), ConfigError> {
+    for (index, worker) in workers.iter().enumerate() {
+        let at = format!("{at}workers[{index}]");
+        worker.check(protocol, &at)?;
+        if workers
+            .iter()
+            .take(index)
+            .any(|other| other.same_identity(worker))
+        {
+            return Err(value(&at, "this worker (address or id) is listed twice"));
         }
-        Ok(())
+    }
+    Ok(())
+}
+
+impl DocumentDiscovery {
+    fn check(&self, at: &str) -> Result<(), ConfigError> {
+        if self.addresses.is_empty() {
+            return Err(value(
+                &format!("{at}.addresses"),
+                "must name at least one member of the cluster, as [\"10.0.0.1:80\"]",
+            ));
+        }
+        if !self.path.starts_with('/') {
+            return Err(value(&format!("{at}.path"), "must begin with a slash"));
+        }
+        check_interval(self.interval_ms, self.timeout_ms, at)
     }
 }
 
-impl StaticWorker {
+fn check_interval(interval_ms: u64, timeout_ms: u64, at: &str) -> Result<(), ConfigError> {
+    if interval_ms < 100 {
+        return Err(value(&format!("{at}.interval_ms"), "must be at least 100"));
+    }
+    if timeout_ms == 0 {
+        return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
+    }
+    Ok(())
+}
+
+impl ListedWorker {
     fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
         if self.dp_size == 0 {
             return Err(value(&format!("{at}.dp_size"), "must be at least 1"));
         }
         match protocol {
-            Protocol::Nixl if self.address.is_none() => Err(value(
+            Protocol::Nixl | Protocol::Sglang if self.address.is_none() => Err(value(
                 &format!("{at}.address"),
-                "is required with nixl, as \"10.0.0.1:8000\" (an address, not a host name)",
+                "is required with nixl and sglang, as \"10.0.0.1:8000\" (an address, not a host name)",
             )),
             Protocol::Direct if self.id.is_none() => Err(value(
                 &format!("{at}.id"),
@@ -389,13 +587,7 @@ impl DynamoDiscovery {
                 "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
             ));
         }
-        if self.interval_ms < 100 {
-            return Err(value(&format!("{at}.interval_ms"), "must be at least 100"));
-        }
-        if self.timeout_ms == 0 {
-            return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
-        }
-        Ok(())
+        check_interval(self.interval_ms, self.timeout_ms, at)
     }
 }
 

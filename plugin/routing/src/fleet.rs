@@ -6,6 +6,8 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::topology::Topology;
+
 /// A worker's instance id: a full unsigned 64-bit number, as Dynamo's are. A new start is a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -44,7 +46,7 @@ impl Role {
 }
 
 /// One worker: an engine process with one or more data-parallel ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Worker {
     /// Its identity; a worker that restarts is another worker.
     pub id: WorkerId,
@@ -60,6 +62,15 @@ pub struct Worker {
     pub namespace: String,
     /// Data-parallel ranks, numbered from 0; at least 1.
     pub dp_size: u32,
+    /// The set it belongs to; two sets of one role are ambiguous.
+    #[serde(default)]
+    pub set: String,
+    /// The port of its bootstrap server, where its source tells it.
+    #[serde(default)]
+    pub bootstrap_port: Option<u16>,
+    /// Its place, and how far its KV may travel.
+    #[serde(default)]
+    pub topology: Option<Topology>,
 }
 
 impl Worker {
@@ -69,11 +80,6 @@ impl Worker {
             (Some(own), Some(asked)) => own == asked,
             _ => true,
         }
-    }
-
-    /// Whether the two may exchange KV: the same model in the same namespace.
-    pub fn pairs_with(&self, other: &Self) -> bool {
-        self.namespace == other.namespace && self.serves(other.model.as_deref())
     }
 
     /// What can be picked: each rank of a worker that has several, the worker itself otherwise.
@@ -88,7 +94,7 @@ impl Worker {
 }
 
 /// What selection picks: a worker, and the rank on it where it has several.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The worker.
     pub worker: Rc<Worker>,
@@ -124,7 +130,7 @@ pub struct TargetKey {
 }
 
 /// All workers known at one moment. Never changed, only replaced by one with another version.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fleet {
     version: u64,
     workers: Vec<Rc<Worker>>,
@@ -176,7 +182,12 @@ impl Fleet {
 
     /// Whether `id` is a worker of this fleet.
     pub fn contains(&self, id: WorkerId) -> bool {
-        self.workers.iter().any(|worker| worker.id == id)
+        self.get(id).is_some()
+    }
+
+    /// The worker of that id.
+    pub fn get(&self, id: WorkerId) -> Option<&Rc<Worker>> {
+        self.workers.iter().find(|worker| worker.id == id)
     }
 
     /// The worker reached at `address` in one of `roles`, if any.
@@ -194,17 +205,6 @@ impl Fleet {
     /// Whether the workers are the same, whatever the versions.
     pub fn same_workers(&self, other: &Self) -> bool {
         self.workers == other.workers
-    }
-
-    /// Whether some request could be served whole or by a pair.
-    pub fn can_serve(&self) -> bool {
-        if self.of_role(Role::Aggregated).next().is_some() {
-            return true;
-        }
-        self.of_role(Role::Prefill).any(|prefill| {
-            self.of_role(Role::Decode)
-                .any(|decode| prefill.pairs_with(decode))
-        })
     }
 
     /// The form in which other threads adopt it.

@@ -5,6 +5,8 @@
 
 use super::HeaderValue;
 use crate::fleet::Target;
+use crate::json::{Edits, Object};
+use crate::request::Request;
 
 const DECODE: [&str; 2] = ["x-dynamo-worker-instance-id", "x-worker-instance-id"];
 const PREFILL: [&str; 2] = ["x-dynamo-prefill-instance-id", "x-prefill-instance-id"];
@@ -30,6 +32,27 @@ pub fn whole(worker: &Target) -> Vec<HeaderValue> {
     headers
 }
 
+/// Edits that take the annotations out of `nvext` where one of them makes the request a mere query: heard from a caller who
+/// is not trusted, it would make Dynamo skip prefill. None where there is nothing to take out.
+pub fn without_query(request: &Request<'_>) -> Option<Edits> {
+    let nvext = request.body.get("nvext")?;
+    if !nvext.value.contains("query_instance_id") {
+        return None;
+    }
+    let inner = Object::parse(nvext.value.as_bytes(), &["annotations"]).ok()?;
+    let mut inside = inner.edit();
+    inner
+        .all("annotations")
+        .for_each(|member| inside.remove(member));
+    let cleaned = String::from_utf8(inside.apply(nvext.value.as_bytes())).ok()?;
+    let mut edits = request.body.edit();
+    request
+        .body
+        .all("nvext")
+        .for_each(|member| edits.replace(member, cleaned.clone()));
+    Some(edits)
+}
+
 fn named(names: [&'static str; 2], value: impl ToString) -> impl Iterator<Item = HeaderValue> {
     let value = value.to_string();
     names.into_iter().map(move |name| (name, value.clone()))
@@ -50,6 +73,9 @@ mod tests {
             model: None,
             namespace: String::new(),
             dp_size: 2,
+            set: String::new(),
+            bootstrap_port: None,
+            topology: None,
         };
         Target {
             worker: Rc::new(worker),

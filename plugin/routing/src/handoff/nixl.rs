@@ -17,6 +17,14 @@ const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":fal
 
 /// Edits that make the client's body the prefill leg's.
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
+    let mut edits = cleanup_edits(request);
+    edits.insert(PARAMS, PREFILL_PARAMS);
+    edits
+}
+
+/// Edits that make the client's body ask for one token, not streamed: the prefill leg's, and those of the leg that fetches
+/// blocks which a client has left behind; both but for the hand-off.
+pub fn cleanup_edits(request: &Request<'_>) -> Edits {
     let body = &request.body;
     let mut edits = body.edit();
     let limit = match request.generation {
@@ -34,7 +42,6 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
     for name in ["stream_options", "min_tokens", PARAMS] {
         body.all(name).for_each(|member| edits.remove(member));
     }
-    edits.insert(PARAMS, PREFILL_PARAMS);
     edits
 }
 

@@ -1,5 +1,11 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
+pub mod steering;
+
+pub use steering::{Pin, Steering};
+
+use crate::handoff::sglang;
+use crate::handoff::terminal::Form;
 use crate::json::{JsonError, Object};
 use crate::route::Refusal;
 
@@ -93,6 +99,11 @@ pub const MEMBERS: &[&str] = &[
     "max_output_tokens",
     "min_tokens",
     "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "rid",
+    "nvext",
 ];
 
 /// A request whose body has been read.
@@ -128,6 +139,35 @@ impl<'a> Request<'a> {
             prompt_tokens,
             body: object,
         })
+    }
+}
+
+impl Request<'_> {
+    /// How the client wants its answer.
+    pub fn form(&self) -> Form {
+        match self.body.get("stream").map(|member| member.value) {
+            Some("true") => Form::Stream {
+                usage: self.wants_usage(),
+            },
+            _ => Form::Whole,
+        }
+    }
+
+    fn wants_usage(&self) -> bool {
+        #[derive(serde::Deserialize)]
+        struct Options {
+            include_usage: Option<bool>,
+        }
+        let options = self.body.get("stream_options");
+        let options = options.and_then(|member| serde_json::from_str::<Options>(member.value).ok());
+        options
+            .and_then(|options| options.include_usage)
+            .unwrap_or(false)
+    }
+
+    /// The prompt as token ids, where the client sent it so.
+    pub fn prompt_ids(&self) -> Option<Vec<u32>> {
+        serde_json::from_str(self.body.get("prompt")?.value).ok()
     }
 }
 
@@ -218,13 +258,11 @@ fn check_handoff_is_ours(object: &Object<'_>) -> Result<(), Refusal> {
         let bare: String = value.chars().filter(|c| !c.is_ascii_whitespace()).collect();
         bare == "null" || bare == "{}"
     };
-    match object
-        .all("kv_transfer_params")
-        .all(|member| says_nothing(member.value))
-    {
-        true => Ok(()),
-        false => Err(Refusal::Field {
-            name: "kv_transfer_params",
+    let mut fields = std::iter::once("kv_transfer_params").chain(sglang::FIELDS);
+    match fields.find(|name| !object.all(name).all(|member| says_nothing(member.value))) {
+        None => Ok(()),
+        Some(name) => Err(Refusal::Field {
+            name,
             problem: "is set by the router; a request must not carry it",
         }),
     }
