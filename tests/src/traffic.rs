@@ -22,6 +22,9 @@ const PAUSE_WHEN_PUT_OFF: Duration = Duration::from_millis(100);
 /// The tokens that [`Ask::chat`] asks for.
 const TOKENS: u64 = 4;
 
+/// What a decode engine says where it cannot reach the prefill engine that its hand-off names.
+const PARTNER_DIED: &str = "NIXL handshake failed";
+
 /// What all clients saw.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
@@ -33,6 +36,8 @@ pub struct Tally {
     pub put_off: BTreeMap<String, u64>,
     /// 404 for a model that nobody serves.
     pub unknown: u64,
+    /// 500 of a decode engine whose prefill engine died with the blocks that it was to pull.
+    pub lost: u64,
     /// Answers that broke off after they had begun.
     pub torn: u64,
     /// Whole answers by the decode worker that the gateway names.
@@ -109,7 +114,8 @@ impl Traffic {
         .await;
     }
 
-    /// Lets every client finish its request and says what they saw. Fails where anything was wrong.
+    /// Lets every client finish its request and says what they saw. Fails where anything was wrong; what is lost with
+    /// a prefill engine that was killed is not.
     pub async fn stop(mut self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
@@ -190,6 +196,7 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
         },
         (503, Some(code)) => *tally.put_off.entry(code).or_default() += 1,
         (404, _) => tally.unknown += 1,
+        (500, _) if reply.text().contains(PARTNER_DIED) => tally.lost += 1,
         _ => tally.wrong.push(format!("{reply:?}")),
     }
 }

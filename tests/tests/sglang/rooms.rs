@@ -55,7 +55,7 @@ async fn meetings(engines: &[Engine], prompts: &BTreeSet<String>) -> BTreeMap<St
 }
 
 /// Asks for this many answers in batches; gives the rooms, which both legs must agree on.
-async fn rooms_of(rig: &Rig, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u64> {
+async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u64> {
     let mut rooms = Vec::new();
     let ports: BTreeSet<u64> = rig
         .fleet
@@ -66,7 +66,7 @@ async fn rooms_of(rig: &Rig, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u
         .collect();
     for batch in 0..batches {
         let prompts: BTreeSet<String> = (0..BATCH)
-            .map(|number| format!("question {batch}/{number}"))
+            .map(|number| format!("{topic} {batch}/{number}"))
             .collect();
         // Connections of their own spread over both threads.
         let asked = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
@@ -91,7 +91,7 @@ async fn rooms_of(rig: &Rig, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u
 
 pub async fn no_room_is_used_twice(proxy: Proxy) {
     let rig = Rig::start(proxy, QUICK, (2, 2)).await;
-    let rooms = rooms_of(&rig, 4, Ask::chat).await;
+    let rooms = rooms_of(&rig, "question", 4, Ask::chat).await;
     let different: BTreeSet<u64> = rooms.iter().copied().collect();
     assert_eq!((different.len(), rooms.len()), (4 * BATCH, 4 * BATCH));
     rig.assert_none_refused().await;
@@ -107,7 +107,7 @@ async fn with_ranks(proxy: Proxy) -> Rig {
 
 pub async fn every_rank_has_its_rooms(proxy: Proxy) {
     let rig = with_ranks(proxy).await;
-    let rooms = rooms_of(&rig, 2, Ask::chat).await;
+    let rooms = rooms_of(&rig, "question", 2, Ask::chat).await;
     let ranks: BTreeSet<u64> = rooms.iter().map(|room| room % RANKS).collect();
     assert_eq!(ranks, (0..RANKS).collect());
     rig.assert_none_refused().await;
@@ -123,7 +123,8 @@ pub async fn a_pinned_rank_has_rooms_of_its_own(proxy: Proxy) {
                 // Decode's own rank is kept apart.
                 .header("x-dp-rank", &other.to_string())
         };
-        for room in rooms_of(&rig, 1, pinned).await {
+        let topic = format!("question for {rank}");
+        for room in rooms_of(&rig, &topic, 1, pinned).await {
             assert_eq!(room % RANKS, rank, "{room}");
         }
     }

@@ -53,6 +53,7 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
     }
     let mut tally = traffic.stop().await;
     tally.asked += asked;
+    assert_eq!(tally.lost, 0, "prefill was always there: {tally:?}");
     judge(&crew, &tally).await;
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);

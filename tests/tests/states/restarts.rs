@@ -99,6 +99,7 @@ pub async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy) {
     let prefill = crew.total(Role::Prefill).await;
     let seen = format!("{tally:?}\nprefill: {prefill:?}");
     let consumed = prefill.handoffs_consumed - before.handoffs_consumed;
+    assert_eq!(tally.lost, 0, "prefill was always there: {seen}");
     // One for each answer; one of a torn answer was used too, or not.
     assert!(consumed >= tally.answered, "{seen}");
     let issued = prefill.handoffs_issued - before.handoffs_issued;
