@@ -9,6 +9,7 @@ use routing::config::{Config, Discovery, Pool, Protocol};
 use routing::fleet::Role;
 use serde_json::json;
 
+use super::bootstrap::Callers;
 use crate::engine::{self, Engine, EngineConfig, EngineError};
 
 /// The one model that simulated engines serve.
@@ -143,6 +144,8 @@ pub struct Members {
     pub frontends: Vec<SocketAddr>,
     /// A model to ask for, where the configuration names one.
     pub model: Option<String>,
+    /// Whether callers may steer.
+    pub callers: Callers,
 }
 
 impl Members {
@@ -154,6 +157,7 @@ impl Members {
             engines: Vec::new(),
             frontends: Vec::new(),
             model: None,
+            callers: Callers::of(config),
         };
         for pool in &config.pools {
             members.add(pool);

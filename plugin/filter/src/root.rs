@@ -13,6 +13,7 @@ use crate::discovery::{Poller, TICK};
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
 use crate::prefill_call;
+use crate::shared::Lease;
 
 thread_local! {
     /// The root that was configured last in this VM. After an update the old one goes on ticking until its streams have
@@ -26,6 +27,8 @@ pub struct Root {
     gateway: Option<Rc<Gateway>>,
     poller: Option<Poller>,
     asker: Option<Asker>,
+    /// Decides who tells of changes where nobody polls.
+    lease: Lease,
 }
 
 impl Root {
@@ -36,6 +39,7 @@ impl Root {
             gateway: None,
             poller: None,
             asker: None,
+            lease: Lease::new(),
         }
     }
 
@@ -114,6 +118,9 @@ impl RootContext for Root {
             poller.tick(gateway);
         }
         if let Some(asker) = &mut self.asker {
+            if self.poller.is_none() {
+                gateway.set_leading(self.lease.tick(gateway.serves()));
+            }
             asker.tick(gateway);
         }
     }

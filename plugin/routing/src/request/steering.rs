@@ -74,6 +74,11 @@ enum Field {
     PrefillRank,
 }
 
+/// The names of all headers that steer.
+pub fn header_names() -> impl Iterator<Item = &'static str> {
+    HEADERS.iter().map(|(name, _)| *name)
+}
+
 /// The header that a caller names a worker of `role` with, for messages.
 pub fn header_for(role: Role) -> &'static str {
     match role {

@@ -20,7 +20,7 @@ pub struct Dispatch {
 
 impl Router {
     /// To a worker, and behind it the others to whom the same bytes may go if it refuses the connection.
-    pub(super) fn to_workers(&mut self, first: &Target, others: &[Target]) -> Dispatch {
+    pub(super) fn dispatch_to(&mut self, first: &Target, others: &[Target]) -> Dispatch {
         Dispatch {
             destinations: self.addresses(first, others),
             headers: rank_header(first),

@@ -54,6 +54,10 @@ pub struct Router {
 }
 
 /// What happens with a request.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one a request, moved once or twice: cheaper than a box"
+)]
 pub enum Plan {
     /// It is forwarded now.
     Forward(Dispatch, Seat),
@@ -247,7 +251,7 @@ impl Router {
         let Some((first, others)) = targets.split_first() else {
             return Err(Refusal::NotServed(NotServed::Vacant));
         };
-        Ok((self.to_workers(first, others), Seat::default()))
+        Ok((self.dispatch_to(first, others), Seat::default()))
     }
 
     /// A request that generates text, its body read.
@@ -466,7 +470,7 @@ impl Router {
                 dispatch.edits = self.unheard(request);
                 dispatch
             }
-            Protocol::Nixl | Protocol::Sglang => self.to_workers(&whole.decode, &whole.others),
+            Protocol::Nixl | Protocol::Sglang => self.dispatch_to(&whole.decode, &whole.others),
         };
         let seat = Seat {
             decode_charge: Some(self.charge_decode(&whole.decode, prompt_tokens)),

@@ -88,6 +88,10 @@ pub enum Client {
 }
 
 /// What follows from prefill's answer.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one a request, moved once or twice: cheaper than a box"
+)]
 pub enum AfterPrefill {
     /// Decode runs, with this many KV blocks waiting for it.
     Decode {
@@ -245,7 +249,7 @@ impl PrefillPhase {
         let mut edits = decode.clone();
         bootstrap.put_into(*room, &mut edits);
         // A room is used once: the same bytes fit no other worker.
-        let mut dispatch = router.to_workers(&self.decode, &[]);
+        let mut dispatch = router.dispatch_to(&self.decode, &[]);
         dispatch.edits = Some(edits);
         Some(dispatch)
     }
@@ -311,7 +315,7 @@ impl PrefillPhase {
             return AfterPrefill::Refused(refusal);
         }
         let blocks = handoff.blocks();
-        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
         if let Legs::Sequential { decode, .. } = self.legs {
             let mut edits = decode;
             handoff.put_into(&mut edits);
@@ -347,7 +351,7 @@ impl PrefillPhase {
             return AfterPrefill::Nothing;
         };
         handoff.put_into(&mut cleanup);
-        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
         dispatch.edits = Some(cleanup);
         AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }
@@ -429,7 +433,7 @@ impl PrefillPhase {
         let edits = whole.take();
         self.others
             .retain(|other| router.fleet.contains(other.worker.id));
-        let mut dispatch = router.to_workers(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
         dispatch.edits = edits;
         Some(AfterPrefill::Whole {
             dispatch,

@@ -9,7 +9,7 @@ use crate::rendezvous::NotServed;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The body cannot be read as JSON.
-    #[error("the request body is {detail}")]
+    #[error("the request body is not valid JSON: {detail}")]
     NotJson {
         /// What is wrong with it.
         detail: String,
