@@ -69,6 +69,10 @@ impl Pool {
             .on_prefill_failure
             .contains(&OnPrefillFailure::DecodeOnly);
         match decode_only {
+            true if self.protocol != Protocol::Nixl => Err(value(
+                &path,
+                "decode_only works with nixl only: elsewhere decode runs already, or behind a frontend, when prefill fails",
+            )),
             true if self.enforce_disagg => Err(value(
                 &path,
                 "decode_only contradicts enforce_disagg; leave one of them out",

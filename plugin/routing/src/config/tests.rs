@@ -48,6 +48,12 @@ fn an_error_names_the_path_and_what_would_be_right() {
             &["workers[1]", "twice"],
         ),
         (
+            pool(
+                r#""protocol":"sglang","on_prefill_failure":["decode_only"],"decode":{"runs_whole_requests":true},"discovery":{"static":{"workers":[]}}"#,
+            ),
+            &["on_prefill_failure", "nixl only"],
+        ),
+        (
             pool(r#""protocol":"direct","discovery":{"static":{"workers":[]}}"#),
             &["pools[0].frontends", "10.0.0.1:8000"],
         ),

@@ -300,7 +300,9 @@ impl Router {
             .into_iter()
             .map(|(place, _)| place.clone())
             .collect();
-        for place in &places {
+        // A pool that says "fail" wants no request to run whole.
+        let may_run_whole = absent == OnPrefillAbsent::Aggregate;
+        for place in places.iter().filter(|_| may_run_whole) {
             if let Ok(whole) = self.pick_whole(place, &nothing) {
                 return Ok(self.forward_whole(whole, 0, None, None));
             }
@@ -452,7 +454,7 @@ impl Router {
     fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
         match self.pool.trust_clients {
             true => None,
-            false => request.and_then(crate::handoff::direct::without_query),
+            false => request.and_then(crate::handoff::direct::without_steering),
         }
     }
 

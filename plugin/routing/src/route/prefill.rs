@@ -16,6 +16,7 @@ use crate::handoff::{HeaderValue, handoff_fields_only};
 use crate::json::Edits;
 use crate::load::PrefillCharge;
 use crate::prefill_router::Place;
+use crate::rendezvous::NotServed;
 use crate::request::{Request, Steering};
 
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
@@ -332,8 +333,13 @@ impl PrefillPhase {
     fn revalidate_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         self.others
             .retain(|other| router.fleet.contains(other.worker.id));
-        if router.fleet.contains(self.decode.worker.id) {
+        let known = router.fleet.get(self.decode.worker.id);
+        if known.is_some_and(|worker| worker.role == self.decode.worker.role) {
             return Ok(());
+        }
+        if self.steering.decode_pin().worker.is_some() {
+            // It was there when it was named: the caller made no mistake.
+            return Err(Refusal::NotServed(NotServed::NoDecode));
         }
         let prefill = Rc::clone(&self.prefill.worker);
         let (decode, others) = router.replace_decode(&self.place, &self.steering, &prefill)?;
@@ -344,6 +350,9 @@ impl PrefillPhase {
 
     fn clean_up(mut self, handoff: Handoff, router: &mut Router) -> AfterPrefill {
         let blocks = handoff.blocks();
+        // Whoever fetches the blocks will do: nobody reads the answer.
+        self.steering.decode.worker = None;
+        self.steering.backend = None;
         if self.revalidate_decode(router).is_err() {
             return AfterPrefill::Leaked { blocks };
         }

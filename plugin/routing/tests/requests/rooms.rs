@@ -78,8 +78,9 @@ fn a_call_that_was_never_made_is_made_elsewhere_with_a_new_room() {
 
 #[test]
 fn a_failure_under_a_running_decode_ends_it() {
-    // No other prefill worker can reach its room, and decode cannot run it whole any more.
-    let fields = json!({"on_prefill_failure": ["retry_other", "decode_only"], "decode": {"runs_whole_requests": true}});
+    // No other prefill worker can reach its room, and decode cannot run it whole any more: `decode_only` is refused.
+    let fields =
+        json!({"on_prefill_failure": ["retry_other"], "decode": {"runs_whole_requests": true}});
     for failure in [status(500), status(503), PrefillAnswer::Broken] {
         let mut router = router("sglang", &two_by_two(), fields.clone());
         let (phase, _seat) = prefill(ask(&mut router, json!({})));
