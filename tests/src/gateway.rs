@@ -154,10 +154,19 @@ impl Gateway {
 
     /// Waits until it says that it could serve.
     pub async fn is_ready(&self) {
-        eventually("the gateway is ready", GENEROUS, || async {
+        self.says(200).await;
+    }
+
+    /// Waits until it says that it could not serve.
+    pub async fn is_not_ready(&self) {
+        self.says(503).await;
+    }
+
+    async fn says(&self, status: u16) {
+        eventually(&format!("readiness is {status}"), GENEROUS, || async {
             let ready = self.try_send(Ask::get("/pd-router/ready")).await;
             let ready = ready.map_err(|failure| failure.to_string())?;
-            if ready.status == 200 {
+            if ready.status == status {
                 return Ok(());
             }
             Err(format!("{}: {}", ready.status, ready.text()))

@@ -83,13 +83,10 @@ fn check_model(reply: &Reply, expected: Expected) -> Result<(), String> {
     check(reply.status == status, what, reply)?;
     let page = reply.json();
     let namespaces = page["namespaces"].as_object().cloned().unwrap_or_default();
-    let mut roles = namespaces.values().flat_map(|namespace| {
-        let present = namespace["present"].as_array().cloned();
-        present.unwrap_or_default()
-    });
+    let present: Vec<&Value> = namespaces.values().map(|one| &one["present"]).collect();
     let present = match expected {
-        Expected::Waiting { present, .. } => roles.all(|role| role == present.as_str()),
-        _ => roles.count() == 2,
+        Expected::Waiting { present: role, .. } => present == [&json!([role.as_str()])],
+        _ => present == [&json!(["decode", "prefill"])],
     };
     let right = page["model"] == MODEL && page["ready"] == serving && present;
     check(right, what, reply)
@@ -185,6 +182,9 @@ pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
     until(&gateway, Expected::Serving).await;
     traffic.until_answered_by(&crew.names(Role::Decode)).await;
     judge(&crew, &mut gateway, traffic, &processes).await;
+    let metrics = gateway.metrics().await;
+    let active = metrics.sum_where("pd_router_places", &[("state", "active")]);
+    assert_eq!(active, Some(1.0), "one model in one namespace");
     // Nobody ever left, so each answer has one prefill, and each prefill its answer.
     let prefill = crew.total(Role::Prefill).await;
     let decode = crew.total(Role::Decode).await;
