@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::topology::Topology;
@@ -134,6 +135,8 @@ pub struct TargetKey {
 pub struct Fleet {
     version: u64,
     workers: Vec<Rc<Worker>>,
+    /// Where in `workers` an id is.
+    index: HashMap<WorkerId, usize>,
 }
 
 /// A fleet as it is published to other threads.
@@ -154,13 +157,19 @@ pub enum FleetError {
 impl Fleet {
     /// A fleet of these workers. Where an id occurs twice the first one counts.
     pub fn new(version: u64, workers: Vec<Worker>) -> Self {
-        let mut seen = hashbrown::HashSet::with_capacity(workers.len());
-        let workers = workers
-            .into_iter()
-            .filter(|worker| seen.insert(worker.id))
-            .map(Rc::new)
-            .collect();
-        Self { version, workers }
+        let mut fleet = Self {
+            version,
+            workers: Vec::with_capacity(workers.len()),
+            index: HashMap::with_capacity(workers.len()),
+        };
+        for worker in workers {
+            if fleet.contains(worker.id) {
+                continue;
+            }
+            fleet.index.insert(worker.id, fleet.workers.len());
+            fleet.workers.push(Rc::new(worker));
+        }
+        fleet
     }
 
     /// Grows with every change that is published.
@@ -182,12 +191,12 @@ impl Fleet {
 
     /// Whether `id` is a worker of this fleet.
     pub fn contains(&self, id: WorkerId) -> bool {
-        self.get(id).is_some()
+        self.index.contains_key(&id)
     }
 
     /// The worker of that id.
     pub fn get(&self, id: WorkerId) -> Option<&Rc<Worker>> {
-        self.workers.iter().find(|worker| worker.id == id)
+        self.workers.get(*self.index.get(&id)?)
     }
 
     /// The worker reached at `address` in one of `roles`, if any.

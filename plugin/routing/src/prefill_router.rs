@@ -60,11 +60,12 @@ impl PrefillRouters {
         is_bound: impl Fn(WorkerId) -> bool,
         runs_whole: impl Fn(&Worker) -> bool,
     ) -> Vec<Transition> {
-        let mut now = places_of(fleet);
+        let members = by_place(fleet);
+        let mut now: HashSet<Place> = members.keys().cloned().collect();
         now.extend(self.places.keys().cloned());
         let mut transitions = Vec::new();
         for place in now {
-            let census = census(&place, fleet, &is_bound, &runs_whole);
+            let census = census(&place, &members, &is_bound, &runs_whole);
             let before = self.places.get(&place).copied();
             let was_active = before.is_some_and(|before| before.was_active);
             let state = State::of(census, was_active);
@@ -157,35 +158,47 @@ impl PlaceState {
     }
 }
 
-/// The places that a fleet's workers make.
-fn places_of(fleet: &Fleet) -> HashSet<Place> {
-    let place = |worker: &Worker| Place {
-        model: worker.model.clone(),
-        namespace: worker.namespace.clone(),
-    };
-    fleet.workers().map(|worker| place(worker)).collect()
+/// The workers by the place that they make. One that serves any model makes a place of its own, and belongs to the others of
+/// its namespace too.
+fn by_place(fleet: &Fleet) -> HashMap<Place, Vec<&Worker>> {
+    let mut members: HashMap<Place, Vec<&Worker>> = HashMap::new();
+    for worker in fleet.workers() {
+        let place = Place {
+            model: worker.model.clone(),
+            namespace: worker.namespace.clone(),
+        };
+        members.entry(place).or_default().push(worker);
+    }
+    members
 }
 
 fn census(
     place: &Place,
-    fleet: &Fleet,
+    members: &HashMap<Place, Vec<&Worker>>,
     is_bound: &impl Fn(WorkerId) -> bool,
     runs_whole: &impl Fn(&Worker) -> bool,
 ) -> Census {
-    let here = || fleet.workers().filter(|worker| place.holds(worker));
+    let any_model = Place {
+        model: None,
+        namespace: place.namespace.clone(),
+    };
+    let of_any_model = match place.model {
+        Some(_) => members.get(&any_model),
+        None => None,
+    };
+    let lists = members.get(place).into_iter().chain(of_any_model);
+    let here: Vec<&Worker> = lists.flatten().copied().collect();
+    let of_role = |role: Role| here.iter().filter(move |worker| worker.role == role);
     let sets = |role: Role| {
-        let sets: HashSet<&str> = here()
-            .filter(|worker| worker.role == role)
-            .map(|worker| worker.set.as_str())
-            .collect();
+        let sets: HashSet<&str> = of_role(role).map(|worker| worker.set.as_str()).collect();
         sets.len()
     };
     Census {
         prefill_sets: sets(Role::Prefill),
         decode_sets: sets(Role::Decode),
-        bound_prefills: here()
-            .filter(|worker| worker.role == Role::Prefill && is_bound(worker.id))
+        bound_prefills: of_role(Role::Prefill)
+            .filter(|worker| is_bound(worker.id))
             .count(),
-        whole_workers: here().filter(|worker| runs_whole(worker)).count(),
+        whole_workers: here.iter().filter(|worker| runs_whole(worker)).count(),
     }
 }

@@ -1,8 +1,10 @@
 //! Owns what makes a well-formed configuration wrong.
 
+use hashbrown::HashSet;
+
 use super::{
-    Config, ConfigError, Discovery, DocumentDiscovery, DynamoDiscovery, ListedWorker,
-    OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
+    BootstrapSource, Config, ConfigError, Discovery, DocumentDiscovery, DynamoDiscovery,
+    ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
 };
 
 impl Config {
@@ -14,6 +16,12 @@ impl Config {
                 "exactly one pool is supported by this version",
             ));
         };
+        if self.limits.bodies_in_flight_bytes == 0 {
+            return Err(value(
+                "limits.bodies_in_flight_bytes",
+                "must be at least 1: with 0 every request would be refused",
+            ));
+        }
         pool.check("pools[0]")
     }
 }
@@ -42,6 +50,12 @@ impl Pool {
             return Err(value(
                 &format!("{at}.decode.attempts"),
                 "must be at least 1",
+            ));
+        }
+        if self.bootstrap == BootstrapSource::Port(0) {
+            return Err(value(
+                &format!("{at}.bootstrap.port"),
+                "port 0 cannot be reached",
             ));
         }
         if !(1..=120_000).contains(&self.cleanup.timeout_ms) {
@@ -109,20 +123,24 @@ impl Pool {
     }
 }
 
+/// Ranks of one worker: each is a target of its own in every choice.
+const MAX_DP_SIZE: u32 = 1024;
+
 /// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
 pub(crate) fn check_workers(
     workers: &[ListedWorker],
     protocol: Protocol,
     at: &str,
 ) -> Result<(), ConfigError> {
+    let (mut addresses, mut ids) = (HashSet::new(), HashSet::new());
     for (index, worker) in workers.iter().enumerate() {
         let at = format!("{at}workers[{index}]");
         worker.check(protocol, &at)?;
-        if workers
-            .iter()
-            .take(index)
-            .any(|other| other.same_identity(worker))
-        {
+        let is_new = worker
+            .address
+            .is_none_or(|address| addresses.insert(address))
+            && worker.id.is_none_or(|id| ids.insert(id));
+        if !is_new {
             return Err(value(&at, "this worker (address or id) is listed twice"));
         }
     }
@@ -156,8 +174,12 @@ fn check_interval(interval_ms: u64, timeout_ms: u64, at: &str) -> Result<(), Con
 
 impl ListedWorker {
     fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if self.dp_size == 0 {
-            return Err(value(&format!("{at}.dp_size"), "must be at least 1"));
+        if !(1..=MAX_DP_SIZE).contains(&self.dp_size) {
+            return Err(value(&format!("{at}.dp_size"), "must be from 1 to 1024"));
+        }
+        if self.address.is_some_and(|address| address.port() == 0) || self.bootstrap_port == Some(0)
+        {
+            return Err(value(at, "port 0 cannot be reached"));
         }
         match protocol {
             Protocol::Nixl | Protocol::Sglang if self.address.is_none() => Err(value(
@@ -170,12 +192,6 @@ impl ListedWorker {
             )),
             _ => Ok(()),
         }
-    }
-
-    fn same_identity(&self, other: &Self) -> bool {
-        let same_address = self.address.is_some() && self.address == other.address;
-        let same_id = self.id.is_some() && self.id == other.id;
-        same_address || same_id
     }
 }
 

@@ -33,7 +33,7 @@ pub fn whole(worker: &Target) -> Vec<HeaderValue> {
 }
 
 /// Fields of `nvext` by which a caller steers; ranks among them, since the headers name none where a worker has only one.
-const STEERING: [&str; 6] = [
+pub const STEERING: [&str; 6] = [
     "annotations",
     "backend_instance_id",
     "prefill_worker_id",

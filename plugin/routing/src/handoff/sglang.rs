@@ -11,6 +11,9 @@ use crate::request::Request;
 /// The fields of a hand-off: a client must not set them.
 pub const FIELDS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
+/// Ranks in a body: the router picks the rank, and the room is aligned to it.
+const RANKS: [&str; 2] = ["routed_dp_rank", "disagg_prefill_dp_rank"];
+
 /// Where a prefill worker's bootstrap server is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bootstrap {
@@ -45,7 +48,7 @@ impl Bootstrap {
 /// Edits of the decode leg, but for the hand-off.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
     let mut edits = request.body.edit();
-    for name in FIELDS {
+    for name in FIELDS.into_iter().chain(RANKS) {
         request
             .body
             .all(name)
@@ -61,6 +64,11 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
         .body
         .all("stream")
         .for_each(|member| edits.replace(member, "false"));
+    // The id by which the worker is told to drop the request is ours: of two the last one would count.
+    request
+        .body
+        .all("rid")
+        .for_each(|member| edits.remove(member));
     request
         .body
         .all("stream_options")
@@ -75,7 +83,7 @@ pub fn bootstrap_port(server_info: &[u8]) -> Option<u16> {
         disaggregation_bootstrap_port: Option<u16>,
     }
     let info: ServerInfo = serde_json::from_slice(server_info).ok()?;
-    info.disaggregation_bootstrap_port
+    info.disaggregation_bootstrap_port.filter(|port| *port != 0)
 }
 
 #[cfg(test)]

@@ -266,7 +266,9 @@ impl Router {
     ) -> Result<Plan, Refusal> {
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
-            Err(refusal @ Refusal::NotJson { .. }) => return self.plan_unread(refusal),
+            Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
+                return self.plan_unread(refusal);
+            }
             Err(refusal) => return Err(refusal),
         };
         let steering = self.steering(&request, told)?;

@@ -94,7 +94,7 @@ pub enum Refusal {
         cause: PrefillFailure,
     },
     /// Nobody to whom the request could go would take a connection.
-    #[error("no {what} could be reached ({tried} tried)")]
+    #[error("no {what} could be reached, or it broke off before it answered ({tried} tried)")]
     Unreachable {
         /// What was tried: a decode worker, a frontend.
         what: &'static str,

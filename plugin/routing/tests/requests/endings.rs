@@ -189,7 +189,7 @@ fn blocks_that_a_client_left_behind_are_fetched_by_a_leg_of_one_token() {
     };
     assert_eq!((leg.dispatch.destinations[0], leg.blocks), (decode, 2));
     let sent = crate::support::leg(&leg.dispatch, asked.to_string().as_bytes());
-    let handoff = json!({"remote_block_ids": [[4, 5]]});
+    let handoff = json!({"do_remote_prefill": true, "remote_block_ids": [[4, 5]]});
     let expected = json!({"model": "m", "messages": [], "stream": false, "max_tokens": 1, "kv_transfer_params": handoff});
     assert_eq!(sent, expected);
     assert!(router.total_load().is_idle());

@@ -140,7 +140,7 @@ pub fn query(router: &mut Router, nvext: Value) -> (u64, u64) {
 /// A prefill answer that hands over two blocks.
 pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
     status: 200,
-    body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[4,5]]}}"#,
+    body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
 
 /// A prefill answer of that status.

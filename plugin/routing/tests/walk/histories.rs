@@ -14,7 +14,8 @@ use crate::oracle::{Setup, expected, remember};
 use crate::subject::{Ask, Real, Subject, planned, refused};
 use crate::world::{Event, SPACES, World};
 
-const GOOD: &[u8] = br#"{"choices":[],"kv_transfer_params":{"remote_block_ids":[1,2]}}"#;
+const GOOD: &[u8] =
+    br#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1,2]}}"#;
 const ENDED: &[u8] = br#"{"choices":[{"index":0,"finish_reason":"stop"}]}"#;
 
 /// All that prefill can answer.
