@@ -189,6 +189,14 @@ impl Reply {
         sse::json_until_done(&self.text())
     }
 
+    /// The message of an error of pd-router's own with this status and code; fails where it is another.
+    #[track_caller]
+    pub fn expect_code(&self, status: u16, code: &str) -> String {
+        let message = self.expect_error(status);
+        assert_eq!(self.json()["error"]["code"], code, "{}", self.text());
+        message
+    }
+
     /// The message of an error of pd-router's own; fails where its status or shape is another.
     #[track_caller]
     pub fn expect_error(&self, status: u16) -> String {
@@ -212,17 +220,35 @@ impl Reply {
 
 /// Why no answer came.
 #[derive(Debug)]
-pub struct Failure(String);
+pub enum Failure {
+    /// Nobody listens, or the other side does not speak HTTP.
+    NoConnection(String),
+    /// The connection ended before the answer began.
+    NoAnswer(String),
+    /// The answer began and did not come to its end.
+    BreaksOff(String),
+    /// Nothing of the sort within the limit.
+    TooLate,
+}
 
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
+        match self {
+            Failure::NoConnection(error) => write!(formatter, "no connection: {error}"),
+            Failure::NoAnswer(error) => write!(formatter, "no response: {error}"),
+            Failure::BreaksOff(error) => write!(formatter, "the answer breaks off: {error}"),
+            Failure::TooLate => write!(formatter, "no answer within {ANSWER_LIMIT:?}"),
+        }
     }
 }
 
 impl Failure {
-    fn of(what: &str, error: impl fmt::Display) -> Failure {
-        Failure(format!("{what}: {error}"))
+    fn no_connection(error: impl fmt::Display) -> Failure {
+        Failure::NoConnection(error.to_string())
+    }
+
+    fn no_answer(error: impl fmt::Display) -> Failure {
+        Failure::NoAnswer(error.to_string())
     }
 }
 
@@ -278,9 +304,7 @@ impl Connection {
     /// Where nobody listens.
     pub async fn open(to: SocketAddr) -> Result<Connection, Failure> {
         let io = connect(to).await?;
-        let (sender, connection) = http1::handshake(io)
-            .await
-            .map_err(|error| Failure::of("handshake", error))?;
+        let (sender, connection) = http1::handshake(io).await.map_err(Failure::no_connection)?;
         tokio::spawn(connection);
         Ok(Connection {
             to,
@@ -296,7 +320,7 @@ impl Connection {
         let io = connect(to).await?;
         let (sender, connection) = http2::handshake(TokioExecutor::new(), io)
             .await
-            .map_err(|error| Failure::of("handshake", error))?;
+            .map_err(Failure::no_connection)?;
         tokio::spawn(connection);
         Ok(Connection {
             to,
@@ -322,21 +346,18 @@ impl Connection {
     pub async fn send(&mut self, ask: Ask) -> Result<Reply, Failure> {
         timeout(ANSWER_LIMIT, self.exchange(ask))
             .await
-            .map_err(|_| Failure(format!("no answer within {ANSWER_LIMIT:?}")))?
+            .map_err(|_| Failure::TooLate)?
     }
 
     async fn exchange(&mut self, ask: Ask) -> Result<Reply, Failure> {
         let response = match &mut self.sender {
             Sender::Http1(sender) => {
-                sender
-                    .ready()
-                    .await
-                    .map_err(|error| Failure::of("not ready", error))?;
+                sender.ready().await.map_err(Failure::no_answer)?;
                 sender.send_request(ask.http1(self.to)).await
             }
             Sender::Http2(sender) => sender.send_request(ask.http2(self.to)).await,
         };
-        let response = response.map_err(|error| Failure::of("no response", error))?;
+        let response = response.map_err(Failure::no_answer)?;
         whole(response).await
     }
 }
@@ -344,7 +365,7 @@ impl Connection {
 async fn connect(to: SocketAddr) -> Result<TokioIo<TcpStream>, Failure> {
     let stream = TcpStream::connect(to)
         .await
-        .map_err(|error| Failure::of("connect", error))?;
+        .map_err(Failure::no_connection)?;
     Ok(TokioIo::new(stream))
 }
 
@@ -352,7 +373,7 @@ async fn whole(response: Response<hyper::body::Incoming>) -> Result<Reply, Failu
     let (head, body) = response.into_parts();
     let collected = body.collect().await;
     let body = collected
-        .map_err(|error| Failure::of("the answer breaks off", error))?
+        .map_err(|error| Failure::BreaksOff(error.to_string()))?
         .to_bytes();
     Ok(Reply {
         status: head.status.as_u16(),

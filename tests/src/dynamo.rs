@@ -27,8 +27,8 @@ pub struct Dynamo {
     /// The frontend's address.
     pub frontend: SocketAddr,
     folder: PathBuf,
-    prefill: Guarded,
-    _decode: Guarded,
+    prefill: Option<Guarded>,
+    decode: Option<Guarded>,
     _frontend: Guarded,
 }
 
@@ -50,8 +50,8 @@ impl Dynamo {
         let dynamo = Dynamo {
             frontend,
             _frontend: Guarded::start(serve, "frontend").await,
-            prefill: mocker(&folder, Role::Prefill).await,
-            _decode: mocker(&folder, Role::Decode).await,
+            prefill: Some(mocker(&folder, Role::Prefill).await),
+            decode: Some(mocker(&folder, Role::Decode).await),
             folder,
         };
         dynamo.wait_until_ready().await;
@@ -77,28 +77,64 @@ impl Dynamo {
 
     /// The ids of the prefill workers, as the frontend tells them.
     pub async fn prefill_ids(&self) -> BTreeSet<u64> {
-        self.ids("prefill").await
+        self.ids_of("prefill").await
     }
 
     /// The ids of the decode workers, as the frontend tells them.
     pub async fn decode_ids(&self) -> BTreeSet<u64> {
-        self.ids("backend").await
+        self.ids_of("backend").await
     }
 
-    /// Stops the prefill workers, waits until the frontend knows, and starts others, which have new ids.
-    pub async fn restart_prefill(&mut self) {
-        let old = self.prefill_ids().await;
-        self.prefill.terminate();
+    /// The ids of the workers of this role, as the frontend tells them.
+    pub async fn ids(&self, role: Role) -> BTreeSet<u64> {
+        match role {
+            Role::Prefill => self.prefill_ids().await,
+            Role::Decode | Role::Aggregated => self.decode_ids().await,
+        }
+    }
+
+    /// Stops the workers of this role and waits until the frontend knows.
+    pub async fn remove(&mut self, role: Role) {
+        let old = self.ids(role).await;
+        if let Some(mocker) = self.mocker(role).take() {
+            mocker.terminate();
+        }
         eventually("the frontend drops the old workers", GENEROUS, || async {
-            let now = self.prefill_ids().await;
+            let now = self.ids(role).await;
             if now.is_disjoint(&old) {
                 return Ok(());
             }
             Err(format!("{now:?}"))
         })
         .await;
-        self.prefill = mocker(&self.folder, Role::Prefill).await;
+    }
+
+    /// Starts workers of this role and waits until the frontend knows all of them. They have new ids.
+    pub async fn add(&mut self, role: Role) {
+        let mocker = mocker(&self.folder, role).await;
+        self.mocker(role).replace(mocker);
+        eventually("the frontend knows the workers", GENEROUS, || async {
+            let now = self.ids(role).await;
+            if now.len() as u64 == WORKERS {
+                return Ok(());
+            }
+            Err(format!("{now:?}"))
+        })
+        .await;
+    }
+
+    /// Stops all workers of this role and starts others, which have new ids; waits until the model is ready again.
+    pub async fn restart(&mut self, role: Role) {
+        self.remove(role).await;
+        self.add(role).await;
         self.wait_until_ready().await;
+    }
+
+    fn mocker(&mut self, role: Role) -> &mut Option<Guarded> {
+        match role {
+            Role::Prefill => &mut self.prefill,
+            Role::Decode | Role::Aggregated => &mut self.decode,
+        }
     }
 
     /// True while the frontend says that the model is ready with all its workers.
@@ -106,7 +142,8 @@ impl Dynamo {
         self.readiness().await.is_ok()
     }
 
-    async fn wait_until_ready(&self) {
+    /// Waits until the frontend says that the model is ready with all its workers.
+    pub async fn wait_until_ready(&self) {
         eventually("Dynamo is ready", GENEROUS, || self.readiness()).await;
     }
 
@@ -126,7 +163,7 @@ impl Dynamo {
         Err(ready.to_string())
     }
 
-    async fn ids(&self, component: &str) -> BTreeSet<u64> {
+    async fn ids_of(&self, component: &str) -> BTreeSet<u64> {
         let reply = client::send(self.frontend, Ask::get("/health")).await;
         let health = reply.expect(200).json();
         let instances = health["instances"].as_array().cloned().unwrap_or_default();

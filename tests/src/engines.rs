@@ -68,12 +68,82 @@ pub struct State {
     pub prompt_tokens_computed: u64,
     /// Requests answered with success.
     pub answered: u64,
+    /// SGLang: requests ended by `/abort_request`.
+    #[serde(default)]
+    pub aborted_by_request: u64,
+    /// SGLang: requests without a room.
+    #[serde(default)]
+    pub refused_missing_room: u64,
+    /// SGLang: requests whose room is no number up to 2^63 − 1.
+    #[serde(default)]
+    pub refused_bad_room: u64,
+    /// SGLang: requests that name another bootstrap server than they should.
+    #[serde(default)]
+    pub refused_wrong_bootstrap: u64,
+    /// SGLang: requests with a room that had been used.
+    #[serde(default)]
+    pub refused_used_room: u64,
+    /// SGLang: requests whose room belongs to another rank.
+    #[serde(default)]
+    pub refused_rank_conflict: u64,
+    /// Requests by what was asked for.
+    #[serde(default)]
+    pub requests_by_leg: Legs,
+}
+
+/// Requests by what was asked for.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+pub struct Legs {
+    /// Prefill legs.
+    pub prefill: u64,
+    /// Decode legs.
+    pub decode: u64,
+    /// Whole requests.
+    pub whole: u64,
 }
 
 impl State {
-    /// Decode requests refused for their hand-off, whatever was wrong with it.
+    /// Requests refused for their hand-off or their room, whatever was wrong with it.
     pub fn refused(&self) -> u64 {
-        self.refused_missing_handoff + self.refused_wrong_handoff + self.refused_used_handoff
+        let handoff =
+            self.refused_missing_handoff + self.refused_wrong_handoff + self.refused_used_handoff;
+        let room = self.refused_missing_room
+            + self.refused_bad_room
+            + self.refused_wrong_bootstrap
+            + self.refused_used_room
+            + self.refused_rank_conflict;
+        handoff + room
+    }
+
+    /// The two added up.
+    pub fn plus(&self, other: &State) -> State {
+        let legs = |one: fn(&Legs) -> u64| one(&self.requests_by_leg) + one(&other.requests_by_leg);
+        State {
+            requests: self.requests + other.requests,
+            running: self.running + other.running,
+            handoffs_issued: self.handoffs_issued + other.handoffs_issued,
+            handoffs_consumed: self.handoffs_consumed + other.handoffs_consumed,
+            handoffs_expired: self.handoffs_expired + other.handoffs_expired,
+            blocks_issued: self.blocks_issued + other.blocks_issued,
+            blocks_pulled: self.blocks_pulled + other.blocks_pulled,
+            blocks_unpulled: self.blocks_unpulled + other.blocks_unpulled,
+            refused_missing_handoff: self.refused_missing_handoff + other.refused_missing_handoff,
+            refused_wrong_handoff: self.refused_wrong_handoff + other.refused_wrong_handoff,
+            refused_used_handoff: self.refused_used_handoff + other.refused_used_handoff,
+            prompt_tokens_computed: self.prompt_tokens_computed + other.prompt_tokens_computed,
+            answered: self.answered + other.answered,
+            aborted_by_request: self.aborted_by_request + other.aborted_by_request,
+            refused_missing_room: self.refused_missing_room + other.refused_missing_room,
+            refused_bad_room: self.refused_bad_room + other.refused_bad_room,
+            refused_wrong_bootstrap: self.refused_wrong_bootstrap + other.refused_wrong_bootstrap,
+            refused_used_room: self.refused_used_room + other.refused_used_room,
+            refused_rank_conflict: self.refused_rank_conflict + other.refused_rank_conflict,
+            requests_by_leg: Legs {
+                prefill: legs(|one| one.prefill),
+                decode: legs(|one| one.decode),
+                whole: legs(|one| one.whole),
+            },
+        }
     }
 }
 
@@ -119,6 +189,9 @@ struct Ready {
     ready: bool,
     role: String,
     address: SocketAddr,
+    // Of an SGLang prefill engine.
+    #[serde(default)]
+    bootstrap: Option<SocketAddr>,
 }
 
 /// A simulated engine.
@@ -127,6 +200,8 @@ pub struct Engine {
     pub role: Role,
     /// Where it listens.
     pub address: SocketAddr,
+    /// Where an SGLang prefill engine's partners find it.
+    pub bootstrap: Option<SocketAddr>,
     process: Process,
 }
 
@@ -154,6 +229,7 @@ impl Engine {
         Engine {
             role,
             address: ready.address,
+            bootstrap: ready.bootstrap,
             process,
         }
     }
@@ -161,6 +237,21 @@ impl Engine {
     /// Ends it as `kill -9` does.
     pub fn kill(&mut self) {
         self.process.kill();
+    }
+
+    /// It as a configuration or a roster lists it.
+    pub fn listed(&self) -> Value {
+        json!({
+            "address": self.address.to_string(),
+            "role": self.role.as_str(),
+            "model": MODEL,
+        })
+    }
+
+    /// From now on it answers its health check so, such as `{"status": 503}` or `{"delay_ms": 3000}`.
+    pub async fn set_health(&self, health: &Value) {
+        let ask = Ask::post("/__health", health.to_string());
+        client::send(self.address, ask).await.expect(200);
     }
 
     /// Its counters.
@@ -235,23 +326,13 @@ impl Fleet {
 
     /// A configuration with this fleet as its one static pool, response headers and the status page on.
     pub fn config(&self) -> Value {
-        let worker = |engine: &Engine| {
-            json!({
-                "address": engine.address.to_string(),
-                "role": engine.role.as_str(),
-                "model": MODEL,
-            })
-        };
-        let workers: Vec<Value> = self.engines().map(worker).collect();
-        json!({
-            "pools": [{
-                "name": "sim",
-                "protocol": "nixl",
-                "discovery": {"static": {"workers": workers}},
-            }],
-            "response_headers": true,
-            "status": true,
-        })
+        self.config_with(json!({}))
+    }
+
+    /// The same, with these further fields of the pool.
+    pub fn config_with(&self, pool: Value) -> Value {
+        let workers = self.engines().map(Engine::listed).collect();
+        static_config(workers, pool)
     }
 
     /// The addresses of the prefill engines.
@@ -283,6 +364,30 @@ impl Fleet {
     }
 }
 
+/// A configuration with one pool of these workers and these further fields, response headers and the status page on.
+pub fn static_config(workers: Vec<Value>, pool: Value) -> Value {
+    let base = json!({"discovery": {"static": {"workers": workers}}});
+    config(with(base, pool))
+}
+
+/// A configuration with one NIXL pool of these fields, response headers and the status page on.
+pub fn config(pool: Value) -> Value {
+    let base = json!({"name": "sim", "protocol": "nixl"});
+    json!({
+        "pools": [with(base, pool)],
+        "response_headers": true,
+        "status": true,
+    })
+}
+
+/// `base` with the members of `more`, which win.
+pub fn with(mut base: Value, more: Value) -> Value {
+    if let (Some(base), Value::Object(more)) = (base.as_object_mut(), more) {
+        base.extend(more);
+    }
+    base
+}
+
 async fn several(role: Role, count: usize, options: &[&str]) -> Vec<Engine> {
     join_all((0..count).map(|_| Engine::start(role, options))).await
 }
@@ -294,19 +399,6 @@ fn addresses(engines: &[Engine]) -> Vec<String> {
 
 async fn total(engines: &[Engine]) -> State {
     let states = join_all(engines.iter().map(Engine::state)).await;
-    states.into_iter().fold(State::default(), |sum, one| State {
-        requests: sum.requests + one.requests,
-        running: sum.running + one.running,
-        handoffs_issued: sum.handoffs_issued + one.handoffs_issued,
-        handoffs_consumed: sum.handoffs_consumed + one.handoffs_consumed,
-        handoffs_expired: sum.handoffs_expired + one.handoffs_expired,
-        blocks_issued: sum.blocks_issued + one.blocks_issued,
-        blocks_pulled: sum.blocks_pulled + one.blocks_pulled,
-        blocks_unpulled: sum.blocks_unpulled + one.blocks_unpulled,
-        refused_missing_handoff: sum.refused_missing_handoff + one.refused_missing_handoff,
-        refused_wrong_handoff: sum.refused_wrong_handoff + one.refused_wrong_handoff,
-        refused_used_handoff: sum.refused_used_handoff + one.refused_used_handoff,
-        prompt_tokens_computed: sum.prompt_tokens_computed + one.prompt_tokens_computed,
-        answered: sum.answered + one.answered,
-    })
+    let sum = |sum: State, one: State| sum.plus(&one);
+    states.into_iter().fold(State::default(), sum)
 }

@@ -126,6 +126,54 @@ impl Gateway {
         self.send(Ask::chat("are you there?")).await.expect(200);
     }
 
+    /// Its process and those that it started.
+    pub fn processes(&self) -> Vec<u32> {
+        self.process.family()
+    }
+
+    /// Fails where these are no longer its processes, or where the plugin died in one of them.
+    pub fn assert_never_restarted(&mut self, before: &[u32]) {
+        assert!(self.process.is_running(), "the gateway is gone");
+        assert_eq!(self.processes(), before, "the gateway's processes");
+        let log = self.process.log();
+        assert!(!log.contains("panicked"), "the plugin died: {log}");
+    }
+
+    /// Waits until a chat request is answered.
+    pub async fn answers(&self) -> Reply {
+        eventually("a request is answered", GENEROUS, || async {
+            let reply = self.try_send(Ask::chat("hello")).await;
+            let reply = reply.map_err(|failure| failure.to_string())?;
+            if reply.status == 200 {
+                return Ok(reply);
+            }
+            Err(format!("{}: {}", reply.status, reply.text()))
+        })
+        .await
+    }
+
+    /// Waits until it says that it could serve.
+    pub async fn is_ready(&self) {
+        self.says(200).await;
+    }
+
+    /// Waits until it says that it could not serve.
+    pub async fn is_not_ready(&self) {
+        self.says(503).await;
+    }
+
+    async fn says(&self, status: u16) {
+        eventually(&format!("readiness is {status}"), GENEROUS, || async {
+            let ready = self.try_send(Ask::get("/pd-router/ready")).await;
+            let ready = ready.map_err(|failure| failure.to_string())?;
+            if ready.status == status {
+                return Ok(());
+            }
+            Err(format!("{}: {}", ready.status, ready.text()))
+        })
+        .await;
+    }
+
     /// Waits until no booking and no stream is open.
     pub async fn assert_comes_to_rest(&self) {
         eventually("every charge is released", GENEROUS, || async {

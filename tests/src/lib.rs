@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod crew;
 pub mod dynamo;
 pub mod engines;
 pub mod gateway;
@@ -12,7 +13,9 @@ pub mod metrics;
 pub mod paths;
 pub mod process;
 pub mod raw;
+pub mod roster;
 pub mod sse;
+pub mod traffic;
 pub mod wait;
 
 /// The host that the plugin runs in.
@@ -32,4 +35,25 @@ impl Proxy {
             Proxy::Envoy => "envoy",
         }
     }
+}
+
+/// Makes of each behaviour, a function of the host in a module of the suite's, one test for each host.
+#[macro_export]
+macro_rules! on_both_hosts {
+    ($($module:ident { $($name:ident,)* })*) => {
+        mod wasmtime {
+            $(mod $module { $($crate::on_both_hosts!(@test Wasmtime, $module, $name);)* })*
+        }
+        mod envoy {
+            $(mod $module { $($crate::on_both_hosts!(@test Envoy, $module, $name);)* })*
+        }
+    };
+    (@test $proxy:ident, $module:ident, $name:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let name = concat!(stringify!($proxy), "-", stringify!($module), "-", stringify!($name));
+            let behaviour = crate::$module::$name($crate::Proxy::$proxy);
+            $crate::wait::judged(name, behaviour).await;
+        }
+    };
 }

@@ -114,6 +114,15 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// The ids of the process and of those that it started.
+    pub fn family(&self) -> Vec<u32> {
+        let id = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let children = children.unwrap_or_default();
+        let ids = children.split_whitespace().filter_map(|id| id.parse().ok());
+        std::iter::once(id).chain(ids).collect()
+    }
+
     /// Ends the process at once, as `kill -9` does.
     pub fn kill(&mut self) {
         // It may be gone already, which is what is wanted.

@@ -101,6 +101,21 @@ impl Raw {
         }
     }
 
+    /// All bytes that still come until the other side ends or resets the connection.
+    pub async fn read_rest(&mut self) -> String {
+        let mut bytes = vec![0; READ_BYTES];
+        loop {
+            let read = timeout(READ_LIMIT, self.reader.stream.read(&mut bytes)).await;
+            match read {
+                Ok(Ok(0) | Err(_)) => break,
+                Ok(Ok(read)) => self.reader.buffer.extend(bytes.iter().take(read)),
+                Err(_) => panic!("the connection does not end within {READ_LIMIT:?}"),
+            }
+        }
+        let all = std::mem::take(&mut self.reader.buffer);
+        String::from_utf8_lossy(&all).into_owned()
+    }
+
     /// Writes `request` and reads one answer at the same time, however early that comes.
     pub async fn exchange(to: SocketAddr, request: Vec<u8>) -> Reply {
         let Raw {

@@ -2,20 +2,29 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::{Ask, Connection, Pair, Reply};
+use pd_router_e2e::client::{self, Ask, Connection, Pair, Reply};
 use pd_router_e2e::dynamo::{Dynamo, MODEL};
+use pd_router_e2e::engines::Role;
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::wait::{GENEROUS, eventually, judged};
+use pd_router_e2e::wait::{GENEROUS, count, eventually, judged};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 /// One Dynamo for all tests of this file, one test at a time.
 static DYNAMO: Mutex<Option<Dynamo>> = Mutex::const_new(None);
 
 const REQUESTS: usize = 24;
 const CONNECTIONS: usize = 6;
+
+/// Between two requests of a client that always asks.
+const PAUSE: Duration = Duration::from_millis(100);
 
 macro_rules! on_both_hosts {
     ($($name:ident,)*) => {
@@ -45,6 +54,8 @@ on_both_hosts! {
     streams_are_answered_by_the_workers_that_the_filter_chose,
     the_models_are_listed,
     workers_that_restart_with_new_ids_are_found_again,
+    all_decode_workers_are_restarted_again_and_again,
+    prefill_leaves_and_then_decode_and_both_return,
 }
 
 async fn running<'a>(guard: &'a mut MutexGuard<'_, Option<Dynamo>>) -> &'a mut Dynamo {
@@ -170,33 +181,145 @@ async fn the_models_are_listed(proxy: Proxy, dynamo: &mut Dynamo) {
 async fn workers_that_restart_with_new_ids_are_found_again(proxy: Proxy, dynamo: &mut Dynamo) {
     let gateway = gateway(proxy, dynamo).await;
     let old = dynamo.prefill_ids().await;
-    dynamo.restart_prefill().await;
+    dynamo.restart(Role::Prefill).await;
     let new = dynamo.prefill_ids().await;
     assert!(new.is_disjoint(&old), "ids are new at every start");
+    until_these_answer(&gateway, dynamo).await;
+}
 
-    eventually("the new workers are used", GENEROUS, || async {
-        let reply = gateway.try_send(ask(&body(0))).await;
-        let reply = reply.map_err(|failure| failure.to_string())?;
-        if reply.status == 200 {
-            return Ok(());
-        }
-        Err(format!("{}: {}", reply.status, reply.text()))
-    })
-    .await;
-    // Every thread has adopted the new fleet once its own copy is a poll old; then nothing may fail.
-    eventually("no thread uses an old worker", GENEROUS, || async {
+/// Waits until requests are answered again and again, all by the workers that there are now.
+async fn until_these_answer(gateway: &Gateway, dynamo: &Dynamo) {
+    let (prefill, decode) = (dynamo.prefill_ids().await, dynamo.decode_ids().await);
+    eventually("the workers that there are answer", GENEROUS, || async {
+        // Every thread has adopted the new fleet once its own copy is a poll old.
         for number in 0..8 {
             let reply = gateway.try_send(ask(&body(number))).await;
             let reply = reply.map_err(|failure| failure.to_string())?;
             if reply.status != 200 {
                 return Err(format!("{}: {}", reply.status, reply.text()));
             }
-            let (prefill, _) = assert_same_workers(&reply, &reply.json()["nvext"]);
-            if !new.contains(&prefill) {
-                return Err(format!("{prefill} is none of {new:?}"));
+            let (by_prefill, by_decode) = assert_same_workers(&reply, &reply.json()["nvext"]);
+            if !prefill.contains(&by_prefill) || !decode.contains(&by_decode) {
+                return Err(format!("answered by {by_prefill} and {by_decode}"));
             }
         }
         Ok(())
+    })
+    .await;
+}
+
+/// Waits until the gateway itself tells clients, again and again, that it cannot serve.
+async fn until_the_client_is_told(gateway: &Gateway, codes: &[&str]) {
+    eventually("the client is told", GENEROUS, || async {
+        for number in 0..8 {
+            let reply = gateway.try_send(ask(&body(number))).await;
+            let reply = reply.map_err(|failure| failure.to_string())?;
+            let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+            let code = &told["error"]["code"];
+            let known = codes.iter().any(|right| code == *right);
+            if reply.status != 503 || !known || reply.header("retry-after").is_none() {
+                return Err(format!("{}: {}", reply.status, reply.text()));
+            }
+        }
+        Ok(())
+    })
+    .await;
+    gateway.send(Ask::get("/pd-router/ready")).await.expect(503);
+}
+
+/// A gateway that serves, and its processes.
+async fn serving(proxy: Proxy, dynamo: &Dynamo) -> (Gateway, Vec<u32>) {
+    let gateway = gateway(proxy, dynamo).await;
+    until_these_answer(&gateway, dynamo).await;
+    let processes = gateway.processes();
+    (gateway, processes)
+}
+
+async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy, dynamo: &mut Dynamo) {
+    let (mut gateway, processes) = serving(proxy, dynamo).await;
+    let traffic = Traffic::start(&gateway);
+    for _ in 0..count(3, 10) {
+        let old = dynamo.decode_ids().await;
+        dynamo.restart(Role::Decode).await;
+        let new = dynamo.decode_ids().await;
+        assert!(new.is_disjoint(&old), "ids are new at every start");
+        until_these_answer(&gateway, dynamo).await;
+    }
+    assert!(traffic.stop().await > 0, "nobody was answered meanwhile");
+    gateway.assert_comes_to_rest().await;
+    gateway.assert_never_restarted(&processes);
+}
+
+/// Clients that always ask, whatever happens: whoever is answered was answered by the workers that the filter chose.
+struct Traffic {
+    stop: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<u64>>,
+}
+
+impl Traffic {
+    fn start(gateway: &Gateway) -> Traffic {
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = |number| {
+            let (to, stop) = (gateway.listen, Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut answered = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let reply = client::send(to, ask(&body(number))).await;
+                    if reply.status == 200 {
+                        assert_same_workers(&reply, &reply.json()["nvext"]);
+                        answered += 1;
+                    }
+                    sleep(PAUSE).await;
+                }
+                answered
+            })
+        };
+        let clients = (0..4).map(client).collect();
+        Traffic { stop, clients }
+    }
+
+    async fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut answered = 0;
+        for client in self.clients {
+            let one = client.await;
+            answered += one.unwrap_or_else(|error| panic!("a client failed: {error}"));
+        }
+        answered
+    }
+}
+
+async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &mut Dynamo) {
+    let (mut gateway, processes) = serving(proxy, dynamo).await;
+    for _ in 0..count(1, 5) {
+        let old = dynamo.prefill_ids().await;
+        dynamo.remove(Role::Prefill).await;
+        until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
+        dynamo.remove(Role::Decode).await;
+        until_nobody_is_known(&gateway).await;
+        dynamo.add(Role::Decode).await;
+        until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
+        dynamo.add(Role::Prefill).await;
+        dynamo.wait_until_ready().await;
+        let new = dynamo.prefill_ids().await;
+        assert!(new.is_disjoint(&old), "ids are new at every start");
+        until_these_answer(&gateway, dynamo).await;
+    }
+    gateway.assert_comes_to_rest().await;
+    gateway.assert_never_restarted(&processes);
+}
+
+/// Waits until the gateway knows that all workers have left: the model is unknown, or nobody serves it.
+async fn until_nobody_is_known(gateway: &Gateway) {
+    eventually("nobody is known", GENEROUS, || async {
+        let reply = gateway.try_send(ask(&body(0))).await;
+        let reply = reply.map_err(|failure| failure.to_string())?;
+        let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+        let code = told["error"]["code"].as_str().unwrap_or_default();
+        match (reply.status, code) {
+            (404, _) | (503, "no_worker" | "no_decode_worker" | "no_fleet") => Ok(()),
+            _ => Err(format!("{}: {}", reply.status, reply.text())),
+        }
     })
     .await;
 }

@@ -9,6 +9,24 @@ use serde_json::{Value, json};
 use super::dialect::WrittenHandoff;
 use super::request::{Endpoint, Generation};
 
+/// How every sequence of an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// At the limit of output tokens.
+    Length,
+    /// By itself.
+    Stop,
+}
+
+/// What is generated for each sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// Tokens.
+    pub tokens: u64,
+    /// How it ends.
+    pub finish: Finish,
+}
+
 /// One request's answer, before it is written.
 pub struct Answer {
     endpoint: Endpoint,
@@ -16,7 +34,7 @@ pub struct Answer {
     model: String,
     created: u64,
     sequences: u64,
-    output_tokens: u64,
+    output: Output,
     usage: Usage,
     include_usage: bool,
 }
@@ -35,7 +53,7 @@ struct PromptTokensDetails {
     cached_tokens: u64,
 }
 
-/// A whole answer. vLLM writes `kv_transfer_params` always, `null` where there are none.
+/// A whole answer.
 #[derive(Serialize)]
 struct Whole<'a, C> {
     id: &'a str,
@@ -44,6 +62,7 @@ struct Whole<'a, C> {
     model: &'a str,
     choices: Vec<C>,
     usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kv_transfer_params: Option<WrittenHandoff>,
 }
 
@@ -90,13 +109,12 @@ struct TextChoice<'a> {
     finish_reason: Option<&'static str>,
 }
 
-/// Every sequence ends at its limit.
-const FINISH: Option<&str> = Some("length");
 const ASSISTANT: Option<&str> = Some("assistant");
 
 impl Answer {
-    /// The answer with the given id to `generation`, of whose prompt `cached_tokens` were not computed here.
-    pub fn new(id: String, generation: &Generation, cached_tokens: u64) -> Self {
+    /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here.
+    pub fn new(id: String, generation: &Generation, output: Output, cached_tokens: u64) -> Self {
+        let completion_tokens = generation.sequences() * output.tokens;
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             endpoint: generation.endpoint,
@@ -104,18 +122,23 @@ impl Answer {
             model: generation.model.clone(),
             created: since_1970.map_or(0, |time| time.as_secs()),
             sequences: generation.sequences(),
-            output_tokens: generation.output_tokens,
+            output,
             usage: Usage {
                 prompt_tokens: generation.prompt_tokens(),
-                total_tokens: generation.prompt_tokens() + generation.completion_tokens(),
-                completion_tokens: generation.completion_tokens(),
+                total_tokens: generation.prompt_tokens() + completion_tokens,
+                completion_tokens,
                 prompt_tokens_details: PromptTokensDetails { cached_tokens },
             },
             include_usage: generation.include_usage,
         }
     }
 
-    /// The whole answer; `handoff` is a prefill engine's.
+    /// Tokens of each sequence.
+    pub fn output_tokens(&self) -> u64 {
+        self.output.tokens
+    }
+
+    /// The whole answer, with the part that a dialect writes about a hand-off.
     pub fn whole(&self, handoff: Option<WrittenHandoff>) -> Bytes {
         let text = self.text();
         match self.endpoint {
@@ -126,17 +149,19 @@ impl Answer {
                     content: &text,
                 },
                 logprobs: None,
-                finish_reason: FINISH,
+                finish_reason: Some(self.finish()),
             }),
             Endpoint::Completions => self.listed("text_completion", handoff, |index| TextChoice {
                 index,
                 text: &text,
                 logprobs: None,
-                finish_reason: FINISH,
+                finish_reason: Some(self.finish()),
             }),
             Endpoint::Responses => {
                 let mut response = self.response(&text);
-                response["kv_transfer_params"] = json!(handoff);
+                if let Some(handoff) = handoff {
+                    response["kv_transfer_params"] = json!(handoff);
+                }
                 framed(Vec::new(), &response, b"")
             }
         }
@@ -161,7 +186,7 @@ impl Answer {
     /// The events of token number `number` (from 0) of every choice; the last one carries the finish reason.
     pub fn token(&self, number: u64) -> Vec<Bytes> {
         let text = word(number);
-        let finish = FINISH.filter(|_| number + 1 == self.output_tokens);
+        let finish = (number + 1 == self.output.tokens).then(|| self.finish());
         (0..self.sequences)
             .map(|index| match self.endpoint {
                 Endpoint::Chat => self.chat_chunk(index, None, &text, finish),
@@ -178,9 +203,9 @@ impl Answer {
     /// What a complete stream ends with.
     pub fn closing(&self) -> Vec<Bytes> {
         if self.endpoint == Endpoint::Responses {
-            let done =
-                json!({"type": "response.incomplete", "response": self.response(&self.text())});
-            return vec![named_event("response.incomplete", &done)];
+            let name = format!("response.{}", self.status());
+            let done = json!({"type": name, "response": self.response(&self.text())});
+            return vec![named_event(&name, &done)];
         }
         let mut events = Vec::new();
         if self.include_usage {
@@ -191,7 +216,22 @@ impl Answer {
     }
 
     fn text(&self) -> String {
-        (0..self.output_tokens).map(word).collect()
+        (0..self.output.tokens).map(word).collect()
+    }
+
+    fn finish(&self) -> &'static str {
+        match self.output.finish {
+            Finish::Length => "length",
+            Finish::Stop => "stop",
+        }
+    }
+
+    /// The same in the words of the responses API.
+    fn status(&self) -> &'static str {
+        match self.output.finish {
+            Finish::Length => "incomplete",
+            Finish::Stop => "completed",
+        }
     }
 
     fn listed<C: Serialize>(
@@ -214,10 +254,14 @@ impl Answer {
 
     fn response(&self, text: &str) -> Value {
         let usage = self.usage;
+        let incomplete = match self.output.finish {
+            Finish::Length => json!({"reason": "max_output_tokens"}),
+            Finish::Stop => Value::Null,
+        };
         json!({"id": self.id, "object": "response", "created_at": self.created, "model": self.model,
-            "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"},
+            "status": self.status(), "incomplete_details": incomplete,
             "output": [{"id": format!("msg-{}", self.id), "type": "message", "role": "assistant",
-                "status": "incomplete",
+                "status": self.status(),
                 "content": [{"type": "output_text", "text": text, "annotations": []}]}],
             "usage": {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens,
                 "total_tokens": usage.total_tokens,

@@ -1,6 +1,5 @@
 //! Response bodies: whole ones, and ones that a generating task feeds while the client listens.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -11,6 +10,8 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+
+const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
 /// Any body an engine answers with.
 pub type Body = Either<Full<Bytes>, Fed>;
@@ -30,39 +31,84 @@ pub fn whole(status: StatusCode, content_type: &'static str, content: Bytes) -> 
     response
 }
 
+/// An answer whose events are known in full.
+pub fn whole_stream(pieces: Vec<Bytes>) -> Response<Body> {
+    let content = Bytes::from(pieces.concat());
+    whole(StatusCode::OK, EVENT_STREAM, content)
+}
+
 /// An answer whose events a task sends as they happen.
 pub fn events(feed: Fed) -> Response<Body> {
     let mut response = Response::new(Either::Right(feed));
-    response.headers_mut().insert(
-        CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream; charset=utf-8"),
-    );
     response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
+    response
+}
+
+/// The end of an answer that is never completed: its connection breaks.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the answer is broken off")]
+pub struct BrokenOff;
+
+/// Where a task sends the events of a stream.
+#[derive(Clone)]
+pub struct Events(mpsc::UnboundedSender<Result<Bytes, BrokenOff>>);
+
+impl Events {
+    /// Sends some. Nobody listens only when the sending task is about to be ended.
+    pub fn send(&self, pieces: Vec<Bytes>) {
+        for piece in pieces {
+            let _ = self.0.send(Ok(piece));
+        }
+    }
+
+    /// Breaks the connection after what was sent.
+    pub fn break_off(&self) {
+        let _ = self.0.send(Err(BrokenOff));
+    }
 }
 
 /// A body fed by a task; dropped, as when the client leaves, it ends the task.
 pub struct Fed {
-    pieces: mpsc::UnboundedReceiver<Bytes>,
+    pieces: mpsc::UnboundedReceiver<Result<Bytes, BrokenOff>>,
     feeder: AbortHandle,
+    broken: bool,
 }
 
 impl Fed {
-    /// A body of the pieces that `feeder` sends.
-    pub fn new(pieces: mpsc::UnboundedReceiver<Bytes>, feeder: AbortHandle) -> Self {
-        Self { pieces, feeder }
+    /// A body of the events that `feed` sends, as fast as it makes them however slowly the client reads.
+    pub fn by(feed: impl AsyncFnOnce(Events) + 'static) -> Self {
+        let (events, pieces) = mpsc::unbounded_channel();
+        let feeder = tokio::task::spawn_local(async move { feed(Events(events)).await });
+        Self {
+            pieces,
+            feeder: feeder.abort_handle(),
+            broken: false,
+        }
     }
 }
 
 impl hyper::body::Body for Fed {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = BrokenOff;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let piece = ready!(self.pieces.poll_recv(context));
-        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        if self.broken {
+            return Poll::Ready(Some(Err(BrokenOff)));
+        }
+        match ready!(self.pieces.poll_recv(context)) {
+            Some(Err(BrokenOff)) => {
+                // The server flushes when it has to wait: once, so that what was sent before arrives.
+                self.broken = true;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            piece => Poll::Ready(piece.map(|piece| piece.map(Frame::data))),
+        }
     }
 }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
 use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = TIME_MODEL)]
+#[command(after_long_help = format!("{TIME_MODEL}\n\n{MARKERS}"))]
 pub struct Args {
     /// What the engine does: legs of disaggregated requests, or whole requests.
     #[arg(long)]
@@ -44,6 +45,18 @@ pub struct Args {
     /// Milliseconds per output token of each running request.
     #[arg(long, default_value_t = defaults().token_ms)]
     token_ms: f64,
+    /// sglang: port of a prefill engine's bootstrap server; 0 takes a free one.
+    #[arg(long, default_value_t = defaults().bootstrap_port)]
+    bootstrap_port: u16,
+    /// sglang: data-parallel ranks.
+    #[arg(long, default_value_t = defaults().dp_size)]
+    dp_size: u32,
+    /// sglang: how long a leg waits for the other, in milliseconds; not sped up.
+    #[arg(long, default_value_t = defaults().partner_timeout.as_millis() as u64)]
+    partner_timeout_ms: u64,
+    /// sglang: how long after its KV was handed over a prefill marked to fail late does so, in milliseconds; not sped up.
+    #[arg(long, default_value_t = defaults().late.as_millis() as u64)]
+    late_ms: u64,
     /// Print one JSON line when ready, for machines.
     #[arg(long)]
     json: bool,
@@ -70,6 +83,10 @@ impl Args {
             lease: Duration::from_millis(self.lease_ms),
             prefill_rate: self.prefill_rate,
             token_ms: self.token_ms,
+            bootstrap_port: self.bootstrap_port,
+            dp_size: self.dp_size,
+            partner_timeout: Duration::from_millis(self.partner_timeout_ms),
+            late: Duration::from_millis(self.late_ms),
         }
     }
 }
@@ -89,26 +106,34 @@ pub fn run(args: Args) -> Result<(), EngineError> {
         .map_err(EngineError::Runtime)?;
     runtime.block_on(async {
         let engine = Engine::start(args.config()).await?;
-        announce(&args, engine.address).map_err(EngineError::Runtime)?;
+        announce(&args, &engine).map_err(EngineError::Runtime)?;
         let told = told_to_stop(&args).await.map_err(EngineError::Runtime);
         engine.stop().await;
         told
     })
 }
 
-fn announce(args: &Args, address: SocketAddr) -> std::io::Result<()> {
+fn announce(args: &Args, engine: &Engine) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
+    let (role, address) = (args.role.name(), engine.address);
     if args.json {
-        let role = args.role.name();
+        let bootstrap = match engine.bootstrap {
+            Some(at) => format!(r#","bootstrap":"{at}""#),
+            None => String::new(),
+        };
         writeln!(
             out,
-            r#"{{"ready":true,"role":"{role}","address":"{address}"}}"#
+            r#"{{"ready":true,"role":"{role}","address":"{address}"{bootstrap}}}"#
         )?;
     } else {
-        let (role, model) = (args.role.name(), &args.model);
+        let model = &args.model;
+        let bootstrap = match engine.bootstrap {
+            Some(at) => format!(", bootstrap server on {at}"),
+            None => String::new(),
+        };
         writeln!(
             out,
-            "simulated {role} engine, model {model}, on http://{address} (state: /__state, metrics: /metrics)"
+            "simulated {role} engine, model {model}, on http://{address}{bootstrap} (state: /__state, metrics: /metrics)"
         )?;
     }
     out.flush()

@@ -8,19 +8,23 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::{Request, Response, StatusCode};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::Role;
-use super::answer::Answer;
-use super::body::{self, Body, Fed};
-use super::dialect::Handoff;
+use super::aborts::Abortable;
+use super::answer::{Answer, Finish, Output};
+use super::body::{self, Body, BrokenOff, Events, Fed};
+use super::dialect::{Dialect, Handoff, sglang, vllm};
 use super::kv::Blocks;
 use super::lease::KvOf;
+use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH};
 use super::node::Node;
+use super::pace::Pace;
 use super::refusal::Refusal;
 use super::request::{Endpoint, Generation};
 use super::tally::InFlight;
+
+mod in_room;
 
 /// The longest request body taken, in bytes.
 pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
@@ -32,7 +36,16 @@ struct Job {
     generation: Generation,
     answer: Answer,
     id: String,
+    headers: HeaderMap,
     blocks: u32,
+    abortable: Abortable,
+}
+
+/// A valid request as it came.
+struct Arrival {
+    generation: Generation,
+    id: String,
+    headers: HeaderMap,
 }
 
 /// A prompt whose KV is here.
@@ -43,45 +56,68 @@ struct Ready {
 
 /// Serves one request to a generation path; `local` is the address under which the client reached the engine.
 /// Dropped, as when the client leaves, the request is aborted.
+///
+/// # Errors
+/// When the connection is to break without an answer.
 pub async fn serve(
     node: Rc<Node>,
     endpoint: Endpoint,
     local: SocketAddr,
     request: Request<Incoming>,
-) -> Response<Body> {
+) -> Result<Response<Body>, BrokenOff> {
+    let dialect = node.config.dialect;
     let mut flight = node.tally.arrive();
     let outcome = match admit(&node, endpoint, request).await {
-        Ok((generation, id)) => {
+        Ok(arrival) => {
             flight.wait();
-            Job::new(node, flight, generation, id).run(local).await
+            let job = Job::new(node, flight, arrival);
+            let told = job.abortable.told();
+            tokio::select! {
+                biased;
+                outcome = job.run(local) => outcome,
+                // The job is dropped, and so counted as aborted.
+                () = told => return Ok(Refusal::Aborted.response(dialect)),
+            }
         }
         Err(refusal) => Err((flight, refusal)),
     };
-    match outcome {
-        Ok(response) => response,
-        Err((flight, refusal)) => {
-            tracing::debug!(%refusal, "refused");
-            flight.refused(&refusal);
-            refusal.response()
-        }
+    let (flight, refusal) = match outcome {
+        Ok(response) => return Ok(response),
+        Err(refused) => refused,
+    };
+    tracing::debug!(%refusal, "refused");
+    flight.refused(&refusal);
+    match refusal {
+        Refusal::DiedAsMarked => Err(BrokenOff),
+        _ => Ok(refusal.response(dialect)),
     }
 }
 
-/// Reads the request and checks what does not depend on the role; returns it and its id.
+/// Reads the request and checks what does not depend on the role.
 async fn admit(
     node: &Node,
     endpoint: Endpoint,
     request: Request<Incoming>,
-) -> Result<(Generation, String), Refusal> {
+) -> Result<Arrival, Refusal> {
     let (head, body) = request.into_parts();
     let body = read(body).await?;
     node.recorder.record(&head, &body);
     let generation = Generation::parse(endpoint, &body)?;
+    let dialect = node.config.dialect;
     if generation.model != node.config.model {
         return Err(Refusal::UnknownModel(generation.model));
     }
     node.check_fits(&generation)?;
-    Ok((generation, id(endpoint, &head.headers)))
+    let id = match dialect {
+        Dialect::Vllm => id(endpoint, &head.headers),
+        Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
+    };
+    node.tally.leg(dialect.leg(node.config.role, &generation));
+    Ok(Arrival {
+        generation,
+        id,
+        headers: head.headers,
+    })
 }
 
 async fn read(body: Incoming) -> Result<Bytes, Refusal> {
@@ -92,7 +128,7 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     }
 }
 
-/// The request's id in the engine, made as vLLM makes it.
+/// The request's id in a vLLM engine, made as vLLM makes it.
 fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
     let kind = match endpoint {
         Endpoint::Chat => "chatcmpl",
@@ -109,45 +145,63 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
 type Outcome = Result<Response<Body>, (InFlight, Refusal)>;
 
 impl Job {
-    fn new(node: Rc<Node>, flight: InFlight, generation: Generation, id: String) -> Self {
-        let cached = match node.config.role {
-            Role::Decode => generation.prompt_tokens().saturating_sub(1),
-            Role::Prefill | Role::Aggregated => 0,
+    fn new(node: Rc<Node>, flight: InFlight, arrival: Arrival) -> Self {
+        let Arrival {
+            generation,
+            id,
+            headers,
+        } = arrival;
+        let prompt_tokens = generation.prompt_tokens();
+        let cached = match (node.config.role, node.config.dialect) {
+            (Role::Prefill | Role::Aggregated, _) => 0,
+            (Role::Decode, Dialect::Vllm) => prompt_tokens.saturating_sub(1),
+            (Role::Decode, Dialect::Sglang) => prompt_tokens,
         };
         let blocks = generation.prompt_blocks(node.config.block_tokens);
+        let output = output(node.config.role, &generation);
         Self {
-            answer: Answer::new(id.clone(), &generation, cached),
+            answer: Answer::new(id.clone(), &generation, output, cached),
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+            abortable: node.aborts.enter(&id),
             node,
             flight,
             generation,
             id,
+            headers,
         }
     }
 
     async fn run(self, local: SocketAddr) -> Outcome {
-        match self.node.config.role {
-            Role::Prefill => self.prefill_leg(local).await,
-            Role::Decode => self.decode_leg().await,
-            Role::Aggregated => Ok(self.alone().await),
+        match (self.node.config.role, self.node.config.dialect) {
+            (Role::Prefill, Dialect::Vllm) => self.prefill_leg(local).await,
+            (Role::Prefill, Dialect::Sglang) => self.prefill_in_room(local).await,
+            (Role::Decode, Dialect::Vllm) => self.decode_leg().await,
+            (Role::Decode, Dialect::Sglang) => self.decode_in_room().await,
+            (Role::Aggregated, _) => self.alone().await,
         }
     }
 
-    /// Computes the prompt and hands its KV off.
+    /// Computes the prompt and hands its KV off, unless generation ended by itself or the prompt asks for less.
     async fn prefill_leg(mut self, local: SocketAddr) -> Outcome {
-        let dialect = self.node.config.dialect;
-        if let Err(refusal) = dialect.check_prefill_leg(&self.generation) {
+        if let Err(refusal) = vllm::check_prefill_leg(&self.generation) {
             return Err((self.flight, refusal));
         }
         let ready = self.compute_prompt().await;
-        let of = KvOf {
-            prompt_tokens: self.generation.prompt_tokens(),
-            prompt_fingerprint: self.generation.fingerprint,
+        let markers = &self.generation.markers;
+        if markers.has(Marker::FailPrefill) {
+            return Err((self.flight, Refusal::AsMarked));
+        }
+        let nothing = markers.has(Marker::End) || markers.has(Marker::Lose);
+        let handoff = match nothing {
+            true => None,
+            false => {
+                let (request_id, blocks) = ready.blocks.hand_off(&self.id, self.kv_of());
+                let engine = &self.node.engine_id;
+                Some(Handoff::new(engine, request_id, blocks, local))
+            }
         };
-        let (request_id, blocks) = ready.blocks.hand_off(&self.id, of);
-        let handoff = Handoff::new(&self.node.engine_id, request_id, blocks, local);
-        let content = self.answer.whole(Some(dialect.write(handoff)));
+        let content = self.answer.whole(Dialect::Vllm.write(handoff));
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
     }
@@ -160,20 +214,20 @@ impl Job {
         };
         self.flight.run();
         if self.generation.stream {
-            return Ok(streamed(async move |events| {
-                self.send_tokens(ready, &events).await
+            return Ok(self.streamed(async move |job: Self, events: &Events| {
+                job.send_tokens(ready, events).await;
             }));
         }
-        Ok(self.whole(ready).await)
+        self.whole(ready).await
     }
 
     /// Computes the prompt and generates; a stream's headers wait for neither.
-    async fn alone(mut self) -> Response<Body> {
+    async fn alone(mut self) -> Outcome {
         if self.generation.stream {
-            return streamed(async move |events| {
-                let ready = self.compute_prompt().await;
-                self.send_tokens(ready, &events).await;
-            });
+            return Ok(self.streamed(async move |mut job: Self, events: &Events| {
+                let ready = job.compute_prompt().await;
+                job.send_tokens(ready, events).await;
+            }));
         }
         let ready = self.compute_prompt().await;
         self.whole(ready).await
@@ -204,12 +258,10 @@ impl Job {
     /// Takes the hand-off over; its last prompt token is computed here, with the first output token.
     async fn pull(&mut self) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
-        let handoff = node.config.dialect.read(&self.generation)?;
+        let handoff = vllm::read(&self.generation)?;
         let blocks = node.kv.reserve(self.blocks).await;
         let of = node.puller.pull(handoff).await?;
-        if of.prompt_fingerprint != self.generation.fingerprint {
-            return Err(Refusal::WrongHandoff("the KV is of another prompt".into()));
-        }
+        self.check_prompt(of)?;
         // Each sequence pulls for itself in vLLM, and only the first finds the blocks.
         if self.generation.sequences() > 1 {
             return Err(Refusal::UsedHandoff);
@@ -217,42 +269,100 @@ impl Job {
         node.tally.computed(1);
         Ok(Ready {
             blocks,
-            first_token: Instant::now() + node.config.pace().tokens(1),
+            first_token: Instant::now() + self.pace().tokens(1),
         })
     }
 
-    async fn whole(self, ready: Ready) -> Response<Body> {
-        let later = self.generation.output_tokens - 1;
-        sleep_until(ready.first_token + self.node.config.pace().tokens(later)).await;
-        let content = self.answer.whole(None);
+    /// What the KV of this request's prompt is of.
+    fn kv_of(&self) -> KvOf {
+        KvOf {
+            prompt_tokens: self.generation.prompt_tokens(),
+            prompt_fingerprint: self.generation.fingerprint,
+        }
+    }
+
+    /// Whether KV is of this request's prompt.
+    fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
+        if of.prompt_fingerprint == self.generation.fingerprint {
+            return Ok(());
+        }
+        Err(Refusal::WrongHandoff("the KV is of another prompt".into()))
+    }
+
+    fn pace(&self) -> Pace {
+        let mut pace = self.node.config.pace();
+        if self.generation.markers.has(Marker::SlowDecode) {
+            pace.token_ms *= SLOW;
+        }
+        pace
+    }
+
+    /// Tokens after which the engine is to die, where it is.
+    fn lifetime(&self) -> Option<u64> {
+        let dies = self.generation.markers.has(Marker::DieMidStream);
+        dies.then_some(TOKENS_BEFORE_DEATH)
+    }
+
+    async fn whole(self, ready: Ready) -> Outcome {
+        let tokens = self.answer.output_tokens();
+        let lifetime = self.lifetime();
+        let later = lifetime.map_or(tokens - 1, |lifetime| lifetime.min(tokens));
+        sleep_until(ready.first_token + self.pace().tokens(later)).await;
+        if lifetime.is_some() {
+            return Err((self.flight, Refusal::DiedAsMarked));
+        }
+        let content = self.answer.whole(self.node.config.dialect.write(None));
         self.flight.answered();
-        body::json(StatusCode::OK, content)
+        Ok(body::json(StatusCode::OK, content))
     }
 
     /// Sends the events of a stream, each at its time however late the one before was sent.
-    async fn send_tokens(self, ready: Ready, events: &mpsc::UnboundedSender<Bytes>) {
-        let pace = self.node.config.pace();
-        let send_all = |pieces: Vec<Bytes>| {
-            for piece in pieces {
-                // Nobody listens only when this task is about to be ended.
-                let _ = events.send(piece);
-            }
-        };
-        for number in 0..self.generation.output_tokens {
+    async fn send_tokens(self, ready: Ready, events: &Events) {
+        let pace = self.pace();
+        let lifetime = self.lifetime();
+        for number in 0..self.answer.output_tokens() {
             sleep_until(ready.first_token + pace.tokens(number)).await;
-            if number == 0 {
-                send_all(self.answer.opening());
+            if lifetime == Some(number) {
+                break;
             }
-            send_all(self.answer.token(number));
+            if number == 0 {
+                events.send(self.answer.opening());
+            }
+            events.send(self.answer.token(number));
         }
-        send_all(self.answer.closing());
+        if lifetime.is_some() {
+            self.flight.refused(&Refusal::DiedAsMarked);
+            events.break_off();
+            return;
+        }
+        events.send(self.answer.closing());
         self.flight.answered();
+    }
+
+    /// A stream whose events `generate` sends from a task of its own; aborted, it breaks off.
+    fn streamed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Response<Body> {
+        body::events(Fed::by(async move |events| {
+            let told = self.abortable.told();
+            tokio::select! {
+                biased;
+                () = generate(self, &events) => {}
+                () = told => events.break_off(),
+            }
+        }))
     }
 }
 
-/// A stream whose events `generate` sends from a task of its own, as fast as it generates however slowly the client reads.
-fn streamed(generate: impl AsyncFnOnce(mpsc::UnboundedSender<Bytes>) + 'static) -> Response<Body> {
-    let (events, pieces) = mpsc::unbounded_channel();
-    let feeder = tokio::task::spawn_local(async move { generate(events).await });
-    body::events(Fed::new(pieces, feeder.abort_handle()))
+/// What is generated: a prefill engine stops after one token, whatever is asked for.
+fn output(role: Role, generation: &Generation) -> Output {
+    let ends = generation.markers.has(Marker::End);
+    let tokens = match role {
+        Role::Prefill => 1,
+        Role::Decode | Role::Aggregated if ends => 1,
+        Role::Decode | Role::Aggregated => generation.output_tokens,
+    };
+    let finish = match ends {
+        true => Finish::Stop,
+        false => Finish::Length,
+    };
+    Output { tokens, finish }
 }

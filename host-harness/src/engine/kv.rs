@@ -61,6 +61,18 @@ impl Kv {
         Ok(kv)
     }
 
+    /// Whether a hand-off of this engine waits; see [`LeaseTable::holds`].
+    pub fn holds(&self, id: &str) -> bool {
+        self.table.borrow_mut().holds(id, now())
+    }
+
+    /// Drops a hand-off of this engine; see [`LeaseTable::revoke`].
+    pub fn revoke(&self, id: &str) -> bool {
+        let revoked = self.table.borrow_mut().revoke(id, now());
+        self.freed.notify_one();
+        revoked
+    }
+
     /// Blocks in use, and the totals of the hand-offs.
     pub fn counts(&self) -> (u32, LeaseCounts) {
         let mut table = self.table.borrow_mut();

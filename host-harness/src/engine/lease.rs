@@ -50,6 +50,8 @@ pub struct LeaseCounts {
     pub consumed: u64,
     /// Hand-offs whose lease ended first.
     pub expired: u64,
+    /// Hand-offs dropped before, on request.
+    pub revoked: u64,
     /// Blocks of all hand-offs issued.
     pub blocks_issued: u64,
     /// Blocks of the hand-offs pulled.
@@ -65,6 +67,7 @@ struct Lease {
 enum End {
     Consumed,
     Expired,
+    Revoked,
 }
 
 /// The block pool and the leases on it.
@@ -133,7 +136,7 @@ impl LeaseTable {
             return Err(match self.ends.get(id) {
                 Some(End::Consumed) => PullRefusal::Used,
                 Some(End::Expired) => PullRefusal::Expired,
-                None => PullRefusal::Unknown,
+                Some(End::Revoked) | None => PullRefusal::Unknown,
             });
         };
         if block_groups != [lease.blocks.as_slice()] {
@@ -144,6 +147,22 @@ impl LeaseTable {
         self.counts.consumed += 1;
         self.counts.blocks_pulled += blocks;
         Ok(kv)
+    }
+
+    /// Whether a hand-off still waits for its pull.
+    pub fn holds(&mut self, id: &str, now: Instant) -> bool {
+        self.expire(now);
+        self.held.contains_key(id)
+    }
+
+    /// Drops a hand-off that nobody will pull; returns whether it was still held.
+    pub fn revoke(&mut self, id: &str, now: Instant) -> bool {
+        if !self.holds(id, now) {
+            return false;
+        }
+        self.end(id.to_owned(), End::Revoked);
+        self.counts.revoked += 1;
+        true
     }
 
     /// Ends the leases whose time is over.
@@ -274,6 +293,20 @@ mod tests {
         );
         assert_eq!(table.counts(), before);
         assert_eq!(table.consume(&id, &blocks, now), Ok(KV));
+    }
+
+    #[test]
+    fn a_revoked_handoff_is_gone() {
+        let now = Instant::now();
+        let mut table = LeaseTable::new(4, LEASE);
+        let (id, blocks) = issued(&mut table, 3, now);
+        assert!(table.revoke(&id, now));
+        assert!(!table.revoke(&id, now));
+        assert_eq!(table.used(), 0);
+        assert_eq!(table.consume(&id, &blocks, now), Err(PullRefusal::Unknown));
+        let (id, _) = issued(&mut table, 3, now);
+        assert!(!table.revoke(&id, now + LEASE), "expired before");
+        assert_eq!((table.counts().revoked, table.counts().expired), (1, 1));
     }
 
     #[test]

@@ -1,8 +1,15 @@
 //! Simulated inference engines: strict about the hand-off, honest about what they computed.
 //!
 //! A prefill engine computes prompts and hands their KV off under a lease; a decode engine generates only from KV it
-//! has pulled; an aggregated engine does all itself. So a router's mistake shows as an error or in a counter
+//! has got; an aggregated engine does all itself. So a router's mistake shows as an error or in a counter
 //! (`GET /__state`), never as a quietly recomputed prompt.
+//!
+//! Two dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
+//! In SGLang's, both legs come at once and meet in a bootstrap room of the prefill engine, which is used once; prefill answers
+//! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other
+//! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`.
+//!
+//! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says.
 //!
 //! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds
 //! (at least 1 ms); each running request then gets a token every `token_ms`, whatever else runs. `speedup` divides both;
@@ -14,22 +21,28 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::LocalSet;
 
+mod aborts;
 mod answer;
 mod body;
+mod bootstrap;
 mod cli;
 mod dialect;
 mod generate;
+mod health;
 mod kv;
 mod lease;
+mod marker;
+mod metrics;
 mod node;
 mod pace;
 mod pull;
 mod recorder;
 mod refusal;
 mod request;
+mod rooms;
 mod server;
 mod tally;
 #[cfg(test)]
@@ -39,6 +52,7 @@ pub use cli::{Args, run};
 pub use dialect::Dialect;
 
 use pace::Pace;
+use server::Door;
 
 /// What an engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -86,6 +100,14 @@ pub struct EngineConfig {
     pub prefill_rate: f64,
     /// Milliseconds per output token of each running request.
     pub token_ms: f64,
+    /// SGLang: port of a prefill engine's bootstrap server; 0 takes a free one.
+    pub bootstrap_port: u16,
+    /// SGLang: data-parallel ranks.
+    pub dp_size: u32,
+    /// SGLang: how long a leg waits for the other; not sped up.
+    pub partner_timeout: Duration,
+    /// How long after its KV was handed over a prefill marked to fail late does so; not sped up.
+    pub late: Duration,
 }
 
 impl EngineConfig {
@@ -102,6 +124,10 @@ impl EngineConfig {
             lease: Duration::from_secs(30),
             prefill_rate: 8000.0,
             token_ms: 10.0,
+            bootstrap_port: 0,
+            dp_size: 1,
+            partner_timeout: Duration::from_secs(300),
+            late: Duration::from_millis(300),
         }
     }
 
@@ -111,6 +137,7 @@ impl EngineConfig {
             ("prefill-rate", self.prefill_rate),
             ("block-tokens", self.block_tokens.into()),
             ("kv-blocks", self.kv_blocks.into()),
+            ("dp-size", self.dp_size.into()),
         ];
         for (name, value) in above_zero {
             if !(value.is_finite() && value > 0.0) {
@@ -120,10 +147,15 @@ impl EngineConfig {
         if !(self.token_ms.is_finite() && self.token_ms >= 0.0) {
             return Err(EngineError::BelowZero("token-ms"));
         }
-        if self.lease > LONGEST_LEASE {
-            return Err(EngineError::LeaseTooLong);
+        let waits = [
+            ("lease-ms", self.lease),
+            ("partner-timeout-ms", self.partner_timeout),
+            ("late-ms", self.late),
+        ];
+        match waits.iter().find(|(_, wait)| *wait > LONGEST_WAIT) {
+            Some((name, _)) => Err(EngineError::TooLong(name)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn pace(&self) -> Pace {
@@ -136,7 +168,7 @@ impl EngineConfig {
 }
 
 /// Beyond any use, and well within what a clock can add.
-const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Why an engine could not run.
 #[derive(Debug, thiserror::Error)]
@@ -147,9 +179,9 @@ pub enum EngineError {
     /// A setting that must not be negative is.
     #[error("{0} must not be below zero")]
     BelowZero(&'static str),
-    /// The lease is longer than a year.
-    #[error("lease-ms must be at most a year")]
-    LeaseTooLong,
+    /// A time is longer than a year.
+    #[error("{0} must be at most a year")]
+    TooLong(&'static str),
     /// The address cannot be served on.
     #[error("cannot listen on {address}: {error}")]
     Listen {
@@ -170,6 +202,8 @@ pub enum EngineError {
 pub struct Engine {
     /// The address served on.
     pub address: SocketAddr,
+    /// The bootstrap server's, where there is one.
+    pub bootstrap: Option<SocketAddr>,
     stop: oneshot::Sender<()>,
     ended: oneshot::Receiver<()>,
 }
@@ -191,9 +225,10 @@ impl Engine {
                 drop(alive);
             })
             .map_err(EngineError::Runtime)?;
-        let address = ready.await.map_err(|_| EngineError::Ended)??;
+        let Addresses { address, bootstrap } = ready.await.map_err(|_| EngineError::Ended)??;
         Ok(Self {
             address,
+            bootstrap,
             stop,
             ended,
         })
@@ -206,10 +241,16 @@ impl Engine {
     }
 }
 
+/// Where an engine is reached.
+struct Addresses {
+    address: SocketAddr,
+    bootstrap: Option<SocketAddr>,
+}
+
 /// An engine's whole life, on its own thread.
 fn live(
     config: EngineConfig,
-    started: oneshot::Sender<Result<SocketAddr, EngineError>>,
+    started: oneshot::Sender<Result<Addresses, EngineError>>,
     stopped: oneshot::Receiver<()>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -223,11 +264,19 @@ fn live(
         }
     };
     LocalSet::new().block_on(&runtime, async {
-        match listen(config.listen).await {
-            Ok((listener, address)) => {
-                let node = node::Node::new(config);
-                let _ = started.send(Ok(address));
-                server::serve(listener, node, stopped).await;
+        match listen(&config).await {
+            Ok((doors, addresses)) => {
+                let node = node::Node::new(config, addresses.bootstrap);
+                let _ = started.send(Ok(addresses));
+                let (stop, stopping) = watch::channel(());
+                let serving = doors.into_iter().map(|(listener, door)| {
+                    server::serve(listener, door, node.clone(), stopping.clone())
+                });
+                let told = async {
+                    let _ = stopped.await;
+                    drop(stop);
+                };
+                tokio::join!(futures_util::future::join_all(serving), told);
             }
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -236,7 +285,23 @@ fn live(
     });
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), EngineError> {
+/// Opens the engine's doors.
+async fn listen(
+    config: &EngineConfig,
+) -> Result<(Vec<(TcpListener, Door)>, Addresses), EngineError> {
+    let (listener, address) = bind(config.listen).await?;
+    let mut doors = vec![(listener, Door::Api)];
+    let mut bootstrap = None;
+    if config.dialect == Dialect::Sglang && config.role == Role::Prefill {
+        let wanted = SocketAddr::new(config.listen.ip(), config.bootstrap_port);
+        let (listener, address) = bind(wanted).await?;
+        doors.push((listener, Door::Bootstrap));
+        bootstrap = Some(address);
+    }
+    Ok((doors, Addresses { address, bootstrap }))
+}
+
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), EngineError> {
     let refused = |error| EngineError::Listen { address, error };
     let listener = TcpListener::bind(address).await.map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;

@@ -1,18 +1,28 @@
 //! What all requests to one engine share, and what the engine tells about itself.
 
+use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use serde::Serialize;
 use serde_json::json;
 
+use super::aborts::{Aborts, Which};
+use super::dialect::Dialect;
+use super::health::Health;
 use super::kv::Kv;
+use super::metrics::{self, Load};
 use super::pace::PrefillServer;
 use super::pull::Puller;
 use super::recorder::Recorder;
 use super::refusal::Refusal;
 use super::request::Generation;
+use super::rooms::Rooms;
 use super::tally::{Counts, Tally};
 use super::{EngineConfig, Role};
+
+/// SGLang tells this default also where no bootstrap server runs.
+const UNUSED_BOOTSTRAP_PORT: u16 = 8998;
 
 /// One engine.
 pub struct Node {
@@ -26,6 +36,14 @@ pub struct Node {
     pub prefill: PrefillServer,
     /// The way to other engines' blocks.
     pub puller: Puller,
+    /// Where an SGLang prefill engine's KV meets its decodes.
+    pub rooms: Rc<Rooms>,
+    /// An SGLang prefill engine's bootstrap server.
+    pub bootstrap: Option<SocketAddr>,
+    /// Requests that can be aborted.
+    pub aborts: Rc<Aborts>,
+    /// What health probes are told.
+    pub health: Health,
     /// What was done.
     pub tally: Rc<Tally>,
     /// What was asked.
@@ -39,21 +57,32 @@ struct State {
     engine_id: String,
     #[serde(flatten)]
     counts: Counts,
+    refused_handoffs: u64,
     handoffs_issued: u64,
     handoffs_consumed: u64,
     handoffs_expired: u64,
+    handoffs_aborted: u64,
     blocks_issued: u64,
     blocks_pulled: u64,
     blocks_unpulled: u64,
     blocks_used: u32,
+    rooms_open: usize,
 }
 
 impl Node {
-    /// An engine that has done nothing yet.
-    pub fn new(config: EngineConfig) -> Rc<Self> {
+    /// An engine that has done nothing yet, with its bootstrap server where it has one.
+    pub fn new(config: EngineConfig, bootstrap: Option<SocketAddr>) -> Rc<Self> {
+        let lease = match config.dialect {
+            Dialect::Vllm => config.lease,
+            Dialect::Sglang => config.partner_timeout,
+        };
         Rc::new(Self {
             engine_id: format!("{:032x}", rand::random::<u128>()),
-            kv: Kv::new(config.kv_blocks, config.lease),
+            kv: Kv::new(config.kv_blocks, lease),
+            rooms: Rc::default(),
+            bootstrap,
+            aborts: Rc::default(),
+            health: Health::default(),
             prefill: PrefillServer::new(),
             puller: Puller::new(),
             tally: Rc::default(),
@@ -83,17 +112,21 @@ impl Node {
     /// The counters, as JSON.
     pub fn state(&self) -> Result<Vec<u8>, serde_json::Error> {
         let (blocks_used, leases) = self.kv.counts();
+        let counts = self.tally.counts();
         serde_json::to_vec(&State {
             role: self.config.role,
             engine_id: self.engine_id.clone(),
-            counts: self.tally.counts(),
+            refused_handoffs: counts.refused_handoffs(),
+            counts,
             handoffs_issued: leases.issued,
             handoffs_consumed: leases.consumed,
             handoffs_expired: leases.expired,
+            handoffs_aborted: leases.revoked,
             blocks_issued: leases.blocks_issued,
             blocks_pulled: leases.blocks_pulled,
             blocks_unpulled: leases.blocks_issued - leases.blocks_pulled,
             blocks_used,
+            rooms_open: self.rooms.count_open(&self.kv),
         })
     }
 
@@ -108,56 +141,49 @@ impl Node {
         .to_string()
     }
 
-    /// Prometheus text with vLLM's names.
-    pub fn metrics(&self) -> String {
-        let counts = self.tally.counts();
-        let (used, _) = self.kv.counts();
+    /// What an SGLang server tells of its configuration.
+    pub fn server_info(&self) -> String {
         let EngineConfig {
+            role,
+            model,
             block_tokens,
             kv_blocks,
+            dp_size,
             ..
-        } = self.config;
-        let model = label(&self.config.model);
-        let gauge = |name: &str, help: &str, labels: &str, value: f64| {
-            format!(
-                "# HELP vllm:{name} {help}\n# TYPE vllm:{name} gauge\n\
-                 vllm:{name}{{engine=\"0\",model_name=\"{model}\"{labels}}} {value:?}\n"
-            )
+        } = &self.config;
+        let mode = match role {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Aggregated => "null",
         };
-        let cache = format!(",block_size=\"{block_tokens}\",num_gpu_blocks=\"{kv_blocks}\"");
-        [
-            gauge(
-                "num_requests_running",
-                "Number of requests in model execution batches.",
-                "",
-                counts.running as f64,
-            ),
-            gauge(
-                "num_requests_waiting",
-                "Number of requests waiting to be processed.",
-                "",
-                counts.waiting as f64,
-            ),
-            gauge(
-                "kv_cache_usage_perc",
-                "KV-cache usage. 1 means 100 percent usage.",
-                "",
-                f64::from(used) / f64::from(kv_blocks),
-            ),
-            gauge(
-                "cache_config_info",
-                "Information of the LLMEngine CacheConfig",
-                &cache,
-                1.0,
-            ),
-        ]
-        .concat()
+        let port = self.bootstrap.map_or(UNUSED_BOOTSTRAP_PORT, |at| at.port());
+        json!({"model_path": model, "served_model_name": model, "disaggregation_mode": mode,
+            "disaggregation_bootstrap_port": port, "dp_size": dp_size, "tp_size": 1,
+            "load_balance_method": "follow_bootstrap_room", "page_size": block_tokens,
+            "max_total_num_tokens": u64::from(*block_tokens) * u64::from(*kv_blocks)})
+        .to_string()
     }
-}
 
-fn label(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+    /// Prometheus text with the names of the engine simulated.
+    pub fn metrics(&self) -> String {
+        let counts = self.tally.counts();
+        let (blocks_used, _) = self.kv.counts();
+        let load = Load {
+            model: &self.config.model,
+            running: counts.running,
+            waiting: counts.waiting,
+            blocks_used,
+            blocks: self.config.kv_blocks,
+            block_tokens: self.config.block_tokens,
+        };
+        metrics::write(self.config.dialect, &load)
+    }
+
+    /// Ends the requests meant, running or done with KV that waits for its decode.
+    pub fn abort(&self, which: &Which) {
+        let dropped = self.rooms.abort(which, &self.kv);
+        let told = self.aborts.tell(which);
+        let aborted: HashSet<String> = dropped.into_iter().chain(told).collect();
+        self.tally.aborted_by_request(aborted.len());
+    }
 }

@@ -1,5 +1,6 @@
 //! The side channel over which a decode engine pulls blocks from a prefill engine (`POST /__kv/pull`), both ends.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,6 +37,20 @@ struct Refused {
     refused: PullRefusal,
 }
 
+/// Why the other end gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    /// It could not be connected to.
+    #[error("cannot connect: {0}")]
+    Unreachable(String),
+    /// The connection broke before the answer.
+    #[error("connection lost: {0}")]
+    Lost(String),
+    /// The question could not be put.
+    #[error("{0}")]
+    Unasked(String),
+}
+
 /// A decode engine's end.
 pub struct Puller(Client<HttpConnector, Full<Bytes>>);
 
@@ -52,7 +67,7 @@ impl Puller {
     /// # Errors
     /// A [`Refusal`] about the hand-off.
     pub async fn pull(&self, handoff: Handoff) -> Result<KvOf, Refusal> {
-        let uri = address(&handoff)?;
+        let uri = address(&handoff.host, handoff.port, PATH).map_err(wrong)?;
         match tokio::time::timeout(PATIENCE, self.ask(uri, handoff)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Refusal::UnreachableHandoff("timed out".into())),
@@ -65,15 +80,11 @@ impl Puller {
             remote_request_id: handoff.request_id,
             remote_block_ids: handoff.block_groups,
         };
-        let content = serde_json::to_vec(&pull).map_err(wrong)?;
-        let request = Request::post(uri)
-            .header("content-type", "application/json")
-            .body(Full::from(content))
-            .map_err(wrong)?;
-        let answer = self.0.request(request).await.map_err(unreachable)?;
-        let status = answer.status();
-        let content = Limited::new(answer.into_body(), LONGEST_ANSWER);
-        let content = content.collect().await.map_err(unreachable)?.to_bytes();
+        let (status, content) = match self.post(uri, &pull).await {
+            Ok(answer) => answer,
+            Err(NoAnswer::Unasked(error)) => return Err(wrong(error)),
+            Err(error) => return Err(Refusal::UnreachableHandoff(error.to_string())),
+        };
         match status {
             StatusCode::OK => serde_json::from_slice(&content).map_err(wrong),
             StatusCode::CONFLICT => {
@@ -85,6 +96,36 @@ impl Puller {
                 })
             }
             _ => Err(Refusal::WrongHandoff(format!("remote answered {status}"))),
+        }
+    }
+
+    /// Posts JSON and reads the answer.
+    ///
+    /// # Errors
+    /// When none comes.
+    pub async fn post(
+        &self,
+        uri: Uri,
+        question: &impl Serialize,
+    ) -> Result<(StatusCode, Bytes), NoAnswer> {
+        let unasked = |error: &dyn Display| NoAnswer::Unasked(error.to_string());
+        let content = serde_json::to_vec(question).map_err(|error| unasked(&error))?;
+        let request = Request::post(uri)
+            .header("content-type", "application/json")
+            .body(Full::from(content))
+            .map_err(|error| unasked(&error))?;
+        let answer = self.0.request(request).await.map_err(|error| {
+            let words = error.to_string();
+            match error.is_connect() {
+                true => NoAnswer::Unreachable(words),
+                false => NoAnswer::Lost(words),
+            }
+        })?;
+        let status = answer.status();
+        let content = Limited::new(answer.into_body(), LONGEST_ANSWER).collect();
+        match content.await {
+            Ok(content) => Ok((status, content.to_bytes())),
+            Err(error) => Err(NoAnswer::Lost(error.to_string())),
         }
     }
 }
@@ -114,24 +155,22 @@ fn reply(status: StatusCode, content: &impl Serialize) -> Response<Body> {
     )
 }
 
-fn address(handoff: &Handoff) -> Result<Uri, Refusal> {
-    let host = match handoff.host.contains(':') {
-        true => format!("[{}]", handoff.host),
-        false => handoff.host.clone(),
+/// The URI of `path` at a host, an IPv6 address without brackets.
+///
+/// # Errors
+/// When the host is none.
+pub fn address(host: &str, port: u16, path: &'static str) -> Result<Uri, hyper::http::Error> {
+    let authority = match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
     };
-    let authority = Authority::try_from(format!("{host}:{}", handoff.port)).map_err(wrong)?;
     Uri::builder()
         .scheme(Scheme::HTTP)
-        .authority(authority)
-        .path_and_query(PATH)
+        .authority(Authority::try_from(authority)?)
+        .path_and_query(path)
         .build()
-        .map_err(wrong)
 }
 
-fn wrong(error: impl std::fmt::Display) -> Refusal {
+fn wrong(error: impl Display) -> Refusal {
     Refusal::WrongHandoff(error.to_string())
-}
-
-fn unreachable(error: impl std::fmt::Display) -> Refusal {
-    Refusal::UnreachableHandoff(error.to_string())
 }

@@ -1,12 +1,13 @@
-//! Owns the reasons an engine gives for not serving a request, with vLLM's statuses and error JSON.
+//! Owns the reasons an engine gives for not serving a request, with the statuses and the error JSON of the engine simulated.
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
 use super::body::{self, Body};
+use super::dialect::Dialect;
 
-/// Why a generation request was refused.
+/// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The body is not a valid request.
@@ -38,34 +39,102 @@ pub enum Refusal {
     /// The prefill engine could not be asked.
     #[error("EngineCore encountered an issue: NIXL handshake failed: {0}")]
     UnreachableHandoff(String),
+    /// A leg without a bootstrap room.
+    #[error(
+        "Invalid request: Disaggregated request received without bootstrap room id. req.rid='{0}'"
+    )]
+    MissingRoom(String),
+    /// A bootstrap room that cannot be one, or not for this request.
+    #[error("Invalid request: bootstrap_room {0}")]
+    BadRoom(String),
+    /// The bootstrap address is missing, or not that of the prefill engine.
+    #[error("Invalid request: bootstrap address {0}")]
+    WrongBootstrap(String),
+    /// The bootstrap room was used before.
+    #[error("Invalid request: bootstrap_room {0} was already used")]
+    UsedRoom(u64),
+    /// The room stands for another rank than the one asked for.
+    #[error(
+        "follow_bootstrap_room conflict: dispatched to dp_rank {asked} but bootstrap_room {room} implies dp_rank {implied}"
+    )]
+    RankConflict {
+        /// The rank asked for.
+        asked: u64,
+        /// The bootstrap room.
+        room: u64,
+        /// The rank it stands for.
+        implied: u64,
+    },
+    /// A data-parallel rank that cannot be one here.
+    #[error("Invalid request: data parallel rank {0}")]
+    BadRank(String),
+    /// The prefill of the room failed, was aborted or lost.
+    #[error("Decode transfer failed for bootstrap_room={room}: {why}")]
+    PartnerFailed {
+        /// The bootstrap room.
+        room: u64,
+        /// What is known of it.
+        why: String,
+    },
+    /// The other leg never came.
+    #[error("Decode transfer failed for bootstrap_room={0}: timed out in KVPoll.WaitingForInput")]
+    PartnerTimeout(u64),
+    /// Ended by `POST /abort_request`.
+    #[error("Abort request")]
+    Aborted,
+    /// Failed because the prompt asked for it.
+    #[error("failed as the prompt asks")]
+    AsMarked,
+    /// To end without an answer, because the prompt asked for it.
+    #[error("died as the prompt asks")]
+    DiedAsMarked,
 }
 
 impl Refusal {
-    /// The HTTP status vLLM answers with.
+    /// The HTTP status the engine answers with.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::BadRequest(_) | Self::NotAPrefillLeg(_) => StatusCode::BAD_REQUEST,
+            Self::BadRequest(_)
+            | Self::NotAPrefillLeg(_)
+            | Self::MissingRoom(_)
+            | Self::BadRoom(_)
+            | Self::WrongBootstrap(_)
+            | Self::UsedRoom(_)
+            | Self::RankConflict { .. }
+            | Self::BadRank(_) => StatusCode::BAD_REQUEST,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnknownModel(_) => StatusCode::NOT_FOUND,
             Self::MissingHandoff
             | Self::WrongHandoff(_)
             | Self::UsedHandoff
             | Self::ExpiredHandoff
-            | Self::UnreachableHandoff(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            | Self::UnreachableHandoff(_)
+            | Self::PartnerFailed { .. }
+            | Self::PartnerTimeout(_)
+            | Self::Aborted
+            | Self::AsMarked
+            | Self::DiedAsMarked => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
-    /// The answer, in vLLM's error JSON.
-    pub fn response(&self) -> Response<Body> {
+    /// The answer, in the engine's error JSON: vLLM's has an `error` object, SGLang's is flat.
+    pub fn response(&self, dialect: Dialect) -> Response<Body> {
         let status = self.status();
         let kind = match status {
             StatusCode::NOT_FOUND => "NotFoundError",
             StatusCode::INTERNAL_SERVER_ERROR => "InternalServerError",
             _ => "BadRequestError",
         };
-        let error = json!({"error": {
-            "message": self.to_string(), "type": kind, "param": null, "code": status.as_u16(),
-        }});
+        let message = self.to_string();
+        let code = status.as_u16();
+        let error = match dialect {
+            Dialect::Vllm => json!({"error": {
+                "message": message, "type": kind, "param": null, "code": code,
+            }}),
+            Dialect::Sglang => json!({
+                "object": "error", "message": message, "type": kind, "param": null, "code": code,
+            }),
+        };
         body::json(status, Bytes::from(error.to_string()))
     }
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use super::marker::Markers;
 use super::refusal::Refusal;
 
 /// Output tokens where the request sets no limit.
@@ -61,8 +62,29 @@ pub struct Generation {
     pub stream: bool,
     /// Whether a stream ends with a usage chunk.
     pub include_usage: bool,
-    /// The hand-off part, unread: a dialect's business. `None` also for `null`.
+    /// What the prompts' text asks for.
+    pub markers: Markers,
+    /// vLLM's hand-off part, unread: a dialect's business. `None` also for `null`.
     pub kv_transfer_params: Option<Box<RawValue>>,
+    /// SGLang's.
+    pub bootstrap: Bootstrap,
+}
+
+/// The fields of SGLang's hand-off, unread. `None` also for `null`.
+#[derive(Debug)]
+pub struct Bootstrap {
+    /// The request's id.
+    pub rid: Option<Box<RawValue>>,
+    /// Host of the prefill engine's bootstrap server.
+    pub host: Option<Box<RawValue>>,
+    /// Port of the prefill engine's bootstrap server.
+    pub port: Option<Box<RawValue>>,
+    /// The room in which the legs meet.
+    pub room: Option<Box<RawValue>>,
+    /// The rank that is to run this leg.
+    pub routed_dp_rank: Option<Box<RawValue>>,
+    /// The rank that runs the prefill.
+    pub disagg_prefill_dp_rank: Option<Box<RawValue>>,
 }
 
 impl Generation {
@@ -73,7 +95,7 @@ impl Generation {
     pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Self, Refusal> {
         let fields = Fields::parse(body)?;
         let model = fields.required("model")?;
-        let (prompts, fingerprint) = read_prompt(endpoint, &fields)?;
+        let (prompts, fingerprint, markers) = read_prompt(endpoint, &fields)?;
         let stream = fields.optional("stream")?.unwrap_or(false);
         let include_usage = read_stream_options(&fields, stream)?;
         Ok(Self {
@@ -85,7 +107,16 @@ impl Generation {
             output_tokens: read_output_tokens(endpoint, &fields)?,
             stream,
             include_usage,
+            markers,
             kv_transfer_params: fields.optional("kv_transfer_params")?,
+            bootstrap: Bootstrap {
+                rid: fields.optional("rid")?,
+                host: fields.optional("bootstrap_host")?,
+                port: fields.optional("bootstrap_port")?,
+                room: fields.optional("bootstrap_room")?,
+                routed_dp_rank: fields.optional("routed_dp_rank")?,
+                disagg_prefill_dp_rank: fields.optional("disagg_prefill_dp_rank")?,
+            },
         })
     }
 
@@ -181,14 +212,25 @@ enum Prompt {
 }
 
 impl Content {
-    fn bytes(&self) -> usize {
+    fn texts(&self) -> Vec<&str> {
         match self {
-            Self::Text(text) => text.len(),
-            Self::Parts(parts) => parts
-                .iter()
-                .flat_map(|part| &part.text)
-                .map(String::len)
-                .sum(),
+            Self::Text(text) => vec![text],
+            Self::Parts(parts) => {
+                let texts = parts.iter().flat_map(|part| &part.text);
+                texts.map(String::as_str).collect()
+            }
+        }
+    }
+}
+
+impl Input {
+    fn texts(&self) -> Vec<&str> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Items(items) => {
+                let contents = items.iter().flat_map(|item| &item.content);
+                contents.flat_map(Content::texts).collect()
+            }
         }
     }
 }
@@ -202,6 +244,14 @@ impl Prompt {
             Self::TokenLists(lists) => lists.iter().map(|list| list.len() as u64).collect(),
         }
     }
+
+    fn texts(&self) -> Vec<&str> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Texts(texts) => texts.iter().map(String::as_str).collect(),
+            Self::Tokens(_) | Self::TokenLists(_) => Vec::new(),
+        }
+    }
 }
 
 /// Tokens of a text: one per four bytes begun, at least one.
@@ -209,40 +259,46 @@ fn text_tokens(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN).max(1) as u64
 }
 
-/// The tokens of each prompt and the prompts' identity.
-fn read_prompt(endpoint: Endpoint, fields: &Fields) -> Result<(Vec<u64>, u64), Refusal> {
-    let (tokens, fingerprint) = match endpoint {
+/// The tokens of each prompt, the prompts' identity, and what their text asks for.
+fn read_prompt(endpoint: Endpoint, fields: &Fields) -> Result<(Vec<u64>, u64, Markers), Refusal> {
+    let (tokens, fingerprint, markers) = match endpoint {
         Endpoint::Chat => {
             let messages: Vec<Message> = fields.required("messages")?;
             if messages.is_empty() {
                 return Err(Refusal::BadRequest("`messages` must not be empty".into()));
             }
             let contents = messages.iter().flat_map(|message| &message.content);
+            let texts: Vec<&str> = contents.flat_map(Content::texts).collect();
             (
-                vec![text_tokens(contents.map(Content::bytes).sum())],
+                vec![conversation_tokens(&texts)],
                 identity(&messages),
+                Markers::find(&texts),
             )
         }
         Endpoint::Completions => {
             let prompt: Prompt = fields.required("prompt")?;
-            (prompt.tokens(), identity(&prompt))
+            let markers = Markers::find(&prompt.texts());
+            (prompt.tokens(), identity(&prompt), markers)
         }
         Endpoint::Responses => {
             let input: Input = fields.required("input")?;
-            let bytes = match &input {
-                Input::Text(text) => text.len(),
-                Input::Items(items) => {
-                    let contents = items.iter().flat_map(|item| &item.content);
-                    contents.map(Content::bytes).sum()
-                }
-            };
-            (vec![text_tokens(bytes)], identity(&input))
+            let texts = input.texts();
+            (
+                vec![conversation_tokens(&texts)],
+                identity(&input),
+                Markers::find(&texts),
+            )
         }
     };
     if tokens.is_empty() || tokens.contains(&0) {
         return Err(Refusal::BadRequest("`prompt` must not be empty".into()));
     }
-    Ok((tokens, fingerprint))
+    Ok((tokens, fingerprint, markers))
+}
+
+/// Tokens of a prompt that is made of several texts.
+fn conversation_tokens(texts: &[&str]) -> u64 {
+    text_tokens(texts.iter().map(|text| text.len()).sum())
 }
 
 fn identity(prompt: &impl Hash) -> u64 {

@@ -1,8 +1,6 @@
 //! The engine's HTTP/1.1 server: paths, connections, and the end of all of them at once.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,11 +12,13 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Role;
-use super::body::{self, Body};
+use super::body::{self, Body, BrokenOff};
+use super::bootstrap;
+use super::dialect::Dialect;
 use super::generate::{self, LONGEST_BODY};
 use super::node::Node;
 use super::pull;
@@ -27,18 +27,30 @@ use super::request::Endpoint;
 /// Pause after a failed accept (out of file descriptors, say), so that it is not tried in a tight loop.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
 
-/// Serves until `stopped` resolves; then resets what is open, as the end of a process would.
-pub async fn serve(listener: TcpListener, node: Rc<Node>, stopped: oneshot::Receiver<()>) {
-    let (kill, killed) = watch::channel(());
+/// What is served at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// The engine's API.
+    Api,
+    /// An SGLang prefill engine's bootstrap server.
+    Bootstrap,
+}
+
+/// Serves until the sender of `killed` is dropped; then resets what is open, as the end of a process would.
+pub async fn serve(
+    listener: TcpListener,
+    door: Door,
+    node: Rc<Node>,
+    mut killed: watch::Receiver<()>,
+) {
     let mut connections = JoinSet::new();
-    let mut stopped = pin!(stopped);
     loop {
         tokio::select! {
-            _ = &mut stopped => break,
+            _ = killed.changed() => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn_local(connection(stream, Rc::clone(&node), killed.clone()));
+                    connections.spawn_local(connection(stream, door, Rc::clone(&node), killed.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
@@ -48,22 +60,31 @@ pub async fn serve(listener: TcpListener, node: Rc<Node>, stopped: oneshot::Rece
         }
     }
     drop(listener);
-    drop(kill);
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(stream: TcpStream, node: Rc<Node>, mut killed: watch::Receiver<()>) {
+async fn connection(
+    stream: TcpStream,
+    door: Door,
+    node: Rc<Node>,
+    mut killed: watch::Receiver<()>,
+) {
     let Ok(local) = stream.local_addr() else {
         return;
     };
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let node = Rc::clone(&node);
-        async move { Ok::<_, Infallible>(route(node, local, request).await) }
+        async move {
+            match door {
+                Door::Api => route(node, local, request).await,
+                Door::Bootstrap => Ok(meet(node, request).await),
+            }
+        }
     });
     let mut connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // An error here is the client's leaving; the requests' own ends are counted elsewhere.
+        // An error here is the client's leaving, or an answer broken off; the requests' own ends are counted elsewhere.
         _ = &mut connection => {}
         _ = killed.changed() => {
             let stream = connection.into_parts().io.into_inner();
@@ -72,36 +93,34 @@ async fn connection(stream: TcpStream, node: Rc<Node>, mut killed: watch::Receiv
     }
 }
 
-async fn route(node: Rc<Node>, local: SocketAddr, request: Request<Incoming>) -> Response<Body> {
+/// Serves the API; an error breaks the connection without an answer.
+async fn route(
+    node: Rc<Node>,
+    local: SocketAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, BrokenOff> {
     let request_id = request.headers().get("x-request-id").cloned();
-    let mut response = dispatch(node, local, request).await;
+    let mut response = dispatch(node, local, request).await?;
     if let Some(request_id) = request_id {
         response.headers_mut().insert("x-request-id", request_id);
     }
-    response
+    Ok(response)
 }
 
-async fn dispatch(node: Rc<Node>, local: SocketAddr, request: Request<Incoming>) -> Response<Body> {
+async fn dispatch(
+    node: Rc<Node>,
+    local: SocketAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, BrokenOff> {
     let path = request.uri().path();
     if let Some(endpoint) = Endpoint::at(path) {
         if request.method() != Method::POST {
-            return detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+            return Ok(detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
         }
         return generate::serve(node, endpoint, local, request).await;
     }
-    match (request.method(), path) {
-        (&Method::POST, pull::PATH) if node.config.role == Role::Prefill => {
-            match Limited::new(request.into_body(), LONGEST_BODY)
-                .collect()
-                .await
-            {
-                Ok(content) => pull::answer(&node.engine_id, &node.kv, &content.to_bytes()),
-                Err(_) => detail(StatusCode::BAD_REQUEST, "Bad Request"),
-            }
-        }
-        (&Method::GET | &Method::HEAD, "/health") => {
-            body::whole(StatusCode::OK, "application/json", Bytes::new())
-        }
+    Ok(match (request.method(), path) {
+        (&Method::GET | &Method::HEAD, "/health") => node.health.tell().await,
         (&Method::GET, "/v1/models") => body::json(StatusCode::OK, node.models().into()),
         (&Method::GET, "/metrics") => {
             let kind = "text/plain; version=0.0.4; charset=utf-8";
@@ -109,8 +128,66 @@ async fn dispatch(node: Rc<Node>, local: SocketAddr, request: Request<Incoming>)
         }
         (&Method::GET, "/__state") => judged(node.state()),
         (&Method::GET, "/__requests") => judged(node.recorder.to_json()),
-        _ => detail(StatusCode::NOT_FOUND, "Not Found"),
+        (&Method::POST, "/__health") => match content(request).await {
+            Some(content) => node.health.set(&content),
+            None => bad_request(),
+        },
+        _ => match node.config.dialect {
+            Dialect::Vllm => only_vllm(&node, request).await,
+            Dialect::Sglang => only_sglang(&node, request).await,
+        },
+    })
+}
+
+async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
+    match (request.method(), request.uri().path()) {
+        (&Method::POST, pull::PATH) if node.config.role == Role::Prefill => {
+            match content(request).await {
+                Some(content) => pull::answer(&node.engine_id, &node.kv, &content),
+                None => bad_request(),
+            }
+        }
+        _ => not_found(),
     }
+}
+
+async fn only_sglang(node: &Node, request: Request<Incoming>) -> Response<Body> {
+    match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/health_generate") => node.health.tell().await,
+        (&Method::GET, "/get_server_info" | "/server_info") => {
+            body::json(StatusCode::OK, node.server_info().into())
+        }
+        (&Method::POST, "/abort_request") => {
+            let content = content(request).await.unwrap_or_default();
+            match serde_json::from_slice(&content) {
+                Ok(which) => {
+                    node.abort(&which);
+                    body::whole(StatusCode::OK, "application/json", Bytes::new())
+                }
+                Err(_) => bad_request(),
+            }
+        }
+        _ => not_found(),
+    }
+}
+
+/// Serves an SGLang prefill engine's bootstrap server.
+async fn meet(node: Rc<Node>, request: Request<Incoming>) -> Response<Body> {
+    match (request.method(), request.uri().path()) {
+        (&Method::POST, bootstrap::PATH) => match content(request).await {
+            Some(content) => bootstrap::answer(&node, &content).await,
+            None => bad_request(),
+        },
+        (&Method::GET, "/health") => {
+            body::whole(StatusCode::OK, "text/plain", Bytes::from_static(b"OK"))
+        }
+        _ => not_found(),
+    }
+}
+
+async fn content(request: Request<Incoming>) -> Option<Bytes> {
+    let content = Limited::new(request.into_body(), LONGEST_BODY).collect();
+    content.await.ok().map(|content| content.to_bytes())
 }
 
 fn judged(json: Result<Vec<u8>, serde_json::Error>) -> Response<Body> {
@@ -122,4 +199,12 @@ fn judged(json: Result<Vec<u8>, serde_json::Error>) -> Response<Body> {
 
 fn detail(status: StatusCode, words: &str) -> Response<Body> {
     body::json(status, format!(r#"{{"detail":"{words}"}}"#).into())
+}
+
+fn not_found() -> Response<Body> {
+    detail(StatusCode::NOT_FOUND, "Not Found")
+}
+
+fn bad_request() -> Response<Body> {
+    detail(StatusCode::BAD_REQUEST, "Bad Request")
 }

@@ -1,10 +1,11 @@
-//! Counts what an engine did; every generation request ends in exactly one of answered, refused, aborted.
+//! Counts what an engine did; every generation request ends in exactly one of answered, refused, failed, aborted.
 
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 use serde::Serialize;
 
+use super::dialect::Leg;
 use super::refusal::Refusal;
 
 /// Counts since the engine started; `running` and `waiting` are as of now.
@@ -18,8 +19,14 @@ pub struct Counts {
     pub waiting: u64,
     /// Requests answered to the end with 200.
     pub answered: u64,
-    /// Requests whose client left first.
+    /// Requests whose client left first, or that were aborted by request.
     pub aborted: u64,
+    /// Requests ended, or kept KV dropped, through `POST /abort_request`.
+    pub aborted_by_request: u64,
+    /// Requests that failed because their prompt asked for it.
+    pub failed_as_marked: u64,
+    /// SGLang, decode: the prefill of the room failed, was aborted or lost.
+    pub failed_partner: u64,
     /// Decode: no hand-off came with the request.
     pub refused_missing_handoff: u64,
     /// Decode: malformed, unknown to the prefill engine, or not of this prompt.
@@ -30,12 +37,54 @@ pub struct Counts {
     pub refused_expired_handoff: u64,
     /// Decode: the prefill engine could not be asked.
     pub refused_unreachable_handoff: u64,
+    /// SGLang: no bootstrap room.
+    pub refused_missing_room: u64,
+    /// SGLang: a bootstrap room that is no whole number from 0 to 2^63 - 1, or one room for several sequences.
+    pub refused_bad_room: u64,
+    /// SGLang: a bootstrap address that is missing, or not the prefill engine's own.
+    pub refused_wrong_bootstrap: u64,
+    /// SGLang: a bootstrap room that another request had before.
+    pub refused_used_room: u64,
+    /// SGLang: a data-parallel rank that contradicts the room, or that there is not.
+    pub refused_rank_conflict: u64,
+    /// SGLang, decode: the prefill of the room never came.
+    pub refused_partner_timeout: u64,
     /// Prefill: not a prefill leg.
     pub refused_not_a_prefill_leg: u64,
     /// Any role: a bad body or an unknown model.
     pub refused_bad_request: u64,
-    /// Prompt tokens computed here; a decode engine computes the last one of each prompt.
+    /// Prompt tokens computed here; a vLLM decode engine computes the last one of each prompt.
     pub prompt_tokens_computed: u64,
+    /// Valid requests by the leg that their hand-off part makes them.
+    pub requests_by_leg: Legs,
+}
+
+impl Counts {
+    /// Requests refused because of their hand-off.
+    pub fn refused_handoffs(&self) -> u64 {
+        self.refused_missing_handoff
+            + self.refused_wrong_handoff
+            + self.refused_used_handoff
+            + self.refused_expired_handoff
+            + self.refused_unreachable_handoff
+            + self.refused_missing_room
+            + self.refused_bad_room
+            + self.refused_wrong_bootstrap
+            + self.refused_used_room
+            + self.refused_rank_conflict
+            + self.refused_partner_timeout
+    }
+}
+
+/// Requests by leg.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Legs {
+    /// To be handed off.
+    pub prefill: u64,
+    /// With a hand-off.
+    pub decode: u64,
+    /// With neither.
+    pub whole: u64,
 }
 
 /// The counts of one engine.
@@ -55,6 +104,23 @@ impl Tally {
             tally: Rc::clone(self),
             stage: Stage::Read,
         }
+    }
+
+    /// Notes which leg a valid request is.
+    pub fn leg(&self, leg: Leg) {
+        let mut counts = self.edit();
+        let legs = &mut counts.requests_by_leg;
+        let count = match leg {
+            Leg::Prefill => &mut legs.prefill,
+            Leg::Decode => &mut legs.decode,
+            Leg::Whole => &mut legs.whole,
+        };
+        *count += 1;
+    }
+
+    /// Notes that requests were aborted by request.
+    pub fn aborted_by_request(&self, requests: usize) {
+        self.edit().aborted_by_request += requests as u64;
     }
 
     /// Notes that prompt tokens were computed.
@@ -112,6 +178,15 @@ impl InFlight {
             Refusal::UsedHandoff => &mut counts.refused_used_handoff,
             Refusal::ExpiredHandoff => &mut counts.refused_expired_handoff,
             Refusal::UnreachableHandoff(_) => &mut counts.refused_unreachable_handoff,
+            Refusal::MissingRoom(_) => &mut counts.refused_missing_room,
+            Refusal::BadRoom(_) => &mut counts.refused_bad_room,
+            Refusal::WrongBootstrap(_) => &mut counts.refused_wrong_bootstrap,
+            Refusal::UsedRoom(_) => &mut counts.refused_used_room,
+            Refusal::RankConflict { .. } | Refusal::BadRank(_) => &mut counts.refused_rank_conflict,
+            Refusal::PartnerFailed { .. } => &mut counts.failed_partner,
+            Refusal::PartnerTimeout(_) => &mut counts.refused_partner_timeout,
+            Refusal::Aborted => &mut counts.aborted,
+            Refusal::AsMarked | Refusal::DiedAsMarked => &mut counts.failed_as_marked,
         };
         *count += 1;
     }

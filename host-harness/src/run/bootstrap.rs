@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use routing::config::Config;
+use routing::request::steering;
 use serde_json::{Value, json};
 
 /// What is put in.
@@ -22,6 +24,27 @@ pub struct Settings<'a> {
     pub route_cluster: &'a str,
     /// Bytes of the largest request body.
     pub buffer_limit: usize,
+    /// Whether the headers by which callers steer reach the filter.
+    pub callers: Callers,
+}
+
+/// Who the gateway's callers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Callers {
+    /// Some pool trusts them: the filter must see what they say, and decides itself whether to hear it.
+    Trusted,
+    /// Anybody.
+    Anybody,
+}
+
+impl Callers {
+    /// As a plugin configuration has it.
+    pub fn of(config: &Config) -> Self {
+        match config.pools.iter().any(|pool| pool.trust_clients) {
+            true => Self::Trusted,
+            false => Self::Anybody,
+        }
+    }
 }
 
 /// Why a bootstrap could not be filled in.
@@ -53,6 +76,9 @@ pub fn render(template: &str, settings: &Settings) -> Result<Value, BootstrapErr
     let manager = connection_manager(&mut bootstrap)?;
     set_routes(manager, settings)?;
     set_plugin(manager, settings)?;
+    if settings.callers == Callers::Trusted {
+        let_steering_in(manager)?;
+    }
     set_clusters(&mut bootstrap, settings)?;
     Ok(bootstrap)
 }
@@ -89,6 +115,27 @@ fn set_plugin(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapE
         "/config/configuration/value",
         "configuration of the wasm filter",
     )? = json!(settings.plugin_config);
+    Ok(())
+}
+
+/// Takes the headers that steer out of those that are stripped from every request.
+fn let_steering_in(manager: &mut Value) -> Result<(), BootstrapError> {
+    let steers = |mutation: &Value| {
+        let name = mutation["remove"].as_str();
+        name.is_some_and(|name| steering::header_names().any(|steering| steering == name))
+    };
+    for extension in list(
+        manager,
+        "/early_header_mutation_extensions",
+        "early header mutations",
+    )? {
+        list(
+            extension,
+            "/typed_config/mutations",
+            "list of early header mutations",
+        )?
+        .retain(|mutation| !steers(mutation));
+    }
     Ok(())
 }
 
@@ -150,7 +197,6 @@ fn list<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use routing::config::Config;
 
     const SHIPPED: &str = include_str!("../../../envoy/bootstrap.yaml");
     const MANAGER_AT: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
@@ -172,6 +218,7 @@ mod tests {
             clusters: &clusters,
             route_cluster: "decode",
             buffer_limit: 7,
+            callers: Callers::Anybody,
         };
         render(SHIPPED, &settings).unwrap()
     }
@@ -197,6 +244,45 @@ mod tests {
         assert_eq!(plugin["configuration"]["value"], "{\"pools\": []}");
         assert_eq!(route["request_body_buffer_limit"], 7);
         assert_eq!(route["route"]["cluster"], "decode");
+    }
+
+    #[test]
+    fn what_trusted_callers_say_reaches_the_filter_and_a_destination_never_does() {
+        let names = |callers: Callers| {
+            let clusters = BTreeMap::new();
+            let settings = Settings {
+                listen: at(1),
+                admin: at(2),
+                plugin: Path::new("p"),
+                plugin_config: "",
+                clusters: &clusters,
+                route_cluster: "decode",
+                buffer_limit: 7,
+                callers,
+            };
+            let bootstrap = render(SHIPPED, &settings).unwrap();
+            let manager = bootstrap.pointer(MANAGER_AT).unwrap();
+            let extension = &manager["early_header_mutation_extensions"][0];
+            let mutations = extension["typed_config"]["mutations"].as_array().unwrap();
+            let names: Vec<String> = mutations
+                .iter()
+                .filter_map(|m| Some(m["remove"].as_str()?.to_owned()))
+                .collect();
+            names
+        };
+        let (trusted, anybody) = (names(Callers::Trusted), names(Callers::Anybody));
+        for header in steering::header_names() {
+            assert!(
+                anybody.iter().any(|name| name == header),
+                "{header} is not stripped"
+            );
+            assert!(!trusted.iter().any(|name| name == header));
+        }
+        assert!(
+            trusted
+                .iter()
+                .any(|name| name == "x-gateway-destination-endpoint")
+        );
     }
 
     #[test]
@@ -261,6 +347,7 @@ mod tests {
             clusters: &BTreeMap::new(),
             route_cluster: "decode",
             buffer_limit: 7,
+            callers: Callers::Anybody,
         };
         let error = render(&without, &settings).unwrap_err();
         assert_eq!(error.to_string(), "the bootstrap has no wasm filter");

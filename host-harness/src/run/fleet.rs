@@ -9,6 +9,7 @@ use routing::config::{Config, Discovery, Pool, Protocol};
 use routing::fleet::Role;
 use serde_json::json;
 
+use super::bootstrap::Callers;
 use crate::engine::{self, Engine, EngineConfig, EngineError};
 
 /// The one model that simulated engines serve.
@@ -108,6 +109,28 @@ fn engine_role(role: Role) -> engine::Role {
     }
 }
 
+/// A member of one of the proxy's clusters, as it is written on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    cluster: String,
+    address: SocketAddr,
+}
+
+impl FromStr for Member {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (cluster, address) = text.split_once('=')?;
+            Some(Self {
+                cluster: cluster.to_owned(),
+                address: address.parse().ok()?,
+            })
+        };
+        parse().ok_or("a cluster and an address with = between them, as decode=127.0.0.1:9201")
+    }
+}
+
 /// What the proxy must know of the fleet that a plugin configuration names.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Members {
@@ -121,6 +144,8 @@ pub struct Members {
     pub frontends: Vec<SocketAddr>,
     /// A model to ask for, where the configuration names one.
     pub model: Option<String>,
+    /// Whether callers may steer.
+    pub callers: Callers,
 }
 
 impl Members {
@@ -132,6 +157,7 @@ impl Members {
             engines: Vec::new(),
             frontends: Vec::new(),
             model: None,
+            callers: Callers::of(config),
         };
         for pool in &config.pools {
             members.add(pool);
@@ -158,11 +184,12 @@ impl Members {
                 self.model = list.workers.iter().find_map(|worker| worker.model.clone());
             }
             Discovery::Dynamo(poll) => self.model = poll.models.values().next().cloned(),
+            Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
         }
         match pool.protocol {
             // Workers behind a frontend are not the proxy's to reach.
             Protocol::Direct => self.enlist(&pool.clusters.decode, pool.frontends.iter().copied()),
-            Protocol::Nixl => {
+            Protocol::Nixl | Protocol::Sglang => {
                 for (role, address) in self.engines.clone() {
                     let cluster = match role {
                         Role::Prefill => &pool.clusters.prefill,
@@ -171,6 +198,13 @@ impl Members {
                     self.enlist(cluster, [address]);
                 }
             }
+        }
+    }
+
+    /// Adds members that the configuration does not name, for a source that tells of workers only later.
+    pub fn add_members(&mut self, further: &[Member]) {
+        for member in further {
+            self.enlist(&member.cluster, [member.address]);
         }
     }
 
@@ -237,6 +271,19 @@ mod tests {
         assert_eq!(members.clusters["prefill"], []);
         assert_eq!(members.frontends, [at(8000)]);
         assert_eq!(members.model.as_deref(), Some("tiny"));
+    }
+
+    #[test]
+    fn a_document_brings_its_own_cluster_and_members_can_be_added() {
+        let mut members = members(json!({"pools": [{"name": "p", "protocol": "nixl",
+            "discovery": {"document": {"cluster": "roster", "addresses": ["127.0.0.1:7000"]}}}]}));
+        members.add_members(&[
+            "decode=127.0.0.1:2".parse().unwrap(),
+            "decode=127.0.0.1:2".parse().unwrap(),
+        ]);
+        assert_eq!(members.clusters["roster"], [at(7000)]);
+        assert_eq!(members.clusters["decode"], [at(2)]);
+        assert!("decode".parse::<Member>().is_err());
     }
 
     #[test]

@@ -79,6 +79,7 @@ impl Gateway {
                 clusters: &members.clusters,
                 route_cluster: &members.route_cluster,
                 buffer_limit: args.buffer_limit,
+                callers: members.callers,
             },
         })
         .await?;

@@ -16,7 +16,7 @@ mod gateway;
 mod report;
 mod stop;
 
-use fleet::{Members, Shape, Simulation};
+use fleet::{Member, Members, Shape, Simulation};
 use gateway::Gateway;
 
 /// Arguments of `pd-harness run`.
@@ -28,6 +28,9 @@ pub struct Args {
     /// The plugin's configuration, for a fleet that runs already; its workers become the proxy's clusters.
     #[arg(long, value_name = "FILE", conflicts_with = "simulate")]
     config: Option<PathBuf>,
+    /// A further member of one of the proxy's clusters, for workers that discovery tells of only later.
+    #[arg(long, value_name = "CLUSTER=IP:PORT", requires = "config")]
+    member: Vec<Member>,
     /// Simulated engines to start: prefill x decode.
     #[arg(long, value_name = "PxD", default_value_t = Shape::default())]
     simulate: Shape,
@@ -129,6 +132,13 @@ pub enum RunError {
 /// # Errors
 /// When a part of the gateway cannot be started, or Envoy ends by itself.
 pub fn run(args: Args) -> Result<(), RunError> {
+    // What the plugin and the host say, on standard error; RUST_LOG asks for more.
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .try_init();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -155,7 +165,8 @@ async fn serve(args: Args) -> Result<(), RunError> {
             .unwrap_or_else(|| "the simulated fleet".into()),
         source,
     })?;
-    let members = Members::of(&config);
+    let mut members = Members::of(&config);
+    members.add_members(&args.member);
     let mut gateway = Gateway::start(&args, document, &members).await?;
 
     let report = report::Report::new(args.proxy, gateway.addresses(), &members);

@@ -106,6 +106,7 @@ mod tests {
                 (Role::Decode, SocketAddr::from(([127, 0, 0, 1], 4))),
             ],
             frontends: Vec::new(),
+            callers: super::super::bootstrap::Callers::Anybody,
             model: Some("sim".to_owned()),
         }
     }

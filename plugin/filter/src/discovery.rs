@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::config::{Discovery, DynamoDiscovery, Pool};
-use routing::discovery::{Belief, Believed, parse_dynamo};
-use routing::fleet::Fleet;
+use routing::config::{Discovery, DynamoDiscovery, Pool, Protocol};
+use routing::discovery::{Belief, Believed, parse_document, parse_dynamo};
+use routing::fleet::{Fleet, Worker};
 
 use crate::gateway::Gateway;
 use crate::headers;
@@ -16,14 +16,36 @@ use crate::shared::{self, Lease};
 /// How often every VM looks whether there is a newer fleet, and the leader whether a poll is due.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// Polls a Dynamo frontend while this VM leads.
+/// Polls a source while this VM leads.
 pub struct Poller {
     pool: String,
+    source: Source,
     cluster: String,
-    frontends: Vec<SocketAddr>,
-    source: DynamoDiscovery,
+    addresses: Vec<SocketAddr>,
+    path: String,
+    interval_ms: u64,
+    timeout: Duration,
     lease: Lease,
     leading: Option<Leading>,
+}
+
+/// What is polled, and so how an answer is read.
+enum Source {
+    /// A Dynamo frontend's `/health`.
+    Dynamo(DynamoDiscovery),
+    /// A JSON list of workers, for this protocol.
+    Document(Protocol),
+}
+
+impl Source {
+    fn read(&self, body: &[u8]) -> Result<Vec<Worker>, String> {
+        match self {
+            Self::Dynamo(mapping) => parse_dynamo(body, mapping).map_err(|error| error.to_string()),
+            Self::Document(protocol) => {
+                parse_document(body, *protocol).map_err(|error| error.to_string())
+            }
+        }
+    }
 }
 
 /// What only a leader keeps.
@@ -31,30 +53,46 @@ struct Leading {
     belief: Belief,
     call: Option<u32>,
     due_ns: u64,
-    frontend: usize,
+    address: usize,
     failures: u32,
 }
 
 impl Poller {
     /// The poller of a pool; none where its workers are not polled for.
     pub fn new(pool: &Pool) -> Option<Self> {
-        let Discovery::Dynamo(source) = &pool.discovery else {
-            return None;
-        };
-        Some(Self {
-            pool: pool.name.clone(),
-            cluster: pool.clusters.decode.clone(),
-            frontends: pool.frontends.clone(),
-            source: source.clone(),
-            lease: Lease::new(),
-            leading: None,
-        })
+        match &pool.discovery {
+            Discovery::Static(_) => None,
+            Discovery::Dynamo(poll) => Some(Self {
+                pool: pool.name.clone(),
+                source: Source::Dynamo(poll.clone()),
+                cluster: pool.clusters.decode.clone(),
+                addresses: pool.frontends.clone(),
+                path: "/health".to_owned(),
+                interval_ms: poll.interval_ms,
+                timeout: Duration::from_millis(poll.timeout_ms),
+                lease: Lease::new(),
+                leading: None,
+            }),
+            Discovery::Document(poll) => Some(Self {
+                pool: pool.name.clone(),
+                source: Source::Document(pool.protocol),
+                cluster: poll.cluster.clone(),
+                addresses: poll.addresses.clone(),
+                path: poll.path.clone(),
+                interval_ms: poll.interval_ms,
+                timeout: Duration::from_millis(poll.timeout_ms),
+                lease: Lease::new(),
+                leading: None,
+            }),
+        }
     }
 
     /// Adopts what is published, and polls if this VM leads and a poll is due.
     pub fn tick(&mut self, gateway: &Gateway) {
         gateway.adopt_published();
-        if !self.lease.tick(gateway.serves()) {
+        let leads = self.lease.tick(gateway.serves());
+        gateway.set_leading(leads);
+        if !leads {
             self.leading = None;
             return;
         }
@@ -63,28 +101,28 @@ impl Poller {
         if leading.call.is_some() || now < leading.due_ns {
             return;
         }
-        leading.due_ns = now.saturating_add(self.source.interval_ms.saturating_mul(1_000_000));
-        let Some(frontend) = self.frontends.iter().cycle().nth(leading.frontend) else {
+        leading.due_ns = now.saturating_add(self.interval_ms.saturating_mul(1_000_000));
+        let Some(address) = self.addresses.iter().cycle().nth(leading.address) else {
             return;
         };
-        let destination = frontend.to_string();
+        let destination = address.to_string();
         let call = host::call(
             &self.cluster,
             vec![
                 (":method", "GET"),
-                (":path", "/health"),
+                (":path", self.path.as_str()),
                 (":authority", &destination),
                 (headers::DESTINATION, &destination),
             ],
             None,
-            Duration::from_millis(self.source.timeout_ms),
+            self.timeout,
         );
         match call {
             Ok(token) => leading.call = Some(token),
             Err(status) => leading.failed(
                 &self.pool,
                 &format!("the call failed: {status:?}"),
-                self.frontends.len(),
+                self.addresses.len(),
             ),
         }
     }
@@ -114,7 +152,7 @@ impl Poller {
                     gateway.adopt_published();
                 }
             }
-            Err(problem) => leading.failed(&self.pool, &problem, self.frontends.len()),
+            Err(problem) => leading.failed(&self.pool, &problem, self.addresses.len()),
         }
         true
     }
@@ -133,18 +171,18 @@ impl Leading {
             belief: Belief::starting_from(known),
             call: None,
             due_ns: 0,
-            frontend: 0,
+            address: 0,
             failures: 0,
         }
     }
 
-    /// A poll failed: what is known stays, the next frontend is asked. Said once, not at every poll.
-    fn failed(&mut self, pool: &str, problem: &str, frontends: usize) {
+    /// A poll failed: what is known stays, the next address is asked. Said once, not at every poll.
+    fn failed(&mut self, pool: &str, problem: &str, addresses: usize) {
         self.failures = self.failures.saturating_add(1);
-        self.frontend = self
-            .frontend
+        self.address = self
+            .address
             .wrapping_add(1)
-            .checked_rem(frontends)
+            .checked_rem(addresses)
             .unwrap_or_default();
         if self.failures == 1 {
             log::warn!(
@@ -154,10 +192,7 @@ impl Leading {
     }
 }
 
-fn read_answer(
-    has_headers: bool,
-    source: &DynamoDiscovery,
-) -> Result<Vec<routing::fleet::Worker>, String> {
+fn read_answer(has_headers: bool, source: &Source) -> Result<Vec<Worker>, String> {
     if !has_headers {
         return Err("the answer broke off".to_owned());
     }
@@ -166,5 +201,5 @@ fn read_answer(
         return Err(format!("status {}", String::from_utf8_lossy(&status)));
     }
     let body = host::buffer(Buffer::CallResponse).map_err(|error| error.to_string())?;
-    parse_dynamo(&body, source).map_err(|error| error.to_string())
+    source.read(&body)
 }

@@ -1,10 +1,13 @@
-//! Owns what the filter answers itself: readiness, and the status where it is turned on.
+//! Owns what the filter answers itself: readiness, the models that are ready, and the status where it is turned on.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use routing::config::{Pool, Protocol};
-use routing::fleet::Worker;
+use routing::fleet::{Role, Worker};
 use routing::load::Load;
+use routing::prefill_router::{Place, PlaceState};
 use routing::request::Head;
-use routing::route::Router;
+use routing::route::{Refusal, Router};
 use serde::Serialize;
 
 use crate::gateway::Gateway;
@@ -12,40 +15,206 @@ use crate::host;
 
 const PREFIX: &[u8] = b"/pd-router";
 
-/// Whether a path is the filter's own: it is never forwarded.
-pub fn is_own(path: &[u8]) -> bool {
-    match path.strip_prefix(PREFIX) {
-        Some(rest) => matches!(rest.first(), None | Some(b'/' | b'?')),
-        None => false,
-    }
-}
-
-/// Answers a request to one of the filter's own paths.
-pub fn answer(gateway: &Gateway, head: Head<'_>) {
+/// Answers a request to a path of the filter's own; false where it is another's.
+pub fn answer(gateway: &Gateway, head: Head<'_>) -> bool {
     let path = head
         .path
         .split(|byte| *byte == b'?')
         .next()
         .unwrap_or_default();
-    let (status, body) = match (head.method, path) {
-        (b"GET" | b"HEAD", b"/pd-router/ready") => ready(&gateway.router.borrow()),
-        (b"GET" | b"HEAD", b"/pd-router/status") if gateway.config.status => status(&gateway.router.borrow()),
-        _ => (404, r#"{"error":{"message":"not found","type":"not_found_error","param":null,"code":"not_found"}}"#.to_owned()),
+    let is_read = matches!(head.method, b"GET" | b"HEAD");
+    let router = gateway.router.borrow();
+    let answer = match path {
+        b"/pd-router/ready" if is_read => Some(ready(&router)),
+        b"/pd-router/status" if is_read && gateway.config.status => Some(status(&router)),
+        _ if is_own(path) => Some(NOT_FOUND.clone()),
+        b"/v1/models" if is_read => models(&router),
+        _ if is_read => model_ready(&router, path),
+        _ => None,
+    };
+    let Some(answer) = answer else {
+        return false;
     };
     let sent = host::respond(
-        status,
+        answer.status,
         &[("content-type", b"application/json")],
-        body.as_bytes(),
+        answer.body.as_bytes(),
     );
     if let Err(error) = sent {
         log::error!("an own answer could not be sent: {error}");
     }
+    true
 }
 
-fn ready(router: &Router) -> (u32, String) {
-    match router.fleet().can_serve() {
-        true => (200, r#"{"ready":true}"#.to_owned()),
-        false => (503, r#"{"ready":false}"#.to_owned()),
+/// Whether a path is the filter's own: it is never forwarded.
+fn is_own(path: &[u8]) -> bool {
+    match path.strip_prefix(PREFIX) {
+        Some(rest) => matches!(rest.first(), None | Some(b'/')),
+        None => false,
+    }
+}
+
+/// A JSON answer.
+#[derive(Clone)]
+struct Answer {
+    status: u32,
+    body: std::borrow::Cow<'static, str>,
+}
+
+const NOT_FOUND: Answer = Answer {
+    status: 404,
+    body: std::borrow::Cow::Borrowed(
+        r#"{"error":{"message":"not found","type":"not_found_error","param":null,"code":"not_found"}}"#,
+    ),
+};
+
+impl Answer {
+    fn of(status: u32, body: &impl Serialize) -> Self {
+        // Strings, numbers and lists of them: serialising to memory cannot fail.
+        Self {
+            status,
+            body: serde_json::to_string(body).unwrap_or_default().into(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Ready {
+    ready: bool,
+}
+
+fn ready(router: &Router) -> Answer {
+    let ready = router.can_serve_any();
+    Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
+}
+
+#[derive(Serialize)]
+struct Models<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+}
+
+/// The models whose requests would be served now: an empty list while there is no worker. None where workers do not say what they serve: then one of them is asked.
+fn models(router: &Router) -> Option<Answer> {
+    let places: Vec<(&Place, &PlaceState)> = router.places().collect();
+    if places.iter().any(|(place, _)| place.model.is_none()) {
+        return None;
+    }
+    let absent = router.absent_policy();
+    let ready = places
+        .iter()
+        .filter(|(_, state)| state.can_serve_requests(absent).is_ok());
+    let names: BTreeSet<&str> = ready
+        .filter_map(|(place, _)| place.model.as_deref())
+        .collect();
+    let model = |id| Model {
+        id,
+        object: "model",
+        created: 0,
+        owned_by: "pd-router",
+    };
+    Some(Answer::of(
+        200,
+        &Models {
+            object: "list",
+            data: names.into_iter().map(model).collect(),
+        },
+    ))
+}
+
+/// Dynamo's shape: counts, no ids.
+#[derive(Serialize)]
+struct ModelReady<'a> {
+    model: &'a str,
+    ready: bool,
+    namespaces: BTreeMap<&'a str, NamespaceReady>,
+}
+
+#[derive(Serialize)]
+struct NamespaceReady {
+    ready: bool,
+    state: &'static str,
+    worker_types: BTreeMap<&'static str, WorkerType>,
+    present: Vec<&'static str>,
+    missing_worker_types: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct WorkerType {
+    workers: usize,
+    needs: Vec<Vec<&'static str>>,
+}
+
+/// `GET /v1/models/{model}/ready`. A model's name may hold slashes.
+fn model_ready(router: &Router, path: &[u8]) -> Option<Answer> {
+    let name = path.strip_prefix(b"/v1/models/")?.strip_suffix(b"/ready")?;
+    let name = std::str::from_utf8(name).ok()?;
+    let served = router.can_serve_requests(name);
+    if matches!(served, Err(Refusal::UnknownModel { .. } | Refusal::NoFleet)) {
+        return Some(NOT_FOUND.clone());
+    }
+    let places = router
+        .places()
+        .filter(|(place, _)| place.model.as_deref().is_none_or(|model| model == name));
+    let namespaces = places.map(|(place, state)| {
+        (
+            place.namespace.as_str(),
+            namespace_ready(router, place, state),
+        )
+    });
+    let answer = ModelReady {
+        model: name,
+        ready: served.is_ok(),
+        namespaces: namespaces.collect(),
+    };
+    Some(Answer::of(if answer.ready { 200 } else { 503 }, &answer))
+}
+
+fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> NamespaceReady {
+    let here = |role: Role| {
+        router
+            .fleet()
+            .of_role(role)
+            .filter(|worker| place.holds(worker))
+            .count()
+    };
+    let needs = |role: Role| match role {
+        Role::Prefill => vec![vec![Role::Decode.name()]],
+        Role::Decode => vec![vec![Role::Prefill.name()]],
+        Role::Aggregated => Vec::new(),
+    };
+    let present: Vec<Role> = Role::ALL
+        .into_iter()
+        .filter(|role| here(*role) > 0)
+        .collect();
+    let ready = state.can_serve_requests(router.absent_policy()).is_ok();
+    let missing = [Role::Prefill, Role::Decode]
+        .into_iter()
+        .filter(|role| !ready && !present.contains(role));
+    let present_names: BTreeSet<&str> = present.iter().map(|role| role.name()).collect();
+    NamespaceReady {
+        ready,
+        state: state.state.name(),
+        worker_types: present
+            .iter()
+            .map(|role| {
+                let kind = WorkerType {
+                    workers: here(*role),
+                    needs: needs(*role),
+                };
+                (role.name(), kind)
+            })
+            .collect(),
+        present: present_names.into_iter().collect(),
+        missing_worker_types: missing.map(Role::name).collect(),
     }
 }
 
@@ -56,7 +225,17 @@ struct Status<'a> {
     protocol: &'static str,
     fleet_version: u64,
     bookings: Bookings,
+    places: Vec<PlaceStatus<'a>>,
     workers: Vec<WorkerStatus<'a>>,
+}
+
+#[derive(Serialize)]
+struct PlaceStatus<'a> {
+    model: Option<&'a str>,
+    namespace: &'a str,
+    state: &'static str,
+    /// Why a request would not be served; none: it would.
+    not_served: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -89,20 +268,35 @@ impl From<Load> for Bookings {
     }
 }
 
-fn status(router: &Router) -> (u32, String) {
+fn status(router: &Router) -> Answer {
     let pool = router.pool();
+    let absent = router.absent_policy();
+    let mut places: Vec<(&Place, &PlaceState)> = router.places().collect();
+    places.sort_by_key(|(place, _)| *place);
     let status = Status {
         pool: &pool.name,
         protocol: protocol_name(pool),
         fleet_version: router.fleet().version(),
         bookings: router.total_load().into(),
+        places: places
+            .iter()
+            .map(|(place, state)| PlaceStatus {
+                model: place.model.as_deref(),
+                namespace: &place.namespace,
+                state: state.state.name(),
+                not_served: state
+                    .can_serve_requests(absent)
+                    .err()
+                    .map(|reason| reason.to_string()),
+            })
+            .collect(),
         workers: router
             .fleet()
             .workers()
             .map(|worker| worker_status(router, worker))
             .collect(),
     };
-    (200, serde_json::to_string(&status).unwrap_or_default())
+    Answer::of(200, &status)
 }
 
 fn worker_status<'a>(router: &Router, worker: &'a Worker) -> WorkerStatus<'a> {
@@ -119,6 +313,7 @@ fn worker_status<'a>(router: &Router, worker: &'a Worker) -> WorkerStatus<'a> {
 fn protocol_name(pool: &Pool) -> &'static str {
     match pool.protocol {
         Protocol::Nixl => "nixl",
+        Protocol::Sglang => "sglang",
         Protocol::Direct => "direct",
     }
 }

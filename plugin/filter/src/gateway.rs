@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use routing::config::{Config, Pool};
-use routing::fleet::Fleet;
+use routing::fleet::{Fleet, WorkerId};
 use routing::route::Router;
 
 use crate::prefill_call::Calls;
@@ -24,9 +24,13 @@ pub struct Gateway {
     /// What is told to the outside.
     pub telemetry: Telemetry,
     /// Bytes of request bodies buffered now.
-    bodies: Rc<Cell<usize>>,
+    bodies: Budget,
+    /// Bytes of requests whose clients have left, held for the leg that cleans up.
+    estates: Budget,
     /// Whether this VM has had a request: the main thread's never has.
     serves: Cell<bool>,
+    /// Whether this VM holds the lease: the one whose log tells of changes that all see.
+    leads: Cell<bool>,
     /// The version of the published fleet that was last looked at.
     fleet_seen: Cell<u32>,
 }
@@ -34,19 +38,22 @@ pub struct Gateway {
 impl Gateway {
     /// The state for a checked configuration.
     pub fn new(root_id: u32, config: Config, pool: Pool, seed: u64) -> Self {
-        let router = Router::new(pool, seed);
-        let telemetry = Telemetry::new();
-        telemetry.fleet(router.fleet());
-        Self {
+        let bodies = Budget::of(config.limits.bodies_in_flight_bytes);
+        let estates = Budget::of(pool.cleanup.held_bytes);
+        let gateway = Self {
             root_id,
-            config,
-            router: RefCell::new(router),
+            router: RefCell::new(Router::new(pool, seed, seed)),
             calls: RefCell::default(),
-            telemetry,
-            bodies: Rc::default(),
+            telemetry: Telemetry::new(),
+            bodies,
+            estates,
             serves: Cell::new(false),
+            leads: Cell::new(false),
             fleet_seen: Cell::new(0),
-        }
+            config,
+        };
+        gateway.tell_of_fleet();
+        gateway
     }
 
     /// Whether this VM has had a request.
@@ -54,11 +61,20 @@ impl Gateway {
         self.serves.get()
     }
 
-    /// Notes that a request has come, and makes sure that a fleet is known if one has been published: another thread may
-    /// have said already that the gateway is ready.
+    /// Notes whether this VM leads.
+    pub fn set_leading(&self, leads: bool) {
+        self.leads.set(leads);
+    }
+
+    /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: it takes a number of
+    /// its own. A fleet is adopted if there is none and one has been published: another thread may have said already that
+    /// the gateway is ready.
     pub fn request_came(&self) {
-        self.serves.set(true);
-        if self.router.borrow().fleet().workers().next().is_none() {
+        if !self.serves.replace(true) {
+            self.router.borrow_mut().own_rooms(shared::unique_number());
+        }
+        let is_empty = self.router.borrow().fleet().workers().next().is_none();
+        if is_empty {
             self.adopt_published();
         }
     }
@@ -66,16 +82,44 @@ impl Gateway {
     /// Adopts the published fleet if there is a newer one.
     pub fn adopt_published(&self) {
         let pool = self.router.borrow().pool().name.clone();
-        let Some(fleet) = shared::read_fleet(&pool, &self.fleet_seen) else {
-            return;
-        };
-        self.adopt(fleet);
+        if let Some(fleet) = shared::read_fleet(&pool, &self.fleet_seen) {
+            self.adopt(fleet);
+        }
     }
 
     /// Adopts a fleet.
     pub fn adopt(&self, fleet: Fleet) {
-        self.telemetry.fleet(&fleet);
         self.router.borrow_mut().adopt(fleet);
+        self.tell_of_fleet();
+    }
+
+    /// A prefill worker has told the port of its bootstrap server.
+    pub fn bound(&self, worker: WorkerId, port: u16) {
+        self.router.borrow_mut().bound(worker, port);
+        self.tell_of_fleet();
+    }
+
+    /// Tells the outside of the fleet and of the states that follow from it. Every VM sees the same changes; the one that
+    /// leads logs and counts them.
+    fn tell_of_fleet(&self) {
+        let mut router = self.router.borrow_mut();
+        let changes = router.take_transitions();
+        self.telemetry.fleet(router.fleet());
+        self.telemetry
+            .places(router.places().map(|(_, place)| place.state));
+        if !self.leads.get() {
+            return;
+        }
+        for change in changes {
+            log::info!(
+                "model {} in namespace \"{}\": {} -> {}",
+                change.place.model.as_deref().unwrap_or("(any)"),
+                change.place.namespace,
+                change.from.map_or("(new)", |state| state.name()),
+                change.to.name(),
+            );
+            self.telemetry.transition(change.to);
+        }
     }
 
     /// Tells the outside what is booked now. To be called after every change.
@@ -83,29 +127,52 @@ impl Gateway {
         self.telemetry.load(self.router.borrow().total_load());
     }
 
-    /// Takes a share of the body budget; none when it is used up.
-    pub fn hold_body(&self, bytes: usize) -> Option<HeldBody> {
-        let total = self.bodies.get().checked_add(bytes)?;
-        if total > self.config.limits.bodies_in_flight_bytes {
+    /// Takes a share of the budget for buffered bodies; none when it is used up.
+    pub fn hold_body(&self, bytes: usize) -> Option<Share> {
+        self.bodies.take(bytes)
+    }
+
+    /// Takes a share of the budget for requests whose clients have left; none when it is used up.
+    pub fn hold_estate(&self, bytes: usize) -> Option<Share> {
+        self.estates.take(bytes)
+    }
+}
+
+/// A number of bytes that may be held at once.
+struct Budget {
+    limit: usize,
+    held: Rc<Cell<usize>>,
+}
+
+impl Budget {
+    fn of(limit: usize) -> Self {
+        Self {
+            limit,
+            held: Rc::default(),
+        }
+    }
+
+    fn take(&self, bytes: usize) -> Option<Share> {
+        let total = self.held.get().checked_add(bytes)?;
+        if total > self.limit {
             return None;
         }
-        self.bodies.set(total);
-        Some(HeldBody {
-            bodies: Rc::clone(&self.bodies),
+        self.held.set(total);
+        Some(Share {
+            held: Rc::clone(&self.held),
             bytes,
         })
     }
 }
 
-/// A share of the body budget, given back when dropped.
-pub struct HeldBody {
-    bodies: Rc<Cell<usize>>,
+/// A share of a budget, given back when dropped.
+pub struct Share {
+    held: Rc<Cell<usize>>,
     bytes: usize,
 }
 
-impl Drop for HeldBody {
+impl Drop for Share {
     fn drop(&mut self) {
-        self.bodies
-            .set(self.bodies.get().saturating_sub(self.bytes));
+        self.held.set(self.held.get().saturating_sub(self.bytes));
     }
 }

@@ -7,7 +7,7 @@ pub const MAX_RETRIES: &str = "x-envoy-max-retries";
 /// On which failures it may.
 pub const RETRY_ON: &str = "x-envoy-retry-on";
 /// The failures after which the same bytes may go to another worker: nothing of the request has been sent.
-pub const BEFORE_SENT: &[u8] = b"connect-failure,refused-stream,reset-before-request";
+pub const BEFORE_SENT: &str = "connect-failure,refused-stream,reset-before-request";
 /// The chosen prefill worker, for people.
 pub const PREFILL: &str = "x-pd-router-prefill";
 /// The chosen decode worker, for people.

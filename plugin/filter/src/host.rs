@@ -58,6 +58,7 @@ pub struct HostError {
 const OK: u32 = 0;
 const CAS_MISMATCH: u32 = 8;
 const REQUEST_STREAM: u32 = 0;
+const RESPONSE_STREAM: u32 = 1;
 
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
@@ -117,6 +118,7 @@ unsafe extern "C" {
     fn proxy_enqueue_shared_queue(id: u32, value: *const u8, value_size: usize) -> u32;
     fn proxy_dequeue_shared_queue(id: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_close_stream(stream: u32) -> u32;
     fn proxy_send_local_response(
         status: u32,
         details: *const u8,
@@ -315,6 +317,22 @@ pub fn resume_request() -> Result<(), HostError> {
     // SAFETY: a plain number.
     done("continue_stream", unsafe {
         proxy_continue_stream(REQUEST_STREAM)
+    })
+}
+
+/// Lets a paused response go on.
+pub fn resume_response() -> Result<(), HostError> {
+    // SAFETY: a plain number.
+    done("continue_stream", unsafe {
+        proxy_continue_stream(RESPONSE_STREAM)
+    })
+}
+
+/// Breaks a response off, so that the client sees that it is not whole.
+pub fn reset_response() -> Result<(), HostError> {
+    // SAFETY: a plain number.
+    done("close_stream", unsafe {
+        proxy_close_stream(RESPONSE_STREAM)
     })
 }
 

@@ -2,6 +2,8 @@
 //! calls. It decides nothing itself.
 #![deny(unsafe_code)]
 
+mod bindings;
+mod context;
 mod discovery;
 mod endpoints;
 mod gateway;

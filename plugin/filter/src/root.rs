@@ -5,13 +5,15 @@ use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
-use routing::config::Config;
+use routing::config::{BootstrapSource, Config, Pool, Protocol};
 
+use crate::bindings::Asker;
+use crate::context::StreamContext;
 use crate::discovery::{Poller, TICK};
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
 use crate::prefill_call;
-use crate::stream::StreamContext;
+use crate::shared::Lease;
 
 thread_local! {
     /// The root that was configured last in this VM. After an update the old one goes on ticking until its streams have
@@ -24,6 +26,9 @@ pub struct Root {
     id: u32,
     gateway: Option<Rc<Gateway>>,
     poller: Option<Poller>,
+    asker: Option<Asker>,
+    /// Decides who tells of changes where nobody polls.
+    lease: Lease,
 }
 
 impl Root {
@@ -33,6 +38,8 @@ impl Root {
             id,
             gateway: None,
             poller: None,
+            asker: None,
+            lease: Lease::new(),
         }
     }
 
@@ -43,7 +50,8 @@ impl Root {
             return Err("pools: exactly one pool is required".to_owned());
         };
         self.poller = Poller::new(&pool);
-        if self.poller.is_some() {
+        self.asker = must_ask(&pool).then(Asker::default);
+        if self.poller.is_some() || self.asker.is_some() {
             host::set_tick(TICK).map_err(|error| error.to_string())?;
         }
         let seed = host::now_ns() ^ u64::from(self.id).rotate_left(32);
@@ -51,6 +59,11 @@ impl Root {
         NEWEST.set(self.id);
         Ok(())
     }
+}
+
+/// Whether prefill workers must be asked for their bootstrap servers.
+fn must_ask(pool: &Pool) -> bool {
+    pool.protocol == Protocol::Sglang && pool.bootstrap == BootstrapSource::Ask
 }
 
 impl Context for Root {
@@ -71,7 +84,12 @@ impl Context for Root {
             .poller
             .as_mut()
             .is_some_and(|poller| poller.answered(token, has_headers, gateway));
-        if !polled && !prefill_call::answered(gateway, token, has_headers) {
+        let told = !polled
+            && self
+                .asker
+                .as_mut()
+                .is_some_and(|asker| asker.answered(token, has_headers, gateway));
+        if !polled && !told && !prefill_call::answered(gateway, token, has_headers) {
             log::error!("an answer came to call {token}, which nobody made");
         }
     }
@@ -93,8 +111,17 @@ impl RootContext for Root {
         if NEWEST.get() != self.id {
             return;
         }
-        if let (Some(poller), Some(gateway)) = (&mut self.poller, &self.gateway) {
+        let Some(gateway) = &self.gateway else {
+            return;
+        };
+        if let Some(poller) = &mut self.poller {
             poller.tick(gateway);
+        }
+        if let Some(asker) = &mut self.asker {
+            if self.poller.is_none() {
+                gateway.set_leading(self.lease.tick(gateway.serves()));
+            }
+            asker.tick(gateway);
         }
     }
 

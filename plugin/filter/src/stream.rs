@@ -1,45 +1,26 @@
-//! Owns one request's callbacks: what the proxy says of it becomes a question to `routing`, the answer becomes host calls.
+//! Owns what of a request outlives a single callback: shared between its context and the root that makes its calls.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::Action;
-use routing::config::Protocol;
 use routing::fleet::Worker;
-use routing::request::{Generation, Head, Kind};
-use routing::route::{Dispatch, Plan, Refusal, Seat};
+use routing::request::Generation;
+use routing::route::{AbortLeg, Dispatch, Refusal, Seat};
 
-use crate::endpoints;
-use crate::gateway::{Gateway, HeldBody};
+use crate::gateway::{Gateway, Share};
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::prefill_call;
-
-/// What of a request outlives a single callback, shared with the root while a prefill call is under way.
-pub struct Stream {
-    id: u32,
-    request_id: String,
-    /// Whether the client told its body's length: then the new length must be told too.
-    told_length: bool,
-    trailers: Cell<bool>,
-    stage: Cell<Stage>,
-    seat: RefCell<Seat>,
-    /// Blocks that a prefill worker holds for a decode that is not known to have begun.
-    staged: Cell<Option<u64>>,
-    destinations: Cell<usize>,
-    body: RefCell<Option<HeldBody>>,
-}
 
 /// How far a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub enum Stage {
     /// Its body is being buffered.
     Reading(Generation),
     /// Its body is compressed, and is buffered only to be let through whole.
     ReadingEncoded,
-    /// A prefill worker is being called.
+    /// A prefill worker is being called, and the client waits for it.
     Prefilling,
     /// The proxy forwards it.
     Forwarded,
@@ -49,10 +30,83 @@ enum Stage {
     Ended,
 }
 
+/// A prefill that runs beside its decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// There is none, or it has done its part.
+    Nothing,
+    /// It is under way: decode's answer must not end well before it is known to be good.
+    Running,
+}
+
+/// How far the response has come, and what of it is held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Response {
+    /// Nothing of it has come.
+    Awaited,
+    /// All of it is held back, its headers included.
+    Held,
+    /// It flows.
+    Flowing,
+    /// It flowed; its end is held back.
+    EndHeld,
+}
+
+/// A request that its client has left, kept for the leg that cleans up.
+pub struct Estate {
+    /// As the client sent them.
+    pub headers: Vec<Header>,
+    /// As the client sent it.
+    pub body: Vec<u8>,
+    _share: Share,
+}
+
+/// What of a request outlives a single callback.
+pub struct Stream {
+    id: u32,
+    request_id: String,
+    /// Whether the client told its body's length: then the new length must be told too.
+    told_length: bool,
+    /// Set when the request has trailers.
+    pub trailers: Cell<bool>,
+    /// How far the request has come.
+    pub stage: Cell<Stage>,
+    /// How far the response has come.
+    pub response: Cell<Response>,
+    /// The prefill beside decode.
+    pub beside: Cell<Beside>,
+    /// What it occupies.
+    pub seat: RefCell<Seat>,
+    /// Blocks that a prefill worker holds for a decode that is not known to have begun.
+    pub staged: Cell<Option<u64>>,
+    /// How many destinations it was forwarded to, one after the other.
+    pub destinations: Cell<usize>,
+    /// Its share of the buffered bodies.
+    pub body: RefCell<Option<Share>>,
+    /// How its prefill can be called off.
+    pub abort: RefCell<Option<AbortLeg>>,
+    /// What its client has left behind.
+    pub estate: RefCell<Option<Estate>>,
+}
+
 impl Stream {
-    /// The stream's context.
-    pub fn id(&self) -> u32 {
-        self.id
+    /// A request that has just come.
+    pub fn new(id: u32, request_id: String, told_length: bool) -> Self {
+        Self {
+            id,
+            request_id,
+            told_length,
+            trailers: Cell::new(false),
+            stage: Cell::new(Stage::Forwarded),
+            response: Cell::new(Response::Awaited),
+            beside: Cell::new(Beside::Nothing),
+            seat: RefCell::default(),
+            staged: Cell::new(None),
+            destinations: Cell::new(0),
+            body: RefCell::default(),
+            abort: RefCell::default(),
+            estate: RefCell::default(),
+        }
     }
 
     /// The id that both legs carry.
@@ -60,9 +114,19 @@ impl Stream {
         &self.request_id
     }
 
-    /// Whether the client still waits for a prefill.
-    pub fn waits(&self) -> bool {
-        self.stage.get() == Stage::Prefilling
+    /// Whether the client still waits, for a prefill or for the end of its answer.
+    pub fn is_open(&self) -> bool {
+        matches!(self.stage.get(), Stage::Prefilling | Stage::Forwarded)
+    }
+
+    /// Whether the client has read something of an answer.
+    pub fn answer_has_begun(&self) -> bool {
+        matches!(self.response.get(), Response::Flowing | Response::EndHeld)
+    }
+
+    /// Makes this stream the one that host calls are about; false when it is gone.
+    pub fn enter(&self) -> bool {
+        host::enter_context(self.id).is_ok()
     }
 
     /// Another prefill worker has taken over.
@@ -70,9 +134,8 @@ impl Stream {
         self.seat.borrow_mut().prefill = Some(worker);
     }
 
-    /// Forwards the decode leg. The stream's context must be the effective one.
-    pub fn decode(&self, gateway: &Gateway, dispatch: &Dispatch, blocks: u64) {
-        self.staged.set(Some(blocks));
+    /// Forwards a leg of a request that waited for its prefill. The stream's context must be the effective one.
+    pub fn go_on(&self, gateway: &Gateway, dispatch: &Dispatch) {
         let forwarded = host::buffer(Buffer::Request)
             .and_then(|body| self.forward(dispatch, &body))
             .and_then(|()| host::resume_request());
@@ -81,7 +144,7 @@ impl Stream {
                 "[{}] decode could not be dispatched: {error}",
                 self.request_id
             );
-            refuse(gateway, self, &Refusal::Internal);
+            self.refuse(gateway, &Refusal::Internal);
         }
     }
 
@@ -100,28 +163,21 @@ impl Stream {
         }
     }
 
+    /// Answers a request with a refusal. The stream's context must be the effective one.
+    pub fn refuse(&self, gateway: &Gateway, refusal: &Refusal) {
+        gateway.telemetry.refused(refusal.code());
+        let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
+        let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
+        sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
+        self.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
+        self.seat.borrow_mut().release();
+        gateway.report_load();
+    }
+
     /// Writes what was decided into the request, which may then go on.
-    fn forward(&self, dispatch: &Dispatch, body: &[u8]) -> Result<(), HostError> {
-        let list: Vec<String> = dispatch
-            .destinations
-            .iter()
-            .map(SocketAddr::to_string)
-            .collect();
-        host::set_header(
-            Map::Request,
-            headers::DESTINATION,
-            list.join(",").as_bytes(),
-        )?;
-        // One retry for each destination behind the first: one more would go to the cluster's empty fallback and replace
-        // the worker's own answer.
-        let retries = list.len().saturating_sub(1);
-        if retries > 0 {
-            host::set_header(Map::Request, headers::RETRY_ON, headers::BEFORE_SENT)?;
-            host::set_header(
-                Map::Request,
-                headers::MAX_RETRIES,
-                retries.to_string().as_bytes(),
-            )?;
+    pub fn forward(&self, dispatch: &Dispatch, body: &[u8]) -> Result<(), HostError> {
+        for (name, value) in destination_headers(dispatch) {
+            host::set_header(Map::Request, name, value.as_bytes())?;
         }
         for (name, value) in &dispatch.headers {
             host::set_header(Map::Request, name, value.as_bytes())?;
@@ -139,337 +195,126 @@ impl Stream {
                 )?;
             }
         }
-        self.destinations.set(list.len());
+        self.destinations.set(dispatch.destinations.len());
         self.stage.set(Stage::Forwarded);
         self.body.replace(None);
         Ok(())
     }
-}
 
-/// Answers a request with a refusal. The stream's context must be the effective one.
-pub fn refuse(gateway: &Gateway, stream: &Stream, refusal: &Refusal) {
-    gateway.telemetry.refused(refusal.code());
-    let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
-    let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
-    sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
-    stream.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
-    stream.seat.borrow_mut().release();
-    gateway.report_load();
-}
-
-/// The filter's part in one stream.
-pub struct StreamContext {
-    id: u32,
-    gateway: Rc<Gateway>,
-    stream: Option<Rc<Stream>>,
-    /// What the client reads instead of the proxy's own words.
-    replacement: Option<String>,
-    token_seen: bool,
-}
-
-impl StreamContext {
-    /// A stream that has just begun.
-    pub fn new(id: u32, gateway: Rc<Gateway>) -> Self {
-        Self {
-            id,
-            gateway,
-            stream: None,
-            replacement: None,
-            token_seen: false,
-        }
-    }
-
-    /// Takes up a request: what a client must not set is removed, and its id is made sure of.
-    fn open(&self, received: &[Header]) -> Result<Rc<Stream>, HostError> {
-        for (name, _) in received
-            .iter()
-            .filter(|(name, _)| headers::is_not_a_clients(name))
-        {
-            host::remove_header(Map::Request, name)?;
-        }
-        let sent_id =
-            find(received, headers::REQUEST_ID).and_then(|id| std::str::from_utf8(id).ok());
-        let request_id = match sent_id.filter(|id| !id.is_empty()) {
-            Some(id) => id.to_owned(),
-            None => {
-                let mut router = self.gateway.router.borrow_mut();
-                let id = format!("{:016x}{:016x}", router.random(), router.random());
-                host::set_header(Map::Request, headers::REQUEST_ID, id.as_bytes())?;
-                id
-            }
-        };
-        self.gateway.telemetry.stream_opened();
-        Ok(Rc::new(Stream {
-            id: self.id,
-            request_id,
-            told_length: find(received, "content-length").is_some(),
-            trailers: Cell::new(false),
-            stage: Cell::new(Stage::Forwarded),
-            seat: RefCell::default(),
-            staged: Cell::new(None),
-            destinations: Cell::new(0),
-            body: RefCell::default(),
-        }))
-    }
-
-    /// What a request's head leads to, once it is taken up.
-    fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
-        let Kind::Generation(generation) = head.kind() else {
-            let outcome = self.gateway.router.borrow_mut().plain();
-            return self.finish(
-                stream,
-                outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat)),
-                &[],
-            );
-        };
-        stream.stage.set(match head.is_encoded() {
-            true => Stage::ReadingEncoded,
-            false => Stage::Reading(generation),
-        });
-        match has_body {
-            true => Action::Pause,
-            false => self.route(stream),
-        }
-    }
-
-    /// The body is complete: the request is routed.
-    fn route(&self, stream: &Rc<Stream>) -> Action {
-        let body = host::buffer(Buffer::Request).unwrap_or_default();
-        let outcome = match stream.stage.get() {
-            Stage::Reading(generation) => self.gateway.router.borrow_mut().plan(generation, &body),
-            _ => self
-                .gateway
-                .router
-                .borrow_mut()
-                .plan_unread(Refusal::Encoded),
-        };
-        self.finish(stream, outcome, &body)
-    }
-
-    /// Carries out what was decided.
-    fn finish(&self, stream: &Rc<Stream>, outcome: Result<Plan, Refusal>, body: &[u8]) -> Action {
-        let done = match outcome {
-            Ok(Plan::Forward(dispatch, seat)) => {
-                stream.seat.replace(seat);
-                stream.forward(&dispatch, body).map(|()| Action::Continue)
-            }
-            Ok(Plan::PrefillFirst(phase, seat)) => {
-                stream.seat.replace(seat);
-                stream.stage.set(Stage::Prefilling);
-                prefill_call::submit(&self.gateway, phase, stream).map(|()| Action::Pause)
-            }
-            Err(refusal) => {
-                log::info!("[{}] refused: {refusal}", stream.request_id);
-                refuse(&self.gateway, stream, &refusal);
-                Ok(Action::Pause)
-            }
-        };
-        self.gateway.report_load();
-        done.unwrap_or_else(|error| {
-            log::error!(
-                "[{}] the request could not be forwarded: {error}",
-                stream.request_id
-            );
-            refuse(&self.gateway, stream, &Refusal::Internal);
-            Action::Pause
-        })
-    }
-
-    /// The response of a worker has begun.
-    fn worker_answered(&self, stream: &Stream, is_error: bool) {
-        if !is_error {
-            stream.staged.set(None);
-        }
-        let names_wanted = self.gateway.config.response_headers;
-        if stream.destinations.get() > 1 || names_wanted {
-            let served = host::property(&["upstream", "address"])
-                .and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok());
-            if let Some(address) = served {
-                let mut router = self.gateway.router.borrow_mut();
-                router.served_by(&mut stream.seat.borrow_mut(), address);
-            }
-        }
-        if names_wanted {
-            let seat = stream.seat.borrow();
-            for (name, worker) in [
-                (headers::PREFILL, &seat.prefill),
-                (headers::DECODE, &seat.decode),
-            ] {
-                // For people only: a response that cannot be marked is still a response.
-                let _ = worker
-                    .as_ref()
-                    .map(|worker| host::set_header(Map::Response, name, worker.name.as_bytes()));
+    /// The prefill beside decode has done its part: what was held back of the answer goes on.
+    pub fn prefill_is_good(&self) {
+        self.beside.set(Beside::Nothing);
+        self.abort.replace(None);
+        let held = matches!(self.response.get(), Response::Held | Response::EndHeld);
+        if held && self.enter() {
+            self.response.set(Response::Flowing);
+            if let Err(error) = host::resume_response() {
+                log::error!("[{}] the answer could not go on: {error}", self.request_id);
             }
         }
     }
 
-    /// The proxy could not reach anybody: the client is told so in the shape of other errors.
-    fn nobody_reached(&mut self, stream: &Stream) {
-        let what = match self.gateway.router.borrow().pool().protocol {
-            Protocol::Direct => "frontend",
-            Protocol::Nixl => "decode worker",
-        };
-        let refusal = Refusal::Unreachable {
-            what,
-            tried: stream.destinations.get(),
-        };
-        self.gateway.telemetry.refused(refusal.code());
-        let json = refusal.to_json();
-        let length = json.len().to_string();
-        let told = [
-            ("content-type", "application/json"),
-            ("content-length", length.as_str()),
-            ("retry-after", "1"),
-        ];
-        let mut written = told
-            .iter()
-            .map(|(name, value)| host::set_header(Map::Response, name, value.as_bytes()));
-        if written.all(|outcome| outcome.is_ok()) {
-            self.replacement = Some(json);
-        }
-    }
-
-    /// Frees what the stream holds, once.
-    fn settle(&mut self) {
-        let Some(stream) = self.stream.take() else {
+    /// The prefill beside decode has failed: a client that has read nothing yet is told so, one that has reads no good end.
+    pub fn prefill_has_failed(&self, gateway: &Gateway, refusal: &Refusal) {
+        self.beside.set(Beside::Nothing);
+        self.abort.replace(None);
+        if !self.enter() {
             return;
-        };
-        stream.stage.set(Stage::Ended);
-        if let Some(blocks) = stream.staged.take() {
-            self.gateway.telemetry.leaked(blocks);
+        }
+        match self.response.get() {
+            Response::Awaited | Response::Held => self.refuse(gateway, refusal),
+            Response::Flowing | Response::EndHeld => self.break_off(gateway, refusal),
+        }
+    }
+
+    fn break_off(&self, gateway: &Gateway, refusal: &Refusal) {
+        gateway.telemetry.refused(refusal.code());
+        self.stage.set(Stage::Answered);
+        if let Err(error) = host::reset_response() {
+            log::error!(
+                "[{}] the answer could not be broken off: {error}",
+                self.request_id
+            );
+        }
+    }
+
+    /// The client has left, or was answered. Frees what the stream holds, and sees to what its workers hold for it. To be
+    /// called in the stream's own context.
+    pub fn settle(&self, gateway: &Gateway) {
+        let stage = self.stage.replace(Stage::Ended);
+        if let Some(blocks) = self.staged.take() {
+            gateway.telemetry.leaked(blocks);
             log::info!(
                 "[{}] ended before decode answered: {blocks} blocks may stay until their lease ends",
-                stream.request_id
+                self.request_id
             );
         }
-        stream.seat.borrow_mut().release();
-        stream.body.replace(None);
-        self.gateway.telemetry.stream_closed();
-        self.gateway.report_load();
-    }
-}
-
-impl Context for StreamContext {}
-
-impl HttpContext for StreamContext {
-    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let Ok(received) = host::headers(Map::Request) else {
-            return Action::Continue;
-        };
-        let path = find(&received, ":path").unwrap_or_default();
-        let head = Head {
-            method: find(&received, ":method").unwrap_or_default(),
-            path,
-            encoding: find(&received, "content-encoding"),
-        };
-        self.gateway.request_came();
-        if endpoints::is_own(path) {
-            endpoints::answer(&self.gateway, head);
-            return Action::Pause;
+        if stage == Stage::Prefilling {
+            self.leave_estate(gateway);
         }
-        let stream = match self.open(&received) {
-            Ok(stream) => stream,
-            Err(error) => {
-                log::error!("a request's headers could not be changed: {error}");
-                return Action::Continue;
-            }
-        };
-        self.stream = Some(Rc::clone(&stream));
-        self.begin(&stream, head, !end_of_stream)
+        if self.beside.replace(Beside::Nothing) == Beside::Running {
+            self.call_off(gateway);
+        }
+        self.seat.borrow_mut().release();
+        self.body.replace(None);
+        gateway.telemetry.stream_closed();
+        gateway.report_load();
     }
 
-    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        let Some(stream) = self.stream.clone() else {
-            return Action::Pause;
-        };
-        match stream.stage.get() {
-            Stage::Reading(_) | Stage::ReadingEncoded => {}
-            Stage::Forwarded => return Action::Continue,
-            Stage::Prefilling | Stage::Answered | Stage::Ended => return Action::Pause,
-        }
-        stream.body.replace(None);
-        let Some(held) = self.gateway.hold_body(size) else {
-            refuse(&self.gateway, &stream, &Refusal::Busy);
-            return Action::Pause;
-        };
-        stream.body.replace(Some(held));
-        match end_of_stream {
-            true => self.route(&stream),
-            false => Action::Pause,
-        }
-    }
-
-    /// A request with trailers never shows the end of its stream with its body: this is the second edge.
-    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        let Some(stream) = self.stream.clone() else {
-            return Action::Pause;
-        };
-        stream.trailers.set(true);
-        match stream.stage.get() {
-            Stage::Reading(_) | Stage::ReadingEncoded => self.route(&stream),
-            Stage::Forwarded => Action::Continue,
-            Stage::Prefilling | Stage::Answered | Stage::Ended => Action::Pause,
-        }
-    }
-
-    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let Some(stream) = self
-            .stream
-            .clone()
-            .filter(|stream| stream.stage.get() == Stage::Forwarded)
+    /// Keeps the request for the leg that cleans up, as far as the budget goes.
+    fn leave_estate(&self, gateway: &Gateway) {
+        let (Ok(body), Ok(headers)) = (host::buffer(Buffer::Request), host::headers(Map::Request))
         else {
-            return Action::Continue;
+            return;
         };
-        let status = host::header(Map::Response, ":status").unwrap_or_default();
-        let is_error = matches!(status.first(), Some(b'4' | b'5'));
-        let by_worker = !is_error
-            || host::property(&["response", "code_details"]).as_deref() == Some(b"via_upstream");
-        if by_worker {
-            self.worker_answered(&stream, is_error);
-        } else if status == b"503" && !end_of_stream {
-            self.nobody_reached(&stream);
-        }
-        self.gateway.report_load();
-        Action::Continue
+        let Some(share) = gateway.hold_estate(body.len()) else {
+            return;
+        };
+        self.estate.replace(Some(Estate {
+            headers,
+            body,
+            _share: share,
+        }));
     }
 
-    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        if self.replacement.is_some() && !end_of_stream {
-            return Action::Pause;
+    /// Tells the prefill worker to drop the request. Its answer, made from a stream that is gone, reaches nobody.
+    fn call_off(&self, gateway: &Gateway) {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let Some(abort) = self.abort.take() else {
+            return;
+        };
+        let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
+        let destination = abort.destination.to_string();
+        let headers = vec![
+            (":method", "POST"),
+            (":path", abort.path),
+            (":authority", destination.as_str()),
+            ("content-type", "application/json"),
+            (headers::DESTINATION, &destination),
+            (headers::REQUEST_ID, &self.request_id),
+        ];
+        if let Err(status) = host::call(&cluster, headers, Some(abort.body.as_bytes()), PATIENCE) {
+            log::warn!(
+                "[{}] prefill could not be called off: {status:?}",
+                self.request_id
+            );
         }
-        if let Some(json) = self.replacement.take() {
-            // The length has been told already; if the body cannot be set the proxy breaks the response off.
-            if let Err(error) = host::set_buffer(Buffer::Response, json.as_bytes()) {
-                log::error!("an error's body could not be written: {error}");
-            }
-            return Action::Continue;
-        }
-        if size > 0 && !self.token_seen {
-            self.token_seen = true;
-            if let Some(stream) = &self.stream {
-                stream.seat.borrow_mut().first_token();
-                self.gateway.report_load();
-            }
-        }
-        Action::Continue
-    }
-
-    fn on_log(&mut self) {
-        self.settle();
     }
 }
 
-impl Drop for StreamContext {
-    /// Runs on every way a stream can end, even where `on_log` did not.
-    fn drop(&mut self) {
-        self.settle();
-    }
-}
-
-/// The first value of a header.
-fn find<'h>(headers: &'h [Header], name: &str) -> Option<&'h [u8]> {
-    headers
+/// The headers that say where a leg goes: in order, with one retry for each destination behind the first. One more would go
+/// to the cluster's empty fallback, and replace the worker's own answer.
+pub fn destination_headers(dispatch: &Dispatch) -> Vec<(&'static str, String)> {
+    let list: Vec<String> = dispatch
+        .destinations
         .iter()
-        .find(|(known, _)| known.as_slice() == name.as_bytes())
-        .map(|(_, value)| value.as_slice())
+        .map(SocketAddr::to_string)
+        .collect();
+    let retries = list.len().saturating_sub(1);
+    let mut headers = vec![(headers::DESTINATION, list.join(","))];
+    if retries > 0 {
+        headers.push((headers::RETRY_ON, headers::BEFORE_SENT.to_owned()));
+        headers.push((headers::MAX_RETRIES, retries.to_string()));
+    }
+    headers
 }

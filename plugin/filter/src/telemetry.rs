@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use routing::fleet::{Fleet, Role};
 use routing::load::Load;
+use routing::rendezvous::State;
 
 use crate::host::{self, MetricKind};
 
@@ -44,7 +45,9 @@ pub struct Telemetry {
     prefill_charges: Metric,
     decode_charges: Metric,
     fleet_workers: [Metric; Role::ALL.len()],
-    refused: RefCell<BTreeMap<&'static str, Metric>>,
+    by_word: RefCell<BTreeMap<String, Metric>>,
+    clean_ups: Metric,
+    places: [Metric; State::ALL.len()],
     reported: Cell<Load>,
 }
 
@@ -59,6 +62,8 @@ impl Telemetry {
                 role.name()
             ))
         };
+        let of_state =
+            |state: State| gauge(&format!("pd_router_places_state=.={};.;", state.name()));
         Self {
             requests: counter("pd_router_requests_total"),
             prefill_calls: counter("pd_router_prefill_calls_total"),
@@ -69,7 +74,9 @@ impl Telemetry {
             prefill_charges: gauge("pd_router_prefill_charges"),
             decode_charges: gauge("pd_router_decode_charges"),
             fleet_workers: Role::ALL.map(of_role),
-            refused: RefCell::default(),
+            by_word: RefCell::default(),
+            clean_ups: counter("pd_router_clean_ups_total"),
+            places: State::ALL.map(of_state),
             reported: Cell::default(),
         }
     }
@@ -102,18 +109,41 @@ impl Telemetry {
             .add(i64::try_from(blocks).unwrap_or(i64::MAX));
     }
 
-    /// A request was refused. Reasons are words of the program, so their number is bounded.
+    /// A request was refused.
     pub fn refused(&self, reason: &'static str) {
-        let define = || {
-            let name = format!("pd_router_refused_total_reason=.={reason};.;");
-            Metric::define(MetricKind::Counter, &name)
-        };
-        let metric = *self
-            .refused
-            .borrow_mut()
-            .entry(reason)
-            .or_insert_with(define);
+        self.count_word("refused_total", "reason", reason);
+    }
+
+    /// A request that the pool would have disaggregated runs whole.
+    pub fn fell_back(&self, reason: &'static str) {
+        self.count_word("fallbacks_total", "reason", reason);
+    }
+
+    /// A place changed its state.
+    pub fn transition(&self, to: State) {
+        self.count_word("transitions_total", "state", to.name());
+    }
+
+    /// Blocks that a client left behind are being fetched.
+    pub fn cleaning_up(&self) {
+        self.clean_ups.add(1);
+    }
+
+    /// Words are the program's own, so the number of metrics is bounded.
+    fn count_word(&self, name: &str, label: &str, word: &'static str) {
+        let name = format!("pd_router_{name}_{label}=.={word};.;");
+        let mut known = self.by_word.borrow_mut();
+        let metric = *known
+            .entry(name)
+            .or_insert_with_key(|name| Metric::define(MetricKind::Counter, name));
         metric.add(1);
+    }
+
+    /// How many places are in which state; every VM tells the same.
+    pub fn places(&self, states: impl Iterator<Item = State> + Clone) {
+        for (state, metric) in State::ALL.into_iter().zip(self.places) {
+            metric.set(states.clone().filter(|known| *known == state).count() as u64);
+        }
     }
 
     /// What is booked in this VM now; the gauges are sums over all VMs, so only the difference is told.

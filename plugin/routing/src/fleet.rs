@@ -4,7 +4,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
+
+use crate::topology::Topology;
 
 /// A worker's instance id: a full unsigned 64-bit number, as Dynamo's are. A new start is a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,7 +47,7 @@ impl Role {
 }
 
 /// One worker: an engine process with one or more data-parallel ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Worker {
     /// Its identity; a worker that restarts is another worker.
     pub id: WorkerId,
@@ -60,6 +63,15 @@ pub struct Worker {
     pub namespace: String,
     /// Data-parallel ranks, numbered from 0; at least 1.
     pub dp_size: u32,
+    /// The set it belongs to; two sets of one role are ambiguous.
+    #[serde(default)]
+    pub set: String,
+    /// The port of its bootstrap server, where its source tells it.
+    #[serde(default)]
+    pub bootstrap_port: Option<u16>,
+    /// Its place, and how far its KV may travel.
+    #[serde(default)]
+    pub topology: Option<Topology>,
 }
 
 impl Worker {
@@ -69,11 +81,6 @@ impl Worker {
             (Some(own), Some(asked)) => own == asked,
             _ => true,
         }
-    }
-
-    /// Whether the two may exchange KV: the same model in the same namespace.
-    pub fn pairs_with(&self, other: &Self) -> bool {
-        self.namespace == other.namespace && self.serves(other.model.as_deref())
     }
 
     /// What can be picked: each rank of a worker that has several, the worker itself otherwise.
@@ -88,7 +95,7 @@ impl Worker {
 }
 
 /// What selection picks: a worker, and the rank on it where it has several.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The worker.
     pub worker: Rc<Worker>,
@@ -124,10 +131,12 @@ pub struct TargetKey {
 }
 
 /// All workers known at one moment. Never changed, only replaced by one with another version.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fleet {
     version: u64,
     workers: Vec<Rc<Worker>>,
+    /// Where in `workers` an id is.
+    index: HashMap<WorkerId, usize>,
 }
 
 /// A fleet as it is published to other threads.
@@ -148,13 +157,19 @@ pub enum FleetError {
 impl Fleet {
     /// A fleet of these workers. Where an id occurs twice the first one counts.
     pub fn new(version: u64, workers: Vec<Worker>) -> Self {
-        let mut seen = hashbrown::HashSet::with_capacity(workers.len());
-        let workers = workers
-            .into_iter()
-            .filter(|worker| seen.insert(worker.id))
-            .map(Rc::new)
-            .collect();
-        Self { version, workers }
+        let mut fleet = Self {
+            version,
+            workers: Vec::with_capacity(workers.len()),
+            index: HashMap::with_capacity(workers.len()),
+        };
+        for worker in workers {
+            if fleet.contains(worker.id) {
+                continue;
+            }
+            fleet.index.insert(worker.id, fleet.workers.len());
+            fleet.workers.push(Rc::new(worker));
+        }
+        fleet
     }
 
     /// Grows with every change that is published.
@@ -176,7 +191,12 @@ impl Fleet {
 
     /// Whether `id` is a worker of this fleet.
     pub fn contains(&self, id: WorkerId) -> bool {
-        self.workers.iter().any(|worker| worker.id == id)
+        self.index.contains_key(&id)
+    }
+
+    /// The worker of that id.
+    pub fn get(&self, id: WorkerId) -> Option<&Rc<Worker>> {
+        self.workers.get(*self.index.get(&id)?)
     }
 
     /// The worker reached at `address` in one of `roles`, if any.
@@ -194,17 +214,6 @@ impl Fleet {
     /// Whether the workers are the same, whatever the versions.
     pub fn same_workers(&self, other: &Self) -> bool {
         self.workers == other.workers
-    }
-
-    /// Whether some request could be served whole or by a pair.
-    pub fn can_serve(&self) -> bool {
-        if self.of_role(Role::Aggregated).next().is_some() {
-            return true;
-        }
-        self.of_role(Role::Prefill).any(|prefill| {
-            self.of_role(Role::Decode)
-                .any(|decode| prefill.pairs_with(decode))
-        })
     }
 
     /// The form in which other threads adopt it.

@@ -33,7 +33,9 @@ const SLOW_PREFILL: [&str; 2] = ["--prefill-rate", "1000"];
 pub async fn clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind(proxy: Proxy) {
     let options = [ROOMY.as_slice(), &SLOW_PREFILL].concat();
     let fleet = Fleet::start(2, 1, &options).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    // Without clean-up, what they leave behind stays, and is counted.
+    let config = fleet.config_with(json!({"cleanup": {"held_bytes": 0}}));
+    let mut gateway = Gateway::start(proxy, &config, &[]).await;
     let body = chat_body(&"tell ".repeat(PROMPT_BYTES / 5)).to_string();
     let request = raw::post(CHAT, &[], body.as_bytes());
     let clients = count(50, 1000);

@@ -13,27 +13,7 @@ mod limits;
 mod refusals;
 mod transport;
 
-/// Makes of each behaviour, a function of the host, one test for each host.
-macro_rules! on_both_hosts {
-    ($($module:ident { $($name:ident,)* })*) => {
-        mod wasmtime {
-            $(mod $module { $(on_both_hosts!(@test Wasmtime, $module, $name);)* })*
-        }
-        mod envoy {
-            $(mod $module { $(on_both_hosts!(@test Envoy, $module, $name);)* })*
-        }
-    };
-    (@test $proxy:ident, $module:ident, $name:ident) => {
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $name() {
-            let name = concat!(stringify!($proxy), "-", stringify!($module), "-", stringify!($name));
-            let behaviour = crate::$module::$name(pd_router_e2e::Proxy::$proxy);
-            pd_router_e2e::wait::judged(name, behaviour).await;
-        }
-    };
-}
-
-on_both_hosts! {
+pd_router_e2e::on_both_hosts! {
     answers {
         chats_and_completions_are_answered_by_one_prefill_and_one_decode,
         responses_are_answered_through_a_hand_off,

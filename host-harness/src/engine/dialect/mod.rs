@@ -1,13 +1,14 @@
-//! The engines that can be simulated: what each takes for a prefill leg, and how it writes and reads a hand-off.
+//! The engines that can be simulated: what each takes for a leg, and how it writes and reads a hand-off.
 
 use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::refusal::Refusal;
+use super::Role;
 use super::request::Generation;
 
-mod vllm;
+pub mod sglang;
+pub mod vllm;
 
 /// An engine's hand-off protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -15,6 +16,19 @@ pub enum Dialect {
     /// vLLM with its NixlConnector: prefill first, then decode pulls.
     #[default]
     Vllm,
+    /// SGLang: both legs at once, which meet in a bootstrap room.
+    Sglang,
+}
+
+/// What the hand-off part of a request makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leg {
+    /// Its KV is to be handed off.
+    Prefill,
+    /// It comes with a hand-off.
+    Decode,
+    /// Neither.
+    Whole,
 }
 
 /// A hand-off: where the KV of a prompt waits, and under what name.
@@ -32,12 +46,12 @@ pub struct Handoff {
     pub port: u16,
 }
 
-/// A hand-off as a prefill engine answers it.
+/// A whole answer's part about the hand-off.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum WrittenHandoff {
-    /// `kv_transfer_params`.
-    Vllm(vllm::Params),
+    /// `kv_transfer_params`; vLLM writes `null` where there are none.
+    Vllm(Option<vllm::Params>),
 }
 
 impl Handoff {
@@ -54,30 +68,22 @@ impl Handoff {
 }
 
 impl Dialect {
-    /// Whether a prefill engine runs this request.
-    ///
-    /// # Errors
-    /// [`Refusal::NotAPrefillLeg`] where it would not, [`Refusal::BadRequest`] where it cannot be read.
-    pub fn check_prefill_leg(self, generation: &Generation) -> Result<(), Refusal> {
+    /// What a whole answer says about the hand-off; an SGLang engine says nothing.
+    pub fn write(self, handoff: Option<Handoff>) -> Option<WrittenHandoff> {
         match self {
-            Self::Vllm => vllm::check_prefill_leg(generation),
+            Self::Vllm => Some(WrittenHandoff::Vllm(handoff.map(vllm::Params::from))),
+            Self::Sglang => None,
         }
     }
 
-    /// The hand-off as a prefill engine answers it.
-    pub fn write(self, handoff: Handoff) -> WrittenHandoff {
-        match self {
-            Self::Vllm => WrittenHandoff::Vllm(vllm::Params::from(handoff)),
-        }
-    }
-
-    /// The hand-off that came with a request to a decode engine.
-    ///
-    /// # Errors
-    /// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`] where it is not an object at all.
-    pub fn read(self, generation: &Generation) -> Result<Handoff, Refusal> {
-        match self {
-            Self::Vllm => vllm::read(generation),
+    /// Which leg a request is; SGLang's two look alike, so that there the engine's role decides.
+    pub fn leg(self, role: Role, generation: &Generation) -> Leg {
+        match (self, role) {
+            (Self::Vllm, _) => vllm::leg(generation),
+            (Self::Sglang, _) if generation.bootstrap.room.is_none() => Leg::Whole,
+            (Self::Sglang, Role::Prefill) => Leg::Prefill,
+            (Self::Sglang, Role::Decode) => Leg::Decode,
+            (Self::Sglang, Role::Aggregated) => Leg::Whole,
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::Handoff;
+use super::{Handoff, Leg};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::Generation;
 
@@ -45,7 +45,11 @@ impl From<Handoff> for Params {
     }
 }
 
-pub(super) fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
+/// Whether a prefill engine runs this request.
+///
+/// # Errors
+/// [`Refusal::NotAPrefillLeg`] where it would not, [`Refusal::BadRequest`] where it cannot be read.
+pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
     let Some(params) = &generation.kv_transfer_params else {
         return Err(Refusal::NotAPrefillLeg("no kv_transfer_params"));
     };
@@ -65,7 +69,11 @@ pub(super) fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> 
     Ok(())
 }
 
-pub(super) fn read(generation: &Generation) -> Result<Handoff, Refusal> {
+/// The hand-off that came with a request to a decode engine.
+///
+/// # Errors
+/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`] where it is not an object at all.
+pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     let Some(params) = &generation.kv_transfer_params else {
         return Err(Refusal::MissingHandoff);
     };
@@ -93,6 +101,16 @@ pub(super) fn read(generation: &Generation) -> Result<Handoff, Refusal> {
         host: remote.remote_host,
         port: remote.remote_port,
     })
+}
+
+/// Which leg a request asks to be.
+pub(super) fn leg(generation: &Generation) -> Leg {
+    let params = generation.kv_transfer_params.as_deref();
+    match params.map(read_flags) {
+        Some(Ok(flags)) if flags.do_remote_decode == Some(true) => Leg::Prefill,
+        Some(Ok(flags)) if flags.do_remote_prefill == Some(true) => Leg::Decode,
+        _ => Leg::Whole,
+    }
 }
 
 /// vLLM takes any object here and answers 400 to anything else.

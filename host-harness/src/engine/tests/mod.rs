@@ -16,9 +16,11 @@ use tokio::time::{Instant, sleep};
 
 mod crowd;
 mod handoff;
+mod markers;
+mod rooms;
 mod surface;
 
-use super::{Engine, EngineConfig, EngineError, Role};
+use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 
 const CHAT: &str = "/v1/chat/completions";
 /// Long enough for a loaded machine, short enough for a person.
@@ -128,6 +130,68 @@ async fn pair() -> (Probe, Engine, Engine) {
     let prefill = start(quick(Role::Prefill)).await;
     let decode = start(quick(Role::Decode)).await;
     (Probe::new(), prefill, decode)
+}
+
+/// An engine that speaks SGLang's protocol.
+fn sglang(role: Role) -> EngineConfig {
+    EngineConfig {
+        dialect: Dialect::Sglang,
+        ..quick(role)
+    }
+}
+
+async fn sglang_pair() -> (Probe, Engine, Engine) {
+    let prefill = start(sglang(Role::Prefill)).await;
+    let decode = start(sglang(Role::Decode)).await;
+    (Probe::new(), prefill, decode)
+}
+
+/// Either leg of an SGLang request, to meet at this prefill engine.
+fn room_leg(prefill: &Engine, room: u64, prompt: &str) -> Value {
+    let at = prefill.bootstrap.expect("a bootstrap server");
+    let mut leg = chat(prompt);
+    leg["bootstrap_host"] = json!(at.ip().to_string());
+    leg["bootstrap_port"] = json!(at.port());
+    leg["bootstrap_room"] = json!(room);
+    leg
+}
+
+fn with(leg: &Value, field: &str, value: Value) -> Value {
+    let mut leg = leg.clone();
+    leg[field] = value;
+    leg
+}
+
+/// What a client gets of an answer that is broken off.
+struct Broken {
+    /// `None` where not even a head came.
+    status: Option<StatusCode>,
+    text: String,
+}
+
+impl Probe {
+    /// Asks for what will be broken off, and reads what comes of it.
+    async fn broken(&self, to: SocketAddr, body: &Value) -> Broken {
+        let request = Request::post(format!("http://{to}{CHAT}"))
+            .body(Full::from(body.to_string()))
+            .expect("a request");
+        let mut text = String::new();
+        let Ok(mut answer) = self.client.request(request).await else {
+            return Broken { status: None, text };
+        };
+        loop {
+            match answer.frame().await {
+                Some(Ok(frame)) => {
+                    let data = frame.into_data().expect("data");
+                    text.push_str(std::str::from_utf8(&data).expect("text"));
+                }
+                Some(Err(_)) => break,
+                None => panic!("not broken off: {text}"),
+            }
+        }
+        let status = Some(answer.status());
+        Broken { status, text }
+    }
 }
 
 /// The `data:` of each event.

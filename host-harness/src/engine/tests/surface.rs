@@ -61,6 +61,68 @@ async fn an_engine_tells_about_itself() {
 }
 
 #[tokio::test]
+async fn an_sglang_engine_tells_about_itself() {
+    let (probe, prefill, decode) = sglang_pair().await;
+    for path in ["/server_info", "/get_server_info"] {
+        let info = parsed(&probe.get(prefill.address, path).await);
+        let port = prefill.bootstrap.expect("a bootstrap server").port();
+        assert_eq!(info["disaggregation_bootstrap_port"], port);
+        assert_eq!(info["disaggregation_mode"], "prefill");
+        assert_eq!(info["dp_size"], 1);
+    }
+    let info = parsed(&probe.get(decode.address, "/server_info").await);
+    assert_eq!(info["disaggregation_mode"], "decode");
+    assert!(decode.bootstrap.is_none());
+    let metrics = probe.get(prefill.address, "/metrics").await;
+    let samples: Vec<&str> = metrics
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    let want = [
+        r#"sglang:num_running_reqs{model_name="sim"} 0.0"#,
+        r#"sglang:num_queue_reqs{model_name="sim"} 0.0"#,
+        r#"sglang:token_usage{model_name="sim"} 0.0"#,
+        r#"sglang:cache_config_info{model_name="sim",page_size="16",num_pages="4000"} 1.0"#,
+    ];
+    assert_eq!(samples, want);
+    let vllm = start(quick(Role::Prefill)).await;
+    for path in ["/server_info", "/abort_request"] {
+        let (status, _) = probe.send(Method::POST, vllm.address, path, "{}").await;
+        assert_eq!(status, 404, "{path}");
+    }
+    let (status, body) = probe
+        .post(
+            prefill.address,
+            CHAT,
+            &json!({"model": "other", "messages": [{"role": "user"}]}),
+        )
+        .await;
+    assert_eq!(status, 404);
+    assert_eq!(parsed(&body)["object"], "error", "flat: {body}");
+}
+
+#[tokio::test]
+async fn health_can_be_made_to_fail_and_to_dawdle() {
+    let probe = Probe::new();
+    let engine = start(quick(Role::Decode)).await;
+    let at = engine.address;
+    let health = async || probe.send(Method::GET, at, "/health", "").await.0;
+    let set = async |wanted: Value| probe.post(at, "/__health", &wanted).await.0;
+    assert_eq!(health().await, 200);
+    assert_eq!(set(json!({"status": 503})).await, 200);
+    assert_eq!(health().await, 503);
+    assert_eq!(set(json!({"delay_ms": 30})).await, 200);
+    let asked = Instant::now();
+    assert_eq!(health().await, 200);
+    assert!(asked.elapsed() >= Duration::from_millis(30));
+    for bad in [json!({"status": 99}), json!({"state": 503}), json!(3)] {
+        assert_eq!(set(bad).await, 400);
+    }
+    assert_eq!(set(json!({})).await, 200);
+    assert_eq!(health().await, 200);
+}
+
+#[tokio::test]
 async fn requests_are_kept_as_they_came_and_the_id_comes_back() {
     let probe = Probe::new();
     let engine = start(quick(Role::Aggregated)).await;
@@ -166,6 +228,14 @@ async fn absurd_settings_are_refused() {
         },
         EngineConfig {
             lease: Duration::MAX,
+            ..good()
+        },
+        EngineConfig {
+            partner_timeout: Duration::MAX,
+            ..good()
+        },
+        EngineConfig {
+            dp_size: 0,
             ..good()
         },
     ];

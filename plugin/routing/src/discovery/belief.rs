@@ -10,7 +10,7 @@ pub struct Belief {
 }
 
 /// What one answer changed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub enum Believed {
     /// These are the workers now.
     Changed(Vec<Worker>),
@@ -56,6 +56,9 @@ mod tests {
             model: None,
             namespace: String::new(),
             dp_size: 1,
+            set: String::new(),
+            bootstrap_port: None,
+            topology: None,
         };
         ids.iter().map(worker).collect()
     }

@@ -57,6 +57,10 @@ fn worker(instance: Instance, mapping: &DynamoDiscovery) -> Option<Worker> {
         model: Some(model.clone()),
         namespace: instance.namespace,
         dp_size: 1,
+        // One component is one set: a second component of the same role is another.
+        set: instance.component,
+        bootstrap_port: None,
+        topology: None,
     })
 }
 

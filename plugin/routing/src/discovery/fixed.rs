@@ -1,16 +1,16 @@
-//! Owns the static source: workers written down in the configuration.
+//! Owns workers that are written down: in the configuration (the static source), or in a document that is polled.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::{StaticDiscovery, StaticWorker};
+use crate::config::ListedWorker;
 use crate::fleet::{Worker, WorkerId};
 
-/// The workers of a static list.
-pub fn workers(list: &StaticDiscovery) -> Vec<Worker> {
-    list.workers.iter().map(worker).collect()
+/// The workers of a list.
+pub fn workers(list: &[ListedWorker]) -> Vec<Worker> {
+    list.iter().map(worker).collect()
 }
 
-fn worker(listed: &StaticWorker) -> Worker {
+fn worker(listed: &ListedWorker) -> Worker {
     let address = listed.address.map(|address| address.to_string());
     let id = listed
         .id
@@ -24,5 +24,8 @@ fn worker(listed: &StaticWorker) -> Worker {
         model: listed.model.clone(),
         namespace: listed.namespace.clone(),
         dp_size: listed.dp_size,
+        set: listed.set.clone(),
+        bootstrap_port: listed.bootstrap_port,
+        topology: listed.topology.clone(),
     }
 }

@@ -5,6 +5,8 @@
 
 use super::HeaderValue;
 use crate::fleet::Target;
+use crate::json::{Edits, Object};
+use crate::request::Request;
 
 const DECODE: [&str; 2] = ["x-dynamo-worker-instance-id", "x-worker-instance-id"];
 const PREFILL: [&str; 2] = ["x-dynamo-prefill-instance-id", "x-prefill-instance-id"];
@@ -30,6 +32,57 @@ pub fn whole(worker: &Target) -> Vec<HeaderValue> {
     headers
 }
 
+/// Fields of `nvext` by which a caller steers; ranks among them, since the headers name none where a worker has only one.
+pub const STEERING: [&str; 6] = [
+    "annotations",
+    "backend_instance_id",
+    "prefill_worker_id",
+    "decode_worker_id",
+    "dp_rank",
+    "prefill_dp_rank",
+];
+
+/// Edits that take out of `nvext` what a caller who is not trusted steers with: a mere query would make Dynamo skip prefill,
+/// a rank would be another than the one picked. Annotations that ask for nothing of the kind stay. None where there is
+/// nothing to take out.
+pub fn without_steering(request: &Request<'_>) -> Option<Edits> {
+    let mut edits = request.body.edit();
+    let mut found = false;
+    for nvext in request.body.all("nvext") {
+        if let Some(cleaned) = cleaned(nvext.value) {
+            edits.replace(nvext, cleaned);
+            found = true;
+        }
+    }
+    found.then_some(edits)
+}
+
+fn cleaned(nvext: &str) -> Option<String> {
+    let object = Object::parse(nvext.as_bytes(), &STEERING).ok()?;
+    let mut edits = object.edit();
+    let mut found = false;
+    for name in STEERING {
+        for member in object
+            .all(name)
+            .filter(|member| name != "annotations" || asks(member.value))
+        {
+            edits.remove(member);
+            found = true;
+        }
+    }
+    let bytes = found.then(|| edits.apply(nvext.as_bytes()))?;
+    String::from_utf8(bytes).ok()
+}
+
+/// Whether annotations make the request a mere query, or cannot be read, so that they might.
+fn asks(annotations: &str) -> bool {
+    let read = serde_json::from_str::<Vec<String>>(annotations);
+    read.map_or(annotations != "null", |read| {
+        read.iter()
+            .any(|said| said.starts_with("query_instance_id"))
+    })
+}
+
 fn named(names: [&'static str; 2], value: impl ToString) -> impl Iterator<Item = HeaderValue> {
     let value = value.to_string();
     names.into_iter().map(move |name| (name, value.clone()))
@@ -50,6 +103,9 @@ mod tests {
             model: None,
             namespace: String::new(),
             dp_size: 2,
+            set: String::new(),
+            bootstrap_port: None,
+            topology: None,
         };
         Target {
             worker: Rc::new(worker),
@@ -91,6 +147,40 @@ mod tests {
             "x-prefill-dp-rank: 3",
         ] {
             assert!(headers.iter().any(|header| header == line), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_an_untrusted_caller_steers_with_is_taken_out_however_it_is_written() {
+        let leg = |body: &str| {
+            let request =
+                Request::parse(crate::request::Generation::Chat, body.as_bytes()).unwrap();
+            without_steering(&request)
+                .map(|edits| String::from_utf8(edits.apply(body.as_bytes())).unwrap())
+        };
+        let body = |nvext: &str| {
+            format!(r#"{{"model":"m", "nvext":{nvext},"messages":[],"seed":9007199254740993}}"#)
+        };
+        for (nvext, left) in [
+            (
+                r#"{"annotations":["query\u005finstance_id:"],"x":1}"#,
+                r#"{"x":1}"#,
+            ),
+            (
+                r#"{"x":1,"annotations":["query_instance_id:"]}"#,
+                r#"{"x":1}"#,
+            ),
+            (r#"{"dp\u005frank":1}"#, "{}"),
+            (
+                r#"{"decode_worker_id":1,"prefill_dp_rank":2, "extra_fields":["worker_id"]}"#,
+                r#"{"extra_fields":["worker_id"]}"#,
+            ),
+            (r#"{"annotations":7}"#, "{}"),
+        ] {
+            assert_eq!(leg(&body(nvext)).unwrap(), body(left), "{nvext}");
+        }
+        for harmless in [r#"{"annotations":["other"]}"#, "null", "{}", r#""x""#] {
+            assert_eq!(leg(&body(harmless)), None, "{harmless}");
         }
     }
 }

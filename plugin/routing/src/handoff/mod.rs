@@ -2,6 +2,26 @@
 
 pub mod direct;
 pub mod nixl;
+pub mod rooms;
+pub mod sglang;
+pub mod terminal;
+
+use crate::json::Edits;
+use crate::request::Request;
 
 /// A header to be set on a leg: set, never added, so that a client's own value does not survive beside it.
 pub type HeaderValue = (&'static str, String);
+
+/// Edits that take out a hand-off which says nothing (null or `{}`), for a request that runs whole; none where the client
+/// sent no such field.
+pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
+    let mut edits = request.body.edit();
+    let mut found = false;
+    for name in std::iter::once("kv_transfer_params").chain(sglang::FIELDS) {
+        for member in request.body.all(name) {
+            edits.remove(member);
+            found = true;
+        }
+    }
+    found.then_some(edits)
+}

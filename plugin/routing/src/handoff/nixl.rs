@@ -11,12 +11,22 @@ use crate::request::{Generation, Request};
 
 const PARAMS: &str = "kv_transfer_params";
 const BLOCK_IDS: &str = "remote_block_ids";
+/// Says that blocks wait to be fetched: without it decode would compute the prompt itself.
+const TO_FETCH: &str = "do_remote_prefill";
 
 /// What the prefill leg carries: the engine is to keep the blocks for a decode worker not yet told to it.
 const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
 /// Edits that make the client's body the prefill leg's.
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
+    let mut edits = cleanup_edits(request);
+    edits.insert(PARAMS, PREFILL_PARAMS);
+    edits
+}
+
+/// Edits that make the client's body ask for one token, not streamed: the prefill leg's, and those of the leg that fetches
+/// blocks which a client has left behind; both but for the hand-off.
+pub fn cleanup_edits(request: &Request<'_>) -> Edits {
     let body = &request.body;
     let mut edits = body.edit();
     let limit = match request.generation {
@@ -34,7 +44,6 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
     for name in ["stream_options", "min_tokens", PARAMS] {
         body.all(name).for_each(|member| edits.remove(member));
     }
-    edits.insert(PARAMS, PREFILL_PARAMS);
     edits
 }
 
@@ -61,11 +70,15 @@ impl Handoff {
         self.blocks
     }
 
-    /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an object).
+    /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an
+    /// object, or one that says of nothing that it waits to be fetched).
     pub fn parse(answer: &[u8]) -> Option<Self> {
         let object = Object::parse(answer, &[PARAMS]).ok()?;
         let params = object.get(PARAMS)?.value;
-        let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS]).ok()?;
+        let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS, TO_FETCH]).ok()?;
+        if fields.get(TO_FETCH)?.value != "true" {
+            return None;
+        }
         let blocks = fields.get(BLOCK_IDS).map(|ids| count(ids.value));
         Some(Self {
             params: params.to_owned(),
@@ -174,10 +187,16 @@ mod tests {
             r#"{"kv_transfer_params":null}"#,
             r#"{"kv_transfer_params":"x"}"#,
             r#"{"kv_transfer_params":[1]}"#,
+            r#"{"kv_transfer_params":{}}"#,
+            r#"{"kv_transfer_params":{"do_remote_prefill":false,"do_remote_decode":true}}"#,
+            r#"{"kv_transfer_params":{"do_remote_prefill":"yes"}}"#,
         ] {
             assert_eq!(Handoff::parse(answer.as_bytes()), None, "{answer}");
         }
-        let empty = Handoff::parse(br#"{"kv_transfer_params":{"remote_block_ids":[]}}"#).unwrap();
+        let empty = Handoff::parse(
+            br#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[]}}"#,
+        )
+        .unwrap();
         assert_eq!(empty.blocks(), 0);
     }
 }

@@ -1,108 +1,103 @@
 //! Owns one request's story: who is picked, what is booked, what each leg is sent, and what follows from prefill's answer.
 //!
-//! A plain request is forwarded to one worker. A request that generates text is planned once its body is there: both
-//! workers are picked and booked in one step, before the next request is looked at. In direct mode it is forwarded at
-//! once, with the choice in headers. With a sequential hand-off a [`PrefillPhase`] comes first, which is consumed by
-//! prefill's answer.
+//! A plain request is forwarded to one worker. A request that generates text is planned once its body is there: the place
+//! (its model, in one namespace) answers whether it gets a pair of workers, one that runs it whole, or a refusal; both
+//! workers are picked and booked in one step, before the next request is looked at. In direct mode the request is
+//! forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or beside, which is consumed
+//! by prefill's answer.
 
+mod choice;
+mod dispatch;
 mod prefill;
+mod query;
 mod refusal;
+mod seat;
 
-pub use prefill::{AfterPrefill, PrefillAnswer, PrefillPhase};
-pub use refusal::{PrefillFailure, Refusal};
+pub use choice::Resolution;
+pub use dispatch::Dispatch;
+pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
+pub use query::LocalAnswer;
+pub use refusal::{PinProblem, PrefillFailure, Refusal};
+pub use seat::{Fallback, Seat};
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 
-use crate::config::{Discovery, Pool, Protocol};
+use crate::config::{BootstrapSource, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
-use crate::handoff::{HeaderValue, direct, nixl};
+use crate::handoff::rooms::Rooms;
+use crate::handoff::sglang::Bootstrap;
 use crate::json::Edits;
-use crate::load::{DecodeCharge, Ledger, Load, PrefillCharge};
-use crate::request::{Generation, Request};
-use crate::selection::{Eligibility, Policy, Random, policy};
+use crate::load::{DecodeCharge, Ledger, Load};
+use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
+use crate::rendezvous::{Mode, NotServed, Verdict};
+use crate::request::{Generation, Request, Steering};
+use crate::selection::{Policy, Random, policy};
+
+use choice::Pair;
 
 /// Routes the requests of one pool on one thread.
 pub struct Router {
     pool: Pool,
     fleet: Fleet,
+    places: PrefillRouters,
+    bindings: HashMap<WorkerId, Bootstrap>,
     ledger: Ledger,
     prefill_policy: Box<dyn Policy>,
     decode_policy: Box<dyn Policy>,
     next_frontend: usize,
+    rooms: Rooms,
     random: Random,
+    transitions: Vec<Transition>,
 }
 
 /// What happens with a request.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one a request, moved once or twice: cheaper than a box"
+)]
 pub enum Plan {
     /// It is forwarded now.
     Forward(Dispatch, Seat),
-    /// A prefill worker is called first; the client waits.
-    PrefillFirst(PrefillPhase, Seat),
+    /// A prefill worker is called; the client waits, at least until the call has been made.
+    Prefill(PrefillPhase, Seat),
+    /// It is answered here, and no backend is touched.
+    Answer(LocalAnswer),
 }
 
-/// A leg that the proxy forwards.
-#[derive(Debug)]
-pub struct Dispatch {
-    /// Where to, in order: the next one only if a connection could not be made, so that the same bytes fit.
-    pub destinations: Vec<SocketAddr>,
-    /// Headers to be set.
-    pub headers: Vec<HeaderValue>,
-    /// Changes of the client's body; none: as it is.
-    pub edits: Option<Edits>,
-}
-
-/// What a client's stream occupies while it lasts. Dropping it frees everything.
-#[derive(Debug, Default)]
-pub struct Seat {
-    /// The prefill worker, where there is one.
-    pub prefill: Option<Rc<Worker>>,
-    /// The worker that answers; none for a plain request.
-    pub decode: Option<Rc<Worker>>,
-    /// Direct mode only: there is no call of ours that the charge could belong to.
-    prefill_charge: Option<PrefillCharge>,
-    decode_charge: Option<DecodeCharge>,
-}
-
-impl Seat {
-    /// The first token was seen: prefill is over.
-    pub fn first_token(&mut self) {
-        self.prefill_charge = None;
-    }
-
-    /// The stream ended.
-    pub fn release(&mut self) {
-        self.prefill_charge = None;
-        self.decode_charge = None;
-    }
-}
-
-/// A prefill and a decode worker that may exchange KV, and who else could decode.
-struct Pair {
-    prefill: Target,
-    decode: Target,
-    others: Vec<Target>,
+/// What a request says beside its body.
+#[derive(Debug, Clone, Copy)]
+pub struct Told<'a> {
+    /// The headers that steer, where the pool trusts its callers; empty otherwise.
+    pub headers: &'a [(Vec<u8>, Vec<u8>)],
+    /// Seconds since 1970, for answers given here.
+    pub now_s: u64,
 }
 
 impl Router {
-    /// A router for `pool`. Its choices and rooms follow from `seed`, which must differ between threads.
-    pub fn new(pool: Pool, seed: u64) -> Self {
+    /// A router for `pool`. Its choices follow from `seed`, its rooms from `owner`, which no other VM of this proxy has.
+    pub fn new(pool: Pool, seed: u64, owner: u64) -> Self {
         let workers = match &pool.discovery {
-            Discovery::Static(list) => static_workers(list),
-            Discovery::Dynamo(_) => Vec::new(),
+            Discovery::Static(list) => static_workers(&list.workers),
+            Discovery::Dynamo(_) | Discovery::Document(_) => Vec::new(),
         };
-        Self {
-            fleet: Fleet::new(0, workers),
+        let mut router = Self {
+            fleet: Fleet::default(),
+            places: PrefillRouters::default(),
+            bindings: HashMap::new(),
             ledger: Ledger::default(),
             prefill_policy: policy(pool.selection.prefill),
             decode_policy: policy(pool.selection.decode),
             next_frontend: 0,
+            rooms: Rooms::new(owner),
             random: Random::with_seed(seed),
+            transitions: Vec::new(),
             pool,
-        }
+        };
+        router.adopt(Fleet::new(0, workers));
+        router
     }
 
     /// The workers as they are known here.
@@ -130,12 +125,112 @@ impl Router {
         self.random.u64(..)
     }
 
+    /// Takes a number that no other VM has for the rooms to come. To be called before the first request.
+    pub fn own_rooms(&mut self, owner: u64) {
+        self.rooms = Rooms::new(owner);
+    }
+
     /// Takes over another fleet, whole.
     pub fn adopt(&mut self, fleet: Fleet) {
         self.prefill_policy.keep(&fleet);
         self.decode_policy.keep(&fleet);
         self.ledger.keep(&fleet);
+        self.bindings.retain(|id, _| fleet.contains(*id));
         self.fleet = fleet;
+        self.bind_what_is_known();
+        self.recompute();
+    }
+
+    /// The changes of state since this was last asked, each told once.
+    pub fn take_transitions(&mut self) -> Vec<Transition> {
+        std::mem::take(&mut self.transitions)
+    }
+
+    /// The places and their states.
+    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> + Clone {
+        self.places.places()
+    }
+
+    fn recompute(&mut self) {
+        let Self {
+            places,
+            fleet,
+            bindings,
+            pool,
+            ..
+        } = self;
+        let needs_binding = pool.protocol == Protocol::Sglang;
+        let changed = places.update(
+            fleet,
+            |id| !needs_binding || bindings.contains_key(&id),
+            |worker| runs_whole(pool, worker),
+        );
+        self.transitions.extend(changed);
+    }
+
+    /// Bindings that need no asking: where the bootstrap server's port is configured, or told by discovery.
+    fn bind_what_is_known(&mut self) {
+        if self.pool.protocol != Protocol::Sglang {
+            return;
+        }
+        let common = match self.pool.bootstrap {
+            BootstrapSource::Port(port) => Some(port),
+            BootstrapSource::Ask => None,
+        };
+        for worker in self.fleet.of_role(Role::Prefill) {
+            if let (Some(address), Some(port)) = (worker.address, worker.bootstrap_port.or(common))
+            {
+                self.bindings
+                    .insert(worker.id, Bootstrap::beside(address, port));
+            }
+        }
+    }
+
+    /// The prefill workers whose binding is yet to be built: they must be asked for their bootstrap server's port.
+    pub fn unbound(&self) -> Vec<Rc<Worker>> {
+        if self.pool.protocol != Protocol::Sglang {
+            return Vec::new();
+        }
+        let unbound = self
+            .fleet
+            .of_role(Role::Prefill)
+            .filter(|worker| !self.bindings.contains_key(&worker.id));
+        unbound.cloned().collect()
+    }
+
+    /// A binding has been built. One for a worker that has left meanwhile is discarded.
+    pub fn bound(&mut self, id: WorkerId, port: u16) {
+        let Some(address) = self.fleet.get(id).and_then(|worker| worker.address) else {
+            return;
+        };
+        self.bindings.insert(id, Bootstrap::beside(address, port));
+        self.recompute();
+    }
+
+    /// Whether some model's normal request would be served now.
+    pub fn can_serve_any(&self) -> bool {
+        let absent = self.absent_policy();
+        self.places()
+            .any(|(_, place)| place.can_serve_requests(absent).is_ok())
+    }
+
+    /// Whether a model's normal request would be served now; why not, else.
+    ///
+    /// # Errors
+    /// The refusal that a request would get.
+    pub fn can_serve_requests(&self, model: &str) -> Result<(), Refusal> {
+        self.check_model(model)?;
+        let absent = self.absent_policy();
+        let places = self.places.of_model(Some(model));
+        let outcomes = places
+            .into_iter()
+            .map(|(_, place)| place.can_serve_requests(absent));
+        best(outcomes)
+    }
+
+    /// The policy on absent prefill workers, for tables and readiness.
+    pub fn absent_policy(&self) -> OnPrefillAbsent {
+        self.pool.prefill_absent()
     }
 
     /// A request that generates nothing: any worker may answer, the least busy one does.
@@ -146,42 +241,50 @@ impl Router {
         if self.pool.protocol == Protocol::Direct {
             return Ok((self.through_frontends(Vec::new()), Seat::default()));
         }
-        let mut targets = self.eligible(Role::Decode, None, &[], |_| true);
-        targets.extend(self.eligible(Role::Aggregated, None, &[], |_| true));
+        let decoders = self
+            .fleet
+            .workers()
+            .filter(|worker| worker.role != Role::Prefill);
+        let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
         self.random.shuffle(&mut targets);
-        targets.sort_by_key(|target| self.ledger.load(target.key()).decodes);
+        targets.sort_by_key(|target| self.ledger.worker_load(target.worker.id).decodes);
         let Some((first, others)) = targets.split_first() else {
-            return Err(self.missing(Role::Decode));
+            return Err(Refusal::NotServed(NotServed::Vacant));
         };
-        let dispatch = Dispatch {
-            destinations: self.addresses(first, others),
-            headers: Vec::new(),
-            edits: None,
-        };
-        Ok((dispatch, Seat::default()))
+        Ok((self.dispatch_to(first, others), Seat::default()))
     }
 
     /// A request that generates text, its body read.
     ///
     /// # Errors
     /// [`Refusal`] says what is wrong with the request, or who is missing.
-    pub fn plan(&mut self, generation: Generation, body: &[u8]) -> Result<Plan, Refusal> {
+    pub fn plan(
+        &mut self,
+        generation: Generation,
+        body: &[u8],
+        told: Told<'_>,
+    ) -> Result<Plan, Refusal> {
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
-            Err(refusal @ Refusal::NotJson { .. }) => return self.plan_unread(refusal),
+            Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
+                return self.plan_unread(refusal);
+            }
             Err(refusal) => return Err(refusal),
         };
-        if self.fleet.workers().next().is_none() {
-            return Err(Refusal::NoFleet);
-        }
-        if !self.fleet.knows_model(&request.model) {
-            return Err(Refusal::UnknownModel {
-                model: request.model,
-            });
-        }
-        match self.pool.protocol {
-            Protocol::Direct => self.plan_direct(&request),
-            Protocol::Nixl => self.plan_nixl(&request),
+        let steering = self.steering(&request, told)?;
+        self.check_model(&request.model)?;
+        let (place, verdict) = self.choose_place(Some(&request.model), &steering)?;
+        let splittable = generation != Generation::Other || self.pool.protocol == Protocol::Direct;
+        match verdict {
+            Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
+            Verdict::Pair if !splittable => {
+                self.plan_whole(&place, &request, &steering, told, Refusal::NoHandoffForPath)
+            }
+            Verdict::Pair => self.plan_pair(&place, &request, &steering, told),
+            Verdict::Whole => {
+                let otherwise = Refusal::NotServed(NotServed::NotActivated);
+                self.plan_whole(&place, &request, &steering, told, otherwise)
+            }
         }
     }
 
@@ -191,180 +294,133 @@ impl Router {
     /// # Errors
     /// `otherwise`, where there is no such worker.
     pub fn plan_unread(&mut self, otherwise: Refusal) -> Result<Plan, Refusal> {
-        if let Some((first, others)) = self.pick_whole(None) {
-            return Ok(self.forward_whole(first, &others, 0));
-        }
-        match self.pool.protocol {
-            Protocol::Direct => {
-                let pair = self.pick_pair(None)?;
-                Ok(self.forward_pair(pair, 0))
-            }
-            Protocol::Nixl => Err(otherwise),
-        }
-    }
-
-    fn plan_direct(&mut self, request: &Request<'_>) -> Result<Plan, Refusal> {
-        let model = Some(request.model.as_str());
-        match self.pick_pair(model) {
-            Ok(pair) => Ok(self.forward_pair(pair, request.prompt_tokens)),
-            Err(refusal) => {
-                let (first, others) = self.pick_whole(model).ok_or(refusal)?;
-                Ok(self.forward_whole(first, &others, request.prompt_tokens))
-            }
-        }
-    }
-
-    fn plan_nixl(&mut self, request: &Request<'_>) -> Result<Plan, Refusal> {
-        let model = Some(request.model.as_str());
-        let pair = match request.generation {
-            Generation::Other => Err(Refusal::NoHandoffForPath),
-            _ => self.pick_pair(model),
-        };
-        match pair {
-            Ok(pair) => Ok(self.prefill_first(pair, request)),
-            Err(refusal) => {
-                let (first, others) = self.pick_whole(model).ok_or(refusal)?;
-                Ok(self.forward_whole(first, &others, request.prompt_tokens))
-            }
-        }
-    }
-
-    fn prefill_first(&mut self, pair: Pair, request: &Request<'_>) -> Plan {
-        let prompt_tokens = request.prompt_tokens;
-        let seat = Seat {
-            prefill: Some(Rc::clone(&pair.prefill.worker)),
-            decode: Some(Rc::clone(&pair.decode.worker)),
-            prefill_charge: None,
-            decode_charge: Some(self.charge_decode(&pair.decode, prompt_tokens)),
-        };
-        let phase = PrefillPhase {
-            charge: self
-                .ledger
-                .charge_prefill(pair.prefill.key(), prompt_tokens),
-            prefill: pair.prefill,
-            decode: pair.decode,
-            others: pair.others,
-            model: request.model.clone(),
-            prompt_tokens,
-            tried: Vec::new(),
-            prefill_edits: nixl::prefill_edits(request),
-            decode_edits: nixl::decode_edits(request),
-        };
-        Plan::PrefillFirst(phase, seat)
-    }
-
-    fn forward_pair(&mut self, pair: Pair, prompt_tokens: u64) -> Plan {
-        let dispatch = self.through_frontends(direct::pair(&pair.prefill, &pair.decode));
-        let seat = Seat {
-            prefill_charge: Some(
-                self.ledger
-                    .charge_prefill(pair.prefill.key(), prompt_tokens),
-            ),
-            decode_charge: Some(self.charge_decode(&pair.decode, prompt_tokens)),
-            prefill: Some(pair.prefill.worker),
-            decode: Some(pair.decode.worker),
-        };
-        Plan::Forward(dispatch, seat)
-    }
-
-    fn forward_whole(&mut self, first: Target, others: &[Target], prompt_tokens: u64) -> Plan {
-        let dispatch = match self.pool.protocol {
-            Protocol::Direct => self.through_frontends(direct::whole(&first)),
-            Protocol::Nixl => Dispatch {
-                destinations: self.addresses(&first, others),
-                headers: rank_header(&first),
-                edits: None,
-            },
-        };
-        let seat = Seat {
-            prefill: None,
-            prefill_charge: None,
-            decode_charge: Some(self.charge_decode(&first, prompt_tokens)),
-            decode: Some(first.worker),
-        };
-        Plan::Forward(dispatch, seat)
-    }
-
-    /// Moves the charge to the worker that really answered, when the proxy went on to another one of the list.
-    pub fn served_by(&mut self, seat: &mut Seat, address: SocketAddr) {
-        let Some(charge) = seat.decode_charge.take() else {
-            return;
-        };
-        let served = self
-            .fleet
-            .at(address, &[Role::Decode, Role::Aggregated])
-            .cloned();
-        seat.decode_charge = Some(match served {
-            Some(worker) if worker.id != charge.target().worker => {
-                let target = crate::fleet::TargetKey {
-                    worker: worker.id,
-                    rank: charge.target().rank,
-                };
-                seat.decode = Some(worker);
-                charge.moved_to(target, &mut self.ledger)
-            }
-            _ => charge,
-        });
-    }
-
-    fn pick_pair(&mut self, model: Option<&str>) -> Result<Pair, Refusal> {
-        let decodes = self.eligible(Role::Decode, model, &[], |_| true);
-        if decodes.is_empty() {
-            return Err(self.missing(Role::Decode));
-        }
-        let namespaces: HashSet<&str> = decodes
-            .iter()
-            .map(|target| target.worker.namespace.as_str())
+        let nothing = Steering::default();
+        let absent = self.absent_policy();
+        let places: Vec<Place> = self
+            .places
+            .of_model(None)
+            .into_iter()
+            .map(|(place, _)| place.clone())
             .collect();
-        let prefill = self.pick_prefill(model, &[], |worker| {
-            namespaces.contains(worker.namespace.as_str())
-        });
-        let prefill = prefill.ok_or_else(|| self.missing(Role::Prefill))?;
-
-        let mut candidates = decodes.clone();
-        candidates.retain(|target| target.worker.pairs_with(&prefill.worker));
-        let index = self.decode_policy.pick(&candidates, &mut self.random);
-        let (decode, others) = take(candidates, index).ok_or_else(|| self.missing(Role::Decode))?;
-        Ok(Pair {
-            prefill,
-            decode,
-            others,
-        })
-    }
-
-    fn pick_prefill(
-        &mut self,
-        model: Option<&str>,
-        tried: &[WorkerId],
-        also: impl Fn(&Worker) -> bool,
-    ) -> Option<Target> {
-        let candidates = self.eligible(Role::Prefill, model, tried, also);
-        let index = self.prefill_policy.pick(&candidates, &mut self.random);
-        take(candidates, index).map(|(prefill, _)| prefill)
-    }
-
-    /// A worker that runs whole requests, and the others of its kind.
-    fn pick_whole(&mut self, model: Option<&str>) -> Option<(Target, Vec<Target>)> {
-        let candidates = self.eligible(Role::Aggregated, model, &[], |_| true);
-        let index = self.decode_policy.pick(&candidates, &mut self.random);
-        take(candidates, index)
-    }
-
-    fn eligible(
-        &self,
-        role: Role,
-        model: Option<&str>,
-        tried: &[WorkerId],
-        also: impl Fn(&Worker) -> bool,
-    ) -> Vec<Target> {
-        Eligibility { role, model, tried }.targets(&self.fleet, also)
-    }
-
-    fn missing(&self, role: Role) -> Refusal {
-        match self.fleet.workers().next() {
-            Some(_) => Refusal::NoWorker { role },
-            None => Refusal::NoFleet,
+        // A pool that says "fail" wants no request to run whole.
+        let may_run_whole = absent == OnPrefillAbsent::Aggregate;
+        for place in places.iter().filter(|_| may_run_whole) {
+            if let Ok(whole) = self.pick_whole(place, &nothing) {
+                return Ok(self.forward_whole(whole, 0, None, None));
+            }
         }
+        if self.pool.protocol != Protocol::Direct {
+            return Err(otherwise);
+        }
+        let served = places.iter().find(|place| {
+            let state = self
+                .places
+                .of_model(None)
+                .into_iter()
+                .find(|(known, _)| known == place);
+            state.is_some_and(|(_, state)| state.verdict(Mode::Normal, absent) == Verdict::Pair)
+        });
+        let place = served.ok_or(otherwise)?.clone();
+        let pair = self.pick_pair(&place, &nothing)?;
+        Ok(self.forward_pair(pair, 0, None))
+    }
+
+    /// What the caller says of where the request goes: heard only where the pool trusts its callers.
+    fn steering(&self, request: &Request<'_>, told: Told<'_>) -> Result<Steering, Refusal> {
+        if !self.pool.trust_clients {
+            return Ok(Steering::default());
+        }
+        let headers = told
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_slice(), value.as_slice()));
+        Steering::read(
+            headers,
+            request.body.get("nvext").map(|member| member.value),
+        )
+    }
+
+    fn check_model(&self, model: &str) -> Result<(), Refusal> {
+        if self.places.places().next().is_none() {
+            return Err(Refusal::NoFleet);
+        }
+        match self.places.of_model(Some(model)).is_empty() {
+            true => Err(Refusal::UnknownModel {
+                model: model.to_owned(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn plan_pair(
+        &mut self,
+        place: &Place,
+        request: &Request<'_>,
+        steering: &Steering,
+        told: Told<'_>,
+    ) -> Result<Plan, Refusal> {
+        if steering.query {
+            let (prefill, decode) = self.look_at_pair(place, steering)?;
+            let answer = query::answer(
+                request,
+                steering,
+                Some(&prefill),
+                &decode,
+                self.pool.block_tokens,
+                told.now_s,
+            );
+            return Ok(Plan::Answer(answer));
+        }
+        let resolution = self.resolve(place, steering, request.prompt_tokens)?;
+        let (pair, bootstrap) = match resolution {
+            Resolution::Resolved { pair, bootstrap } => (pair, Some(bootstrap)),
+            Resolution::NoBootstrapEndpoint { pair } => (pair, None),
+            Resolution::Backpressure {
+                queued_tokens,
+                allowed_tokens,
+            } => {
+                return Err(Refusal::Backpressure {
+                    queued_tokens,
+                    allowed_tokens,
+                });
+            }
+        };
+        match self.pool.protocol {
+            Protocol::Direct => Ok(self.forward_pair(pair, request.prompt_tokens, Some(request))),
+            Protocol::Nixl | Protocol::Sglang => {
+                Ok(self.prefill_phase(place, pair, bootstrap, request, steering))
+            }
+        }
+    }
+
+    fn plan_whole(
+        &mut self,
+        place: &Place,
+        request: &Request<'_>,
+        steering: &Steering,
+        told: Told<'_>,
+        otherwise: Refusal,
+    ) -> Result<Plan, Refusal> {
+        let whole = match self.pick_whole(place, steering) {
+            Ok(whole) => whole,
+            Err(Refusal::NotServed(_)) => return Err(otherwise),
+            Err(refusal) => return Err(refusal),
+        };
+        if steering.query {
+            let block_tokens = self.pool.block_tokens;
+            let answer = query::answer(
+                request,
+                steering,
+                None,
+                &whole.decode,
+                block_tokens,
+                told.now_s,
+            );
+            return Ok(Plan::Answer(answer));
+        }
+        let fallback =
+            (whole.decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
+        Ok(self.forward_whole(whole, request.prompt_tokens, fallback, Some(request)))
     }
 
     fn charge_decode(&mut self, target: &Target, prompt_tokens: u64) -> DecodeCharge {
@@ -374,56 +430,81 @@ impl Router {
         self.ledger.charge_decode(target.key(), blocks)
     }
 
-    /// The chosen one, then others to whom the same bytes may go if it refuses the connection: those of the same rank,
-    /// in random order.
-    fn addresses(&mut self, first: &Target, others: &[Target]) -> Vec<SocketAddr> {
-        let mut rest: Vec<SocketAddr> = others
-            .iter()
-            .filter(|other| other.rank == first.rank && other.worker.id != first.worker.id)
-            .filter_map(|other| other.worker.address)
-            .collect();
-        self.random.shuffle(&mut rest);
-        let limit = usize::try_from(self.pool.decode.attempts).unwrap_or(usize::MAX);
-        first
-            .worker
-            .address
-            .into_iter()
-            .chain(rest)
-            .take(limit)
-            .collect()
+    fn forward_pair(
+        &mut self,
+        pair: Pair,
+        prompt_tokens: u64,
+        request: Option<&Request<'_>>,
+    ) -> Plan {
+        let mut dispatch =
+            self.through_frontends(crate::handoff::direct::pair(&pair.prefill, &pair.decode));
+        dispatch.edits = self.unheard(request);
+        let seat = Seat {
+            prefill_charge: Some(
+                self.ledger
+                    .charge_prefill(pair.prefill.key(), prompt_tokens),
+            ),
+            decode_charge: Some(self.charge_decode(&pair.decode, prompt_tokens)),
+            prefill: Some(pair.prefill.worker),
+            decode: Some(pair.decode.worker),
+            fallback: None,
+        };
+        Plan::Forward(dispatch, seat)
     }
 
-    /// To a frontend, each in turn first, the others behind it.
-    fn through_frontends(&mut self, headers: Vec<HeaderValue>) -> Dispatch {
-        let frontends = &self.pool.frontends;
-        let first = self
-            .next_frontend
-            .checked_rem(frontends.len())
-            .unwrap_or_default();
-        self.next_frontend = self.next_frontend.wrapping_add(1);
-        let limit = usize::try_from(self.pool.decode.attempts).unwrap_or(usize::MAX);
-        let turned = frontends.iter().cycle().skip(first);
-        Dispatch {
-            destinations: turned.take(frontends.len().min(limit)).copied().collect(),
-            headers,
-            edits: None,
+    /// What a frontend must not hear from a caller who is not trusted.
+    fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
+        match self.pool.trust_clients {
+            true => None,
+            false => request.and_then(crate::handoff::direct::without_steering),
         }
     }
+
+    fn forward_whole(
+        &mut self,
+        whole: choice::Whole,
+        prompt_tokens: u64,
+        fallback: Option<Fallback>,
+        request: Option<&Request<'_>>,
+    ) -> Plan {
+        let dispatch = match self.pool.protocol {
+            Protocol::Direct => {
+                let mut dispatch =
+                    self.through_frontends(crate::handoff::direct::whole(&whole.decode));
+                dispatch.edits = self.unheard(request);
+                dispatch
+            }
+            Protocol::Nixl | Protocol::Sglang => self.dispatch_to(&whole.decode, &whole.others),
+        };
+        let seat = Seat {
+            decode_charge: Some(self.charge_decode(&whole.decode, prompt_tokens)),
+            decode: Some(whole.decode.worker),
+            fallback,
+            ..Seat::default()
+        };
+        Plan::Forward(dispatch, seat)
+    }
 }
 
-/// The header by which vLLM takes a data-parallel rank.
-fn rank_header(target: &Target) -> Vec<HeaderValue> {
-    let rank = target
-        .rank
-        .map(|rank| ("x-data-parallel-rank", rank.to_string()));
-    rank.into_iter().collect()
+/// Whether a worker runs whole requests.
+fn runs_whole(pool: &Pool, worker: &Worker) -> bool {
+    match worker.role {
+        Role::Aggregated => true,
+        Role::Decode => pool.decode.runs_whole_requests,
+        Role::Prefill => false,
+    }
 }
 
-/// The one at `index`, and the others.
-fn take(mut targets: Vec<Target>, index: Option<usize>) -> Option<(Target, Vec<Target>)> {
-    let index = index.filter(|index| *index < targets.len())?;
-    let taken = targets.swap_remove(index);
-    Some((taken, targets))
+/// Served if any place serves; else the reason nearest to being served.
+fn best(outcomes: impl Iterator<Item = Result<(), NotServed>>) -> Result<(), Refusal> {
+    let mut nearest = NotServed::Vacant;
+    for outcome in outcomes {
+        match outcome {
+            Ok(()) => return Ok(()),
+            Err(reason) => nearest = nearest.min(reason),
+        }
+    }
+    Err(Refusal::NotServed(nearest))
 }
 
 #[cfg(test)]

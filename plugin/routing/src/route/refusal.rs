@@ -2,13 +2,14 @@
 
 use serde_json::json;
 
-use crate::fleet::Role;
+use crate::fleet::{Role, WorkerId};
+use crate::rendezvous::NotServed;
 
 /// A request that pd-router itself answers with an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The body cannot be read as JSON.
-    #[error("the request body is {detail}")]
+    #[error("the request body is not valid JSON: {detail}")]
     NotJson {
         /// What is wrong with it.
         detail: String,
@@ -35,11 +36,48 @@ pub enum Refusal {
         /// The model asked for.
         model: String,
     },
-    /// A role has no worker for this request.
-    #[error("no {} worker is available", role.name())]
-    NoWorker {
-        /// The role that is empty.
+    /// The place's state does not serve it.
+    #[error("{0}")]
+    NotServed(#[from] NotServed),
+    /// A worker that the caller named cannot be used.
+    #[error("{field}={id}: {problem}")]
+    Pin {
+        /// The field that names it, whether it came in the body or as a header.
+        field: &'static str,
+        /// The worker named.
+        id: WorkerId,
+        /// What is wrong with it.
+        problem: PinProblem,
+    },
+    /// A rank that no worker has.
+    #[error("no {} worker has the data-parallel rank {rank}", role.name())]
+    RankOutOfRange {
+        /// The role.
         role: Role,
+        /// The rank.
+        rank: u32,
+    },
+    /// The pool picks nobody, and the caller named nobody.
+    #[error("a {} worker id is required: set the header {header}", role.name())]
+    WorkerIdRequired {
+        /// The role.
+        role: Role,
+        /// The header to set.
+        header: &'static str,
+    },
+    /// No pair may exchange KV.
+    #[error("topology: {problem}")]
+    Topology {
+        /// Why.
+        problem: String,
+    },
+    /// Too many prompt tokens wait for prefill.
+    #[error("prefill is saturated: {queued_tokens} prompt tokens wait, {allowed_tokens} may")]
+    Backpressure {
+        /// Tokens that wait.
+        queued_tokens: u64,
+        /// Tokens that may.
+        allowed_tokens: u64,
     },
     /// Nothing is known of any worker yet.
     #[error("no worker is known yet")]
@@ -56,7 +94,7 @@ pub enum Refusal {
         cause: PrefillFailure,
     },
     /// Nobody to whom the request could go would take a connection.
-    #[error("no {what} could be reached ({tried} tried)")]
+    #[error("no {what} could be reached, or it broke off before it answered ({tried} tried)")]
     Unreachable {
         /// What was tried: a decode worker, a frontend.
         what: &'static str,
@@ -66,6 +104,34 @@ pub enum Refusal {
     /// The proxy would not carry out what was decided.
     #[error("the request could not be forwarded")]
     Internal,
+}
+
+/// What is wrong with a worker that the caller named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PinProblem {
+    /// There is none of that id.
+    #[error("there is no such worker")]
+    Unknown,
+    /// It serves another model, or the two that are named are not in one namespace.
+    #[error("that worker does not serve this model, or not together with the other one named")]
+    Elsewhere,
+    /// It does something else.
+    #[error("that worker is a {} worker", is.name())]
+    WrongRole {
+        /// What it does.
+        is: Role,
+    },
+    /// It has no such rank.
+    #[error("rank {rank} is out of range: the worker has {dp_size}")]
+    RankOutOfRange {
+        /// The rank named.
+        rank: u32,
+        /// How many there are.
+        dp_size: u32,
+    },
+    /// It exists, but cannot take this request: its topology forbids it, or it is not connected yet.
+    #[error("that worker cannot take this request now")]
+    NotEligible,
 }
 
 /// How a prefill worker failed.
@@ -89,16 +155,22 @@ impl Refusal {
     /// The HTTP status.
     pub fn status(&self) -> u32 {
         match self {
-            Self::NotJson { .. } | Self::Field { .. } => 400,
+            Self::NotJson { .. }
+            | Self::Field { .. }
+            | Self::Pin { .. }
+            | Self::RankOutOfRange { .. }
+            | Self::WorkerIdRequired { .. } => 400,
             Self::UnknownModel { .. } => 404,
             Self::Encoded => 415,
+            Self::Backpressure { .. } => 429,
+            Self::Internal => 500,
             Self::NoHandoffForPath => 501,
             Self::PrefillFailed {
                 cause: PrefillFailure::NoHandoff,
                 ..
             } => 502,
-            Self::Internal => 500,
-            Self::NoWorker { .. }
+            Self::NotServed(_)
+            | Self::Topology { .. }
             | Self::NoFleet
             | Self::Busy
             | Self::PrefillFailed { .. }
@@ -114,38 +186,54 @@ impl Refusal {
             Self::Encoded => "encoded_body",
             Self::NoHandoffForPath => "no_handoff_for_path",
             Self::UnknownModel { .. } => "model_not_found",
-            Self::NoWorker { role } => match role {
-                Role::Prefill => "no_prefill_worker",
-                Role::Decode => "no_decode_worker",
-                Role::Aggregated => "no_aggregated_worker",
-            },
+            Self::NotServed(reason) => reason.code(),
+            Self::Pin { .. } => "invalid_worker_id",
+            Self::RankOutOfRange { .. } => "dp_rank_out_of_range",
+            Self::WorkerIdRequired { .. } => "worker_id_required",
+            Self::Topology { .. } => "topology",
+            Self::Backpressure { .. } => "backpressure",
             Self::NoFleet => "no_fleet",
             Self::Busy => "bodies_in_flight",
+            Self::PrefillFailed {
+                cause: PrefillFailure::NoHandoff,
+                ..
+            } => "prefill_no_handoff",
             Self::PrefillFailed { .. } => "prefill_failed",
             Self::Unreachable { .. } => "unreachable",
             Self::Internal => "internal",
         }
     }
 
+    /// Whether the same request may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.status(), 429 | 502 | 503)
+    }
+
     /// Seconds after which a client may try again; none where trying again would not help.
     pub fn retry_after_s(&self) -> Option<u32> {
-        (self.status() == 503).then_some(1)
+        matches!(self.status(), 429 | 503).then_some(1)
+    }
+
+    /// OpenAI's `type`.
+    pub fn kind(&self) -> &'static str {
+        match self.status() {
+            400 | 415 => "invalid_request_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            503 => "service_unavailable",
+            _ => "api_error",
+        }
     }
 
     /// The error in the shape of OpenAI's.
     pub fn to_json(&self) -> String {
-        let kind = match self.status() {
-            400 | 415 => "invalid_request_error",
-            404 => "not_found_error",
-            503 => "service_unavailable",
-            _ => "api_error",
-        };
         let param = match self {
             Self::Field { name, .. } => Some(*name),
+            Self::Pin { field, .. } => Some(*field),
             Self::UnknownModel { .. } => Some("model"),
             _ => None,
         };
-        json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": self.code()}}).to_string()
+        json!({"error": {"message": self.to_string(), "type": self.kind(), "param": param, "code": self.code()}}).to_string()
     }
 }
 
@@ -169,7 +257,7 @@ mod tests {
 
     #[test]
     fn what_may_pass_says_when_to_try_again() {
-        let refusal = Refusal::NoWorker { role: Role::Decode };
+        let refusal = Refusal::NotServed(NotServed::NoDecode);
         assert_eq!((refusal.status(), refusal.retry_after_s()), (503, Some(1)));
         assert!(refusal.to_json().contains("no decode worker"));
     }

@@ -9,6 +9,11 @@ const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello
 
 /// A router over a static fleet, given as (role, port).
 fn router(protocol: &str, workers: &[(&str, u16)]) -> Router {
+    router_with(protocol, workers, "")
+}
+
+/// The same, with further fields of the pool.
+fn router_with(protocol: &str, workers: &[(&str, u16)], fields: &str) -> Router {
     let workers: Vec<String> = workers
         .iter()
         .map(|(role, port)| {
@@ -20,12 +25,17 @@ fn router(protocol: &str, workers: &[(&str, u16)]) -> Router {
         _ => "",
     };
     let document = format!(
-        r#"{{"pools":[{{"name":"p","protocol":"{protocol}","discovery":{{"static":{{"workers":[{}]}}}}{frontends}}}]}}"#,
+        r#"{{"pools":[{{"name":"p","protocol":"{protocol}","discovery":{{"static":{{"workers":[{}]}}}}{frontends}{fields}}}]}}"#,
         workers.join(",")
     );
     let config = Config::parse(document.as_bytes()).unwrap();
-    Router::new(config.pools[0].clone(), 42)
+    Router::new(config.pools[0].clone(), 42, 7)
 }
+
+const UNTOLD: Told<'static> = Told {
+    headers: &[],
+    now_s: 1,
+};
 
 const TWO_BY_TWO: &[(&str, u16)] = &[
     ("prefill", 1),
@@ -35,16 +45,16 @@ const TWO_BY_TWO: &[(&str, u16)] = &[
 ];
 
 fn prefill_first(router: &mut Router) -> (PrefillPhase, Seat) {
-    match router.plan(Generation::Chat, CHAT).unwrap() {
-        Plan::PrefillFirst(phase, seat) => (phase, seat),
-        Plan::Forward(..) => panic!("forwarded without a prefill"),
+    match router.plan(Generation::Chat, CHAT, UNTOLD).unwrap() {
+        Plan::Prefill(phase, seat) => (phase, seat),
+        Plan::Forward(..) | Plan::Answer(_) => panic!("no prefill"),
     }
 }
 
 fn forwarded(plan: Plan) -> (Dispatch, Seat) {
     match plan {
         Plan::Forward(dispatch, seat) => (dispatch, seat),
-        Plan::PrefillFirst(..) => panic!("a prefill where none is due"),
+        Plan::Prefill(..) | Plan::Answer(_) => panic!("not forwarded"),
     }
 }
 
@@ -70,7 +80,10 @@ fn prefill_then_decode_and_each_charge_ends_in_its_time() {
     );
     assert!([1, 2].contains(&phase.destination().unwrap().port()));
 
-    let AfterPrefill::Decode { dispatch, blocks } = phase.answered(GOOD, &mut router) else {
+    let AfterPrefill::Decode {
+        dispatch, blocks, ..
+    } = phase.answered(GOOD, Client::Waits, &mut router)
+    else {
         panic!("no decode");
     };
     assert_eq!(blocks, 2);
@@ -134,12 +147,13 @@ fn a_failed_prefill_is_tried_on_another_worker_and_then_refused() {
         let mut router = router("nixl", TWO_BY_TWO);
         let (phase, _seat) = prefill_first(&mut router);
         let first = phase.worker().id;
-        let AfterPrefill::Again(phase) = phase.answered(failure, &mut router) else {
+        let AfterPrefill::Again(phase) = phase.answered(failure, Client::Waits, &mut router) else {
             panic!("not tried again after {failure:?}");
         };
         assert_ne!(phase.worker().id, first);
         assert_eq!(router.total_load().prefills, 1);
-        let AfterPrefill::Refused(refusal) = phase.answered(failure, &mut router) else {
+        let AfterPrefill::Refused(refusal) = phase.answered(failure, Client::Waits, &mut router)
+        else {
             panic!("not refused after {failure:?}");
         };
         assert!(
@@ -159,7 +173,7 @@ fn a_client_error_of_prefill_is_the_answer() {
         body: b"too long",
     };
     assert!(matches!(
-        phase.answered(answer, &mut router),
+        phase.answered(answer, Client::Waits, &mut router),
         AfterPrefill::Answer
     ));
     assert_eq!(router.total_load().prefills, 0);
@@ -169,19 +183,17 @@ fn a_client_error_of_prefill_is_the_answer() {
 fn a_decode_only_worker_never_gets_a_bare_request() {
     let mut only_decode = router("nixl", &[("decode", 11)]);
     assert_eq!(
-        refusal(only_decode.plan(Generation::Chat, CHAT)),
-        Refusal::NoWorker {
-            role: Role::Prefill
-        }
+        refusal(only_decode.plan(Generation::Chat, CHAT, UNTOLD)),
+        Refusal::NotServed(NotServed::NotActivated)
     );
     let mut both = router("nixl", TWO_BY_TWO);
     let body = br#"{"model":"m"}"#;
     assert_eq!(
-        refusal(both.plan(Generation::Other, body)),
+        refusal(both.plan(Generation::Other, body, UNTOLD)),
         Refusal::NoHandoffForPath
     );
     assert!(matches!(
-        refusal(both.plan(Generation::Chat, b"\x1f\x8b")),
+        refusal(both.plan(Generation::Chat, b"\x1f\x8b", UNTOLD)),
         Refusal::NotJson { .. }
     ));
     assert_eq!(
@@ -190,11 +202,11 @@ fn a_decode_only_worker_never_gets_a_bare_request() {
     );
     let mut only_prefill = router("nixl", &[("prefill", 1)]);
     assert_eq!(
-        refusal(only_prefill.plan(Generation::Chat, CHAT)),
-        Refusal::NoWorker { role: Role::Decode }
+        refusal(only_prefill.plan(Generation::Chat, CHAT, UNTOLD)),
+        Refusal::NotServed(NotServed::NoDecode)
     );
     assert_eq!(
-        refusal(router("nixl", &[]).plan(Generation::Chat, CHAT)),
+        refusal(router("nixl", &[]).plan(Generation::Chat, CHAT, UNTOLD)),
         Refusal::NoFleet
     );
 }
@@ -206,12 +218,14 @@ fn workers_that_run_whole_requests_take_what_cannot_be_split() {
         &[("prefill", 1), ("decode", 11), ("aggregated", 21)],
     );
     assert!(matches!(
-        mixed.plan(Generation::Chat, CHAT).unwrap(),
-        Plan::PrefillFirst(..)
+        mixed.plan(Generation::Chat, CHAT, UNTOLD).unwrap(),
+        Plan::Prefill(..)
     ));
     for plan in [
-        mixed.plan(Generation::Other, br#"{"model":"m"}"#).unwrap(),
-        mixed.plan(Generation::Chat, b"not json").unwrap(),
+        mixed
+            .plan(Generation::Other, br#"{"model":"m"}"#, UNTOLD)
+            .unwrap(),
+        mixed.plan(Generation::Chat, b"not json", UNTOLD).unwrap(),
         mixed.plan_unread(Refusal::Encoded).unwrap(),
     ] {
         let (dispatch, seat) = forwarded(plan);
@@ -224,8 +238,8 @@ fn workers_that_run_whole_requests_take_what_cannot_be_split() {
 #[test]
 fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
     let mut router = router("direct", TWO_BY_TWO);
-    let (first, mut seat) = forwarded(router.plan(Generation::Chat, CHAT).unwrap());
-    let (second, other) = forwarded(router.plan(Generation::Chat, CHAT).unwrap());
+    let (first, mut seat) = forwarded(router.plan(Generation::Chat, CHAT, UNTOLD).unwrap());
+    let (second, other) = forwarded(router.plan(Generation::Chat, CHAT, UNTOLD).unwrap());
     assert_eq!(first.destinations.len(), 2);
     assert_ne!(first.destinations[0], second.destinations[0]);
     assert!(first.edits.is_none());
@@ -260,7 +274,8 @@ fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
 fn the_charge_follows_the_worker_that_really_serves() {
     let mut router = router("nixl", TWO_BY_TWO);
     let (phase, mut seat) = prefill_first(&mut router);
-    let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, &mut router) else {
+    let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
+    else {
         panic!("no decode");
     };
     router.served_by(&mut seat, dispatch.destinations[1]);
@@ -289,7 +304,7 @@ fn an_unknown_model_is_said_so() {
     let mut router = router("nixl", TWO_BY_TWO);
     let body = br#"{"model":"other","messages":[]}"#;
     assert_eq!(
-        refusal(router.plan(Generation::Chat, body)),
+        refusal(router.plan(Generation::Chat, body, UNTOLD)),
         Refusal::UnknownModel {
             model: "other".to_owned()
         }

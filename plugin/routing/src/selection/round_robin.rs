@@ -13,17 +13,24 @@ pub struct RoundRobin {
 }
 
 impl Policy for RoundRobin {
-    fn pick(&mut self, candidates: &[Target], random: &mut Random) -> Option<usize> {
+    fn peek(&mut self, candidates: &[Target], random: &mut Random) -> Option<usize> {
         if candidates.is_empty() {
             return None;
         }
-        if let Some(index) = self.take_next(candidates) {
+        if let Some(index) = self.next_of(candidates) {
             return Some(index);
         }
+        // A new turn is drawn here and stays: looking again finds the same one.
         let mut turn: Vec<TargetKey> = candidates.iter().map(Target::key).collect();
         random.shuffle(&mut turn);
         self.turn.extend(turn);
-        self.take_next(candidates)
+        self.next_of(candidates)
+    }
+
+    fn commit(&mut self, taken: TargetKey) {
+        if let Some(at) = self.turn.iter().position(|key| *key == taken) {
+            self.turn.remove(at);
+        }
     }
 
     fn keep(&mut self, fleet: &Fleet) {
@@ -33,14 +40,10 @@ impl Policy for RoundRobin {
 
 impl RoundRobin {
     /// The first whose turn it is and who is eligible now; the others keep their turn.
-    fn take_next(&mut self, candidates: &[Target]) -> Option<usize> {
-        let found = self.turn.iter().enumerate().find_map(|(at, key)| {
-            let index = candidates.iter().position(|target| target.key() == *key)?;
-            Some((at, index))
-        });
-        let (at, index) = found?;
-        self.turn.remove(at);
-        Some(index)
+    fn next_of(&self, candidates: &[Target]) -> Option<usize> {
+        self.turn
+            .iter()
+            .find_map(|key| candidates.iter().position(|target| target.key() == *key))
     }
 }
 
@@ -50,6 +53,27 @@ mod tests {
     use crate::fleet::{Role, Worker, WorkerId};
     use std::collections::{HashMap, HashSet};
     use std::rc::Rc;
+
+    fn pick(policy: &mut RoundRobin, candidates: &[Target], random: &mut Random) -> Option<usize> {
+        let index = policy.peek(candidates, random)?;
+        policy.commit(candidates[index].key());
+        Some(index)
+    }
+
+    #[test]
+    fn looking_twice_finds_the_same_and_taking_moves_on_once() {
+        let mut random = Random::with_seed(5);
+        let all = targets(0..4);
+        let mut policy = RoundRobin::default();
+        for _ in 0..40 {
+            let first = policy.peek(&all, &mut random).unwrap();
+            assert!((0..5).all(|_| policy.peek(&all, &mut random) == Some(first)));
+            policy.commit(all[first].key());
+            let left = policy.turn.len();
+            policy.commit(all[first].key());
+            assert_eq!(policy.turn.len(), left);
+        }
+    }
 
     fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
         ids.map(|id| {
@@ -61,6 +85,9 @@ mod tests {
                 model: None,
                 namespace: String::new(),
                 dp_size: 1,
+                set: String::new(),
+                bootstrap_port: None,
+                topology: None,
             }))
         })
         .collect()
@@ -74,7 +101,7 @@ mod tests {
             let mut policy = RoundRobin::default();
             for _ in 0..20 {
                 let round: HashSet<usize> = (0..size)
-                    .map(|_| policy.pick(&all, &mut random).unwrap())
+                    .map(|_| pick(&mut policy, &all, &mut random).unwrap())
                     .collect();
                 assert_eq!(round.len() as u64, size);
             }
@@ -90,8 +117,8 @@ mod tests {
             let mut pairs: HashMap<(usize, usize), u32> = HashMap::new();
             for _ in 0..200 * prefills * decodes {
                 let pair = (
-                    of_p.pick(&p, &mut random).unwrap(),
-                    of_d.pick(&d, &mut random).unwrap(),
+                    pick(&mut of_p, &p, &mut random).unwrap(),
+                    pick(&mut of_d, &d, &mut random).unwrap(),
                 );
                 *pairs.entry(pair).or_default() += 1;
             }
@@ -108,15 +135,15 @@ mod tests {
         let mut random = Random::with_seed(3);
         let all = targets(0..3);
         let mut policy = RoundRobin::default();
-        let first = policy.pick(&all, &mut random).unwrap();
+        let first = pick(&mut policy, &all, &mut random).unwrap();
         let others: Vec<Target> = (0..3)
             .filter(|i| *i != first)
             .map(|i| all[i].clone())
             .collect();
-        let only = policy.pick(&others[..1], &mut random).unwrap();
+        let only = pick(&mut policy, &others[..1], &mut random).unwrap();
         assert_eq!(only, 0);
         assert_eq!(
-            policy.pick(&all, &mut random).map(|i| all[i].key()),
+            pick(&mut policy, &all, &mut random).map(|i| all[i].key()),
             Some(others[1].key())
         );
     }
@@ -124,7 +151,7 @@ mod tests {
     #[test]
     fn nothing_to_pick_from_is_none() {
         assert_eq!(
-            RoundRobin::default().pick(&[], &mut Random::with_seed(0)),
+            pick(&mut RoundRobin::default(), &[], &mut Random::with_seed(0)),
             None
         );
     }

@@ -1,11 +1,14 @@
 //! Owns the plugin's configuration: one JSON document, its defaults, and what makes it wrong.
 
+mod check;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::Deserialize;
 
 use crate::fleet::Role;
+use crate::topology::Topology;
 
 /// The whole configuration document. Unknown fields are refused by name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -69,6 +72,89 @@ pub struct Pool {
     /// Tokens in one KV block.
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
+    /// Whether callers may steer: pin workers, ask who would be picked, demand taints. For gateways behind a gateway.
+    #[serde(default)]
+    pub trust_clients: bool,
+    /// What happens to a request while there is no prefill worker; default: `aggregate`.
+    #[serde(default)]
+    pub on_prefill_absent: OnPrefillAbsent,
+    /// What happens when a prefill worker has failed, in order.
+    #[serde(default = "default_on_failure")]
+    pub on_prefill_failure: Vec<OnPrefillFailure>,
+    /// Shorthand: `on_prefill_absent` is `fail`, and `on_prefill_failure` never `decode_only`.
+    #[serde(default)]
+    pub enforce_disagg: bool,
+    /// SGLang only: where a prefill worker's bootstrap server is.
+    #[serde(default)]
+    pub bootstrap: BootstrapSource,
+    /// The leg that fetches KV blocks which a client has left behind.
+    #[serde(default)]
+    pub cleanup: CleanUp,
+}
+
+/// What happens to a request while there is no prefill worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPrefillAbsent {
+    /// A worker that can runs it whole; where none can, it fails.
+    #[default]
+    Aggregate,
+    /// It fails with 503.
+    Fail,
+}
+
+/// What happens when a prefill worker has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPrefillFailure {
+    /// Another prefill worker is called, as often as `prefill.attempts` allows.
+    RetryOther,
+    /// The request fails.
+    Fail,
+    /// The decode worker runs it whole. Refused where decode workers cannot.
+    DecodeOnly,
+}
+
+/// Another worker first, then the error.
+fn default_on_failure() -> Vec<OnPrefillFailure> {
+    vec![OnPrefillFailure::RetryOther, OnPrefillFailure::Fail]
+}
+
+/// Where SGLang's bootstrap servers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BootstrapSource {
+    /// On this port of every prefill worker that does not tell its own.
+    Port(u16),
+    /// Each prefill worker is asked, at `/get_server_info`, before it is handed a request.
+    Ask,
+}
+
+impl Default for BootstrapSource {
+    /// SGLang's default port.
+    fn default() -> Self {
+        Self::Port(8998)
+    }
+}
+
+/// The leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CleanUp {
+    /// Milliseconds until the leg is given up; at most 120,000.
+    pub timeout_ms: u32,
+    /// Bytes of requests held for it, per worker thread; beyond it, and with 0 always, the blocks are counted as leaked.
+    pub held_bytes: usize,
+}
+
+impl Default for CleanUp {
+    /// Half of vLLM's lease of a minute or less; 64 MiB.
+    fn default() -> Self {
+        Self {
+            timeout_ms: 30_000,
+            held_bytes: 64 * 1024 * 1024,
+        }
+    }
 }
 
 /// vLLM's default block size.
@@ -82,6 +168,8 @@ fn default_block_tokens() -> u32 {
 pub enum Protocol {
     /// vLLM's `NixlConnector`: prefill first, its `kv_transfer_params` spliced into the decode request.
     Nixl,
+    /// SGLang's bootstrap: both legs at once, with the same room.
+    Sglang,
     /// NVIDIA Dynamo frontends in `--router-mode direct`: the choice is told by headers.
     Direct,
 }
@@ -94,6 +182,8 @@ pub enum Discovery {
     Static(StaticDiscovery),
     /// A Dynamo frontend's `GET /health` is polled.
     Dynamo(DynamoDiscovery),
+    /// A JSON list of workers is polled.
+    Document(DocumentDiscovery),
 }
 
 /// Workers written down in the configuration.
@@ -101,13 +191,36 @@ pub enum Discovery {
 #[serde(deny_unknown_fields)]
 pub struct StaticDiscovery {
     /// The workers.
-    pub workers: Vec<StaticWorker>,
+    pub workers: Vec<ListedWorker>,
 }
 
-/// One worker of a static list.
+/// Where a list of workers is polled from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StaticWorker {
+pub struct DocumentDiscovery {
+    /// The proxy's cluster that serves the document.
+    pub cluster: String,
+    /// The addresses in it that are asked, one after the other while the first ones fail.
+    pub addresses: Vec<SocketAddr>,
+    /// The document's path.
+    #[serde(default = "default_document_path")]
+    pub path: String,
+    /// Milliseconds between polls.
+    #[serde(default = "default_interval")]
+    pub interval_ms: u64,
+    /// Milliseconds after which a poll has failed.
+    #[serde(default = "default_poll_timeout")]
+    pub timeout_ms: u64,
+}
+
+fn default_document_path() -> String {
+    "/workers".to_owned()
+}
+
+/// One worker of a list.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedWorker {
     /// `ip:port` as the proxy's cluster has it. Required except in direct mode.
     pub address: Option<SocketAddr>,
     /// What it does.
@@ -124,6 +237,13 @@ pub struct StaticWorker {
     /// Data-parallel ranks, numbered from 0.
     #[serde(default = "one")]
     pub dp_size: u32,
+    /// The set it belongs to: two sets of one role are not served until one is gone.
+    #[serde(default)]
+    pub set: String,
+    /// SGLang only: the port of its bootstrap server.
+    pub bootstrap_port: Option<u16>,
+    /// Its place, and how far its KV may travel.
+    pub topology: Option<Topology>,
 }
 
 fn one() -> u32 {
@@ -199,6 +319,8 @@ pub enum PolicyName {
     /// Everyone once per turn, in an order drawn anew each turn.
     #[default]
     RoundRobin,
+    /// None is picked: the caller must name the worker.
+    Direct,
 }
 
 /// Limits of the prefill leg.
@@ -209,6 +331,9 @@ pub struct PrefillLeg {
     pub timeout_ms: u32,
     /// Workers tried in all before the request is refused.
     pub attempts: u32,
+    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request is
+    /// refused with 429; absent: no bound.
+    pub max_queued_tokens: Option<u64>,
 }
 
 impl Default for PrefillLeg {
@@ -217,6 +342,7 @@ impl Default for PrefillLeg {
         Self {
             timeout_ms: 120_000,
             attempts: 2,
+            max_queued_tokens: None,
         }
     }
 }
@@ -227,11 +353,16 @@ impl Default for PrefillLeg {
 pub struct DecodeLeg {
     /// Workers (in direct mode: frontends) tried in all when connections are refused.
     pub attempts: u32,
+    /// Whether decode workers can run whole requests, prefill included.
+    pub runs_whole_requests: bool,
 }
 
 impl Default for DecodeLeg {
     fn default() -> Self {
-        Self { attempts: 3 }
+        Self {
+            attempts: 3,
+            runs_whole_requests: false,
+        }
     }
 }
 
@@ -275,212 +406,9 @@ impl Config {
         config.check()?;
         Ok(config)
     }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        let [pool] = self.pools.as_slice() else {
-            return Err(value(
-                "pools",
-                "exactly one pool is supported by this version",
-            ));
-        };
-        pool.check("pools[0]")
-    }
 }
 
-impl Pool {
-    fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if self.name.is_empty() {
-            return Err(value(&format!("{at}.name"), "must not be empty"));
-        }
-        if self.block_tokens == 0 {
-            return Err(value(&format!("{at}.block_tokens"), "must be at least 1"));
-        }
-        if self.prefill.attempts == 0 {
-            return Err(value(
-                &format!("{at}.prefill.attempts"),
-                "must be at least 1",
-            ));
-        }
-        if self.prefill.timeout_ms == 0 {
-            return Err(value(
-                &format!("{at}.prefill.timeout_ms"),
-                "must be at least 1",
-            ));
-        }
-        if self.decode.attempts == 0 {
-            return Err(value(
-                &format!("{at}.decode.attempts"),
-                "must be at least 1",
-            ));
-        }
-        self.check_frontends(at)?;
-        match &self.discovery {
-            Discovery::Static(list) => list.check(self.protocol, &format!("{at}.discovery.static")),
-            Discovery::Dynamo(poll) => poll.check(self.protocol, &format!("{at}.discovery.dynamo")),
-        }
-    }
-
-    fn check_frontends(&self, at: &str) -> Result<(), ConfigError> {
-        let path = format!("{at}.frontends");
-        match (self.protocol, self.frontends.is_empty()) {
-            (Protocol::Direct, true) => Err(value(
-                &path,
-                "direct mode needs the Dynamo frontends' addresses, as [\"10.0.0.1:8000\"]",
-            )),
-            (Protocol::Nixl, false) => Err(value(
-                &path,
-                "only direct mode has frontends; with nixl a request goes to the decode worker itself",
-            )),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl StaticDiscovery {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        for (index, worker) in self.workers.iter().enumerate() {
-            let at = format!("{at}.workers[{index}]");
-            worker.check(protocol, &at)?;
-            let others = self.workers.iter().take(index);
-            if others.clone().any(|other| other.same_identity(worker)) {
-                return Err(value(&at, "this worker (address or id) is listed twice"));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl StaticWorker {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if self.dp_size == 0 {
-            return Err(value(&format!("{at}.dp_size"), "must be at least 1"));
-        }
-        match protocol {
-            Protocol::Nixl if self.address.is_none() => Err(value(
-                &format!("{at}.address"),
-                "is required with nixl, as \"10.0.0.1:8000\" (an address, not a host name)",
-            )),
-            Protocol::Direct if self.id.is_none() => Err(value(
-                &format!("{at}.id"),
-                "is required in direct mode: the worker's Dynamo instance id, a decimal number",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn same_identity(&self, other: &Self) -> bool {
-        let same_address = self.address.is_some() && self.address == other.address;
-        let same_id = self.id.is_some() && self.id == other.id;
-        same_address || same_id
-    }
-}
-
-impl DynamoDiscovery {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if protocol != Protocol::Direct {
-            return Err(value(
-                at,
-                "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
-            ));
-        }
-        if self.models.is_empty() {
-            return Err(value(
-                &format!("{at}.models"),
-                "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
-            ));
-        }
-        if self.interval_ms < 100 {
-            return Err(value(&format!("{at}.interval_ms"), "must be at least 100"));
-        }
-        if self.timeout_ms == 0 {
-            return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
-        }
-        Ok(())
-    }
-}
-
-fn value(path: &str, problem: &'static str) -> ConfigError {
-    ConfigError::Value {
-        path: path.to_owned(),
-        problem,
-    }
-}
+pub(crate) use check::check_workers;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn error(document: &str) -> String {
-        Config::parse(document.as_bytes()).unwrap_err().to_string()
-    }
-
-    fn pool(fields: &str) -> String {
-        format!(r#"{{"pools":[{{"name":"p",{fields}}}]}}"#)
-    }
-
-    #[test]
-    fn an_error_names_the_path_and_what_would_be_right() {
-        let workers = |worker: &str| {
-            pool(&format!(
-                r#""protocol":"nixl","discovery":{{"static":{{"workers":[{worker}]}}}}"#
-            ))
-        };
-        for (document, parts) in [
-            ("{}".to_owned(), &["pools"][..]),
-            (r#"{"pools":[],"statu":true}"#.to_owned(), &["statu"]),
-            (r#"{"pools":[]}"#.to_owned(), &["pools", "exactly one"]),
-            (
-                pool(r#""protocol":"nix","discovery":{"static":{"workers":[]}}"#),
-                &["pools[0].protocol", "nixl"],
-            ),
-            (
-                workers(r#"{"address":"host:80","role":"decode"}"#),
-                &["workers[0].address"],
-            ),
-            (
-                workers(r#"{"address":"127.0.0.1:80","role":"encode"}"#),
-                &["workers[0].role", "prefill"],
-            ),
-            (
-                workers(r#"{"role":"decode"}"#),
-                &["workers[0].address", "required"],
-            ),
-            (
-                workers(r#"{"address":"127.0.0.1:80","role":"decode","port":1}"#),
-                &["port"],
-            ),
-            (
-                workers(
-                    r#"{"address":"127.0.0.1:80","role":"decode"},{"address":"127.0.0.1:80","role":"decode"}"#,
-                ),
-                &["workers[1]", "twice"],
-            ),
-            (
-                pool(r#""protocol":"direct","discovery":{"static":{"workers":[]}}"#),
-                &["pools[0].frontends", "10.0.0.1:8000"],
-            ),
-            (
-                pool(r#""protocol":"nixl","discovery":{"dynamo":{"models":{"dynamo":"m"}}}"#),
-                &["discovery.dynamo", "direct"],
-            ),
-        ] {
-            let said = error(&document);
-            assert!(
-                parts.iter().all(|part| said.contains(part)),
-                "{document}: {said}"
-            );
-        }
-    }
-
-    #[test]
-    fn ids_keep_all_64_bits() {
-        let document = pool(
-            r#""protocol":"direct","frontends":["127.0.0.1:1"],"discovery":{"static":{"workers":[{"id":18446744073709551615,"role":"decode"}]}}"#,
-        );
-        let config = Config::parse(document.as_bytes()).unwrap();
-        let Discovery::Static(list) = &config.pools[0].discovery else {
-            panic!("not static");
-        };
-        assert_eq!(list.workers[0].id, Some(u64::MAX));
-    }
-}
+mod tests;

@@ -1,6 +1,16 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
-use crate::json::{JsonError, Object};
+pub mod steering;
+
+pub use steering::{Pin, Steering};
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode;
+
+use crate::handoff::terminal::Form;
+use crate::handoff::{direct, sglang};
+use crate::json::{JsonError, Member, Object};
 use crate::route::Refusal;
 
 /// What a request's line and headers say, before any of its body is read.
@@ -23,7 +33,7 @@ pub enum Generation {
     Completions,
     /// `/v1/responses`
     Responses,
-    /// Another engine's or vendor's generation path: it can only be run whole.
+    /// Another engine's or vendor's path, which may generate text: it can only be run whole.
     Other,
 }
 
@@ -38,9 +48,12 @@ pub enum Kind {
 
 impl Head<'_> {
     /// What kind of request this is. Paths are compared by their end, so that prefixes such as `/openai` do not hide
-    /// them, and without their query.
+    /// them, without their query, and decoded, as the engines' servers do before they look at them.
+    ///
+    /// Whatever is sent to a path that is not known may generate text: it counts as a generation that can only be run whole,
+    /// so that no decode worker gets it without a hand-off.
     pub fn kind(&self) -> Kind {
-        if self.method != b"POST" {
+        if matches!(self.method, b"GET" | b"HEAD" | b"OPTIONS") {
             return Kind::Plain;
         }
         let path = self
@@ -48,18 +61,21 @@ impl Head<'_> {
             .split(|byte| *byte == b'?')
             .next()
             .unwrap_or_default();
-        let path = path.strip_suffix(b"/").unwrap_or(path);
+        let path: Cow<'_, [u8]> = percent_decode(path).into();
+        let path = path.strip_suffix(b"/").unwrap_or(&path);
         let known = [
-            (&b"/chat/completions"[..], Generation::Chat),
-            (b"/completions", Generation::Completions),
-            (b"/v1/responses", Generation::Responses),
-            (b"/v1/messages", Generation::Other),
-            (b"/generate", Generation::Other),
+            (
+                &b"/chat/completions"[..],
+                Kind::Generation(Generation::Chat),
+            ),
+            (b"/completions", Kind::Generation(Generation::Completions)),
+            (b"/v1/responses", Kind::Generation(Generation::Responses)),
+            (b"/tokenize", Kind::Plain),
+            (b"/detokenize", Kind::Plain),
+            (b"/render", Kind::Plain),
         ];
-        known
-            .iter()
-            .find(|(end, _)| path.ends_with(end))
-            .map_or(Kind::Plain, |(_, generation)| Kind::Generation(*generation))
+        let found = known.iter().find(|(end, _)| path.ends_with(end));
+        found.map_or(Kind::Generation(Generation::Other), |(_, kind)| *kind)
     }
 
     /// Whether the body is compressed, and so cannot be read here.
@@ -93,6 +109,13 @@ pub const MEMBERS: &[&str] = &[
     "max_output_tokens",
     "min_tokens",
     "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "rid",
+    "routed_dp_rank",
+    "disagg_prefill_dp_rank",
+    "nvext",
 ];
 
 /// A request whose body has been read.
@@ -115,19 +138,55 @@ impl<'a> Request<'a> {
     /// [`Refusal`] names the field that is missing or of the wrong type.
     pub fn parse(generation: Generation, body: &'a [u8]) -> Result<Self, Refusal> {
         let object = Object::parse(body, MEMBERS)?;
-        let model = text_field(&object, "model")?;
+        let model = match generation {
+            // Not every interface names its model: such a request goes by load alone.
+            Generation::Other if object.get("model").is_none() => {
+                return Err(Refusal::NoHandoffForPath);
+            }
+            _ => text_field(&object, "model")?,
+        };
         let prompt_tokens = match generation {
             Generation::Other => estimate_tokens(body.len()),
             _ => prompt_tokens(&object, generation.prompt_field())?,
         };
         check_stream(&object)?;
         check_handoff_is_ours(&object)?;
+        check_nvext(&object)?;
         Ok(Self {
             generation,
             model,
             prompt_tokens,
             body: object,
         })
+    }
+}
+
+impl Request<'_> {
+    /// How the client wants its answer.
+    pub fn form(&self) -> Form {
+        match self.body.get("stream").map(|member| member.value) {
+            Some("true") => Form::Stream {
+                usage: self.wants_usage(),
+            },
+            _ => Form::Whole,
+        }
+    }
+
+    fn wants_usage(&self) -> bool {
+        #[derive(serde::Deserialize)]
+        struct Options {
+            include_usage: Option<bool>,
+        }
+        let options = self.body.get("stream_options");
+        let options = options.and_then(|member| serde_json::from_str::<Options>(member.value).ok());
+        options
+            .and_then(|options| options.include_usage)
+            .unwrap_or(false)
+    }
+
+    /// The prompt as token ids, where the client sent it so.
+    pub fn prompt_ids(&self) -> Option<Vec<u32>> {
+        serde_json::from_str(self.body.get("prompt")?.value).ok()
     }
 }
 
@@ -212,19 +271,32 @@ fn check_stream(object: &Object<'_>) -> Result<(), Refusal> {
     }
 }
 
+/// What steers in `nvext` must be found to be heard, or to be taken out.
+fn check_nvext(object: &Object<'_>) -> Result<(), Refusal> {
+    let repeats = |member: &Member<'_>| {
+        Object::parse(member.value.as_bytes(), &direct::STEERING).err()
+            == Some(JsonError::TooManyRepeats)
+    };
+    match object.all("nvext").any(repeats) {
+        true => Err(Refusal::Field {
+            name: "nvext",
+            problem: "repeats a member too often",
+        }),
+        false => Ok(()),
+    }
+}
+
 /// A hand-off is the router's to set: a client that could set it could read another's KV cache. Null and `{}` say nothing.
 fn check_handoff_is_ours(object: &Object<'_>) -> Result<(), Refusal> {
     let says_nothing = |value: &str| {
         let bare: String = value.chars().filter(|c| !c.is_ascii_whitespace()).collect();
         bare == "null" || bare == "{}"
     };
-    match object
-        .all("kv_transfer_params")
-        .all(|member| says_nothing(member.value))
-    {
-        true => Ok(()),
-        false => Err(Refusal::Field {
-            name: "kv_transfer_params",
+    let mut fields = std::iter::once("kv_transfer_params").chain(sglang::FIELDS);
+    match fields.find(|name| !object.all(name).all(|member| says_nothing(member.value))) {
+        None => Ok(()),
+        Some(name) => Err(Refusal::Field {
+            name,
             problem: "is set by the router; a request must not carry it",
         }),
     }
@@ -252,18 +324,20 @@ mod tests {
             ("/v1/completions", Generation::Completions),
             ("/v1/responses", Generation::Responses),
             ("/generate", Generation::Other),
+            ("/v1/chat%2Fcompletions", Generation::Chat),
+            ("/v1/%63hat/completion%73", Generation::Chat),
+            ("/v1/chat/completions/batch", Generation::Other),
+            ("/invocations", Generation::Other),
+            ("/v1/embeddings", Generation::Other),
+            ("/flush_cache", Generation::Other),
+            ("/", Generation::Other),
+            ("", Generation::Other),
+            ("/x?y=/v1/completions", Generation::Other),
         ] {
             assert_eq!(kind("POST", path), Kind::Generation(generation), "{path}");
             assert_eq!(kind("GET", path), Kind::Plain, "{path}");
         }
-        for path in [
-            "/v1/models",
-            "/tokenize",
-            "/",
-            "",
-            "/v1/chat/completions/render",
-            "/x?y=/v1/completions",
-        ] {
+        for path in ["/tokenize", "/v1/detokenize", "/v1/chat/completions/render"] {
             assert_eq!(kind("POST", path), Kind::Plain, "{path}");
         }
     }

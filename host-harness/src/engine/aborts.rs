@@ -1,0 +1,85 @@
+//! Requests that `POST /abort_request` can end while they run.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use serde::Deserialize;
+use tokio::sync::Notify;
+
+/// Which requests are to end.
+#[derive(Deserialize)]
+pub struct Which {
+    #[serde(default)]
+    rid: String,
+    #[serde(default)]
+    abort_all: bool,
+}
+
+impl Which {
+    /// Whether the request of this id is meant.
+    pub fn means(&self, rid: &str) -> bool {
+        self.abort_all || (self.rid == rid && !rid.is_empty())
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    entered: u64,
+    flights: HashMap<u64, (String, Rc<Notify>)>,
+}
+
+/// The requests running now, by their `rid`.
+#[derive(Default)]
+pub struct Aborts(RefCell<Table>);
+
+impl Aborts {
+    /// Makes a request abortable while the value returned lives.
+    pub fn enter(self: &Rc<Self>, rid: &str) -> Abortable {
+        let mut table = self.0.borrow_mut();
+        table.entered += 1;
+        let serial = table.entered;
+        let told = Rc::new(Notify::new());
+        table
+            .flights
+            .insert(serial, (rid.to_owned(), Rc::clone(&told)));
+        Abortable {
+            aborts: Rc::clone(self),
+            serial,
+            told,
+        }
+    }
+
+    /// Tells the requests meant to end; returns their ids.
+    pub fn tell(&self, which: &Which) -> Vec<String> {
+        let table = self.0.borrow();
+        let meant = table.flights.values().filter(|(rid, _)| which.means(rid));
+        meant
+            .map(|(rid, told)| {
+                told.notify_one();
+                rid.clone()
+            })
+            .collect()
+    }
+}
+
+/// A request's place among those that can be aborted.
+pub struct Abortable {
+    aborts: Rc<Aborts>,
+    serial: u64,
+    told: Rc<Notify>,
+}
+
+impl Abortable {
+    /// Resolves when the request is to end; wherever it waits then, since a telling is kept until it is heard.
+    pub fn told(&self) -> impl Future<Output = ()> + use<> {
+        let told = Rc::clone(&self.told);
+        async move { told.notified().await }
+    }
+}
+
+impl Drop for Abortable {
+    fn drop(&mut self) {
+        self.aborts.0.borrow_mut().flights.remove(&self.serial);
+    }
+}

@@ -1,0 +1,117 @@
+//! The legs of an SGLang request, which run at once and meet in a room of the prefill engine.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use hyper::StatusCode;
+use tokio::time::{Instant, sleep};
+
+use super::{Events, Job, Outcome, Ready};
+use crate::engine::body;
+use crate::engine::bootstrap;
+use crate::engine::dialect::Dialect;
+use crate::engine::dialect::sglang::{self, Meeting};
+use crate::engine::marker::Marker;
+use crate::engine::refusal::Refusal;
+use crate::engine::rooms::Tenant;
+
+impl Job {
+    /// Computes the prompt and leaves its KV in the room. The answer, streamed or not, begins when that is done,
+    /// so that a failure is a status.
+    pub(super) async fn prefill_in_room(mut self, local: SocketAddr) -> Outcome {
+        let tenant = match self.enter_room(local) {
+            Ok(tenant) => tenant,
+            Err(refusal) => return Err((self.flight, refusal)),
+        };
+        let ready = self.compute_prompt().await;
+        let markers = &self.generation.markers;
+        if markers.has(Marker::FailPrefill) {
+            return Err((self.flight, Refusal::AsMarked));
+        }
+        tenant.hand_over(ready.blocks, self.kv_of());
+        if markers.has(Marker::FailPrefillLate) {
+            sleep(self.node.config.late).await;
+            return Err((self.flight, Refusal::AsMarked));
+        }
+        self.flight.answered();
+        if self.generation.stream {
+            let pieces = [
+                self.answer.opening(),
+                self.answer.token(0),
+                self.answer.closing(),
+            ];
+            return Ok(body::whole_stream(pieces.concat()));
+        }
+        let content = self.answer.whole(Dialect::Sglang.write(None));
+        Ok(body::json(StatusCode::OK, content))
+    }
+
+    /// Takes the KV from the room, then generates. A stream's headers do not wait for it.
+    pub(super) async fn decode_in_room(mut self) -> Outcome {
+        let (meeting, prefill_rank) = match self.find_room() {
+            Ok(found) => found,
+            Err(refusal) => return Err((self.flight, refusal)),
+        };
+        if self.generation.stream {
+            return Ok(self.streamed(async move |mut job: Self, events: &Events| {
+                match job.take(&meeting, prefill_rank).await {
+                    Ok(ready) => job.send_tokens(ready, events).await,
+                    Err(refusal) => {
+                        tracing::debug!(%refusal, "broken off");
+                        job.flight.refused(&refusal);
+                        events.break_off();
+                    }
+                }
+            }));
+        }
+        match self.take(&meeting, prefill_rank).await {
+            Ok(ready) => self.whole(ready).await,
+            Err(refusal) => Err((self.flight, refusal)),
+        }
+    }
+
+    /// Checks a prefill leg and opens its room.
+    fn enter_room(&self, local: SocketAddr) -> Result<Tenant, Refusal> {
+        let node = &self.node;
+        let meeting = sglang::meeting(&self.generation, &self.id)?;
+        let port = node.bootstrap.map_or(0, |bootstrap| bootstrap.port());
+        meeting.check_at(SocketAddr::new(local.ip(), port))?;
+        let dp_size = node.config.dp_size;
+        let asked = sglang::routed_rank(&self.generation.bootstrap, &self.headers, dp_size)?;
+        meeting.check_rank(asked, dp_size)?;
+        node.rooms
+            .enter(meeting.room, &self.id)
+            .ok_or(Refusal::UsedRoom(meeting.room))
+    }
+
+    /// Checks a decode leg; returns where its KV is to be and the rank it names for the prefill.
+    fn find_room(&self) -> Result<(Meeting, Option<u64>), Refusal> {
+        let node = &self.node;
+        let bootstrap = &self.generation.bootstrap;
+        let meeting = sglang::meeting(&self.generation, &self.id)?;
+        sglang::routed_rank(bootstrap, &self.headers, node.config.dp_size)?;
+        let prefill_rank = sglang::prefill_rank(bootstrap)?;
+        if !node.rooms.note_decode(meeting.room) {
+            return Err(Refusal::UsedRoom(meeting.room));
+        }
+        Ok((meeting, prefill_rank))
+    }
+
+    /// Waits for the KV. The first token came with it, so that nothing is computed here.
+    async fn take(
+        &mut self,
+        meeting: &Meeting,
+        prefill_rank: Option<u64>,
+    ) -> Result<Ready, Refusal> {
+        let node = Rc::clone(&self.node);
+        let blocks = node.kv.reserve(self.blocks).await;
+        let patience = node.config.partner_timeout;
+        let of = bootstrap::take(&node.puller, meeting, prefill_rank, patience).await?;
+        self.check_prompt(of)?;
+        self.flight.run();
+        Ok(Ready {
+            blocks,
+            first_token: Instant::now(),
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! What `GET /health` says, and the switch (`POST /__health`) with which a test makes it fail or dawdle.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::{Response, StatusCode};
+use serde::Deserialize;
+
+use super::body::{self, Body};
+
+/// What is to be answered; what is not named is as in a healthy engine.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Wanted {
+    status: Option<u16>,
+    delay_ms: u64,
+}
+
+/// The health an engine tells.
+#[derive(Default)]
+pub struct Health(Cell<Wanted>);
+
+impl Health {
+    /// Sets what is told from now on; `{}` makes the engine healthy again.
+    pub fn set(&self, content: &[u8]) -> Response<Body> {
+        match serde_json::from_slice::<Wanted>(content) {
+            Ok(wanted) if status(wanted).is_ok() => {
+                self.0.set(wanted);
+                body::json(StatusCode::OK, Bytes::from_static(b"{}"))
+            }
+            Ok(_) => bad("status must be an HTTP status"),
+            Err(error) => bad(&error.to_string()),
+        }
+    }
+
+    /// Answers a probe.
+    pub async fn tell(&self) -> Response<Body> {
+        let wanted = self.0.get();
+        if wanted.delay_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(wanted.delay_ms)).await;
+        }
+        let status = status(wanted).unwrap_or_default();
+        body::whole(status, "application/json", Bytes::new())
+    }
+}
+
+fn status(wanted: Wanted) -> Result<StatusCode, hyper::http::status::InvalidStatusCode> {
+    wanted
+        .status
+        .map_or(Ok(StatusCode::OK), StatusCode::from_u16)
+}
+
+fn bad(why: &str) -> Response<Body> {
+    let detail = serde_json::json!({ "detail": why });
+    body::json(StatusCode::BAD_REQUEST, detail.to_string().into())
+}

@@ -1,0 +1,85 @@
+//! Marks in a prompt's text that make an engine misbehave, or end early, on demand: for tests and demonstrations.
+
+/// The marks in words, for `--help`.
+pub const MARKERS: &str = "Marks in the text of a prompt, for tests and demonstrations:
+  <|end|>                generation ends by itself (\"stop\") at its first token; a vllm prefill engine then hands nothing off
+  <|lose|>               a vllm prefill engine ends at the length limit, but hands nothing off
+  <|fail-prefill|>       a prefill engine computes, then answers 500; in sglang the decode of its room fails with it
+  <|fail-prefill-late|>  an sglang prefill engine hands its KV over, and answers 500 only --late-ms later
+  <|die-mid-stream|>     an engine that generates breaks the connection after three tokens
+  <|slow-decode|>        an engine that generates takes twenty times as long for each token";
+
+/// What `<|slow-decode|>` multiplies the time of a token with.
+pub const SLOW: f64 = 20.0;
+/// Tokens sent before `<|die-mid-stream|>` breaks the connection.
+pub const TOKENS_BEFORE_DEATH: u64 = 3;
+
+/// What can be asked of an engine in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marker {
+    /// Generation ends by itself at its first token.
+    End,
+    /// vLLM, prefill: no hand-off, though the length limit ended the prefill.
+    Lose,
+    /// Prefill: 500 after computing, nothing handed off.
+    FailPrefill,
+    /// SGLang, prefill: 500 a while after the KV was handed over.
+    FailPrefillLate,
+    /// The connection breaks after [`TOKENS_BEFORE_DEATH`] tokens.
+    DieMidStream,
+    /// Each token takes [`SLOW`] times as long.
+    SlowDecode,
+}
+
+const ALL: [(Marker, &str); 6] = [
+    (Marker::End, "<|end|>"),
+    (Marker::Lose, "<|lose|>"),
+    (Marker::FailPrefill, "<|fail-prefill|>"),
+    (Marker::FailPrefillLate, "<|fail-prefill-late|>"),
+    (Marker::DieMidStream, "<|die-mid-stream|>"),
+    (Marker::SlowDecode, "<|slow-decode|>"),
+];
+
+/// The marks of one prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Markers(Vec<Marker>);
+
+impl Markers {
+    /// The marks in any of `texts`.
+    pub fn find(texts: &[&str]) -> Self {
+        let marked: Vec<&str> = texts
+            .iter()
+            .copied()
+            .filter(|text| text.contains("<|"))
+            .collect();
+        let asked = |mark: &str| marked.iter().any(|text| text.contains(mark));
+        let found = ALL.iter().filter(|(_, mark)| asked(mark));
+        Self(found.map(|(marker, _)| *marker).collect())
+    }
+
+    /// Whether the prompt carries this mark.
+    pub fn has(&self, marker: Marker) -> bool {
+        self.0.contains(&marker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_found_in_any_text_and_told_apart() {
+        let found = Markers::find(&["a <|end|> b", "plain", "<|fail-prefill-late|>"]);
+        assert!(found.has(Marker::End));
+        assert!(found.has(Marker::FailPrefillLate));
+        assert!(!found.has(Marker::FailPrefill));
+        assert_eq!(Markers::find(&["<|END|>", "end"]), Markers::default());
+    }
+
+    #[test]
+    fn the_help_names_every_mark() {
+        for (_, mark) in ALL {
+            assert!(MARKERS.contains(mark), "{mark}");
+        }
+    }
+}

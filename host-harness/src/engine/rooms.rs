@@ -1,0 +1,330 @@
+//! Owns a prefill engine's bootstrap rooms: where the KV of one prefill meets the one decode it is for.
+//!
+//! A room is used once. Either side may come first; the decode waits here until the KV is ready or will never be.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::aborts::Which;
+use super::kv::{Blocks, Kv};
+use super::lease::{KvOf, PullRefusal};
+
+/// Why a room gives no KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoomRefusal {
+    /// Another prefill or another decode had it.
+    Used,
+    /// Its prefill failed, or was aborted.
+    PrefillFailed,
+    /// The KV was held as long as it is held, and is gone.
+    Expired,
+    /// The decode expects the prefill on another rank than the room stands for.
+    RankConflict,
+}
+
+/// KV that waits for its decode.
+struct Held {
+    id: String,
+    blocks: Vec<u32>,
+}
+
+enum Progress {
+    /// A decode waits; no prefill has come.
+    Awaited,
+    /// A prefill has come.
+    Computing,
+    /// The KV is there.
+    Ready(Held),
+}
+
+struct Room {
+    progress: Progress,
+    /// The prefill's, empty before it comes.
+    rid: String,
+    claimed: bool,
+    changed: Rc<Notify>,
+}
+
+impl Room {
+    fn new(progress: Progress) -> Self {
+        Self {
+            progress,
+            rid: String::new(),
+            claimed: false,
+            changed: Rc::default(),
+        }
+    }
+}
+
+/// The rooms of one engine.
+#[derive(Default)]
+pub struct Rooms {
+    open: RefCell<HashMap<u64, Room>>,
+    /// Rooms that are over, and what a decode is told of them. Grows for ever, since "never twice" has no end: 16 bytes a room.
+    over: RefCell<HashMap<u64, RoomRefusal>>,
+    /// A decode engine's: the rooms it was sent to. Grows likewise.
+    decoded: RefCell<HashSet<u64>>,
+}
+
+impl Rooms {
+    /// Opens a room for its prefill, which is the request `rid`; `None` if it ever had one.
+    pub fn enter(self: &Rc<Self>, number: u64, rid: &str) -> Option<Tenant> {
+        if self.over.borrow().contains_key(&number) {
+            return None;
+        }
+        let mut open = self.open.borrow_mut();
+        let room = open
+            .entry(number)
+            .or_insert_with(|| Room::new(Progress::Awaited));
+        if !matches!(room.progress, Progress::Awaited) {
+            return None;
+        }
+        room.progress = Progress::Computing;
+        room.rid = rid.to_owned();
+        Some(Tenant {
+            rooms: Rc::clone(self),
+            number,
+        })
+    }
+
+    /// Notes that a decode was sent to a room; `false` if one was before.
+    pub fn note_decode(&self, number: u64) -> bool {
+        self.decoded.borrow_mut().insert(number)
+    }
+
+    /// Waits for the KV of a room and takes it, for the room's one decode.
+    ///
+    /// # Errors
+    /// When there is none, or will never be. Given up early, the room stays claimed, and its KV waits until its lease ends.
+    pub async fn take(&self, number: u64, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+        let changed = self.claim(number)?;
+        loop {
+            if let Some(outcome) = self.try_take(number, kv) {
+                return outcome;
+            }
+            changed.notified().await;
+        }
+    }
+
+    /// Drops the KV of the rooms whose prefill is meant and done; returns the ids of those prefills.
+    pub fn abort(&self, which: &Which, kv: &Kv) -> Vec<String> {
+        let open = self.open.borrow();
+        let meant: Vec<u64> = open
+            .iter()
+            .filter(|(_, room)| matches!(room.progress, Progress::Ready(_)))
+            .filter(|(_, room)| which.means(&room.rid))
+            .map(|(number, _)| *number)
+            .collect();
+        drop(open);
+        let mut dropped = Vec::new();
+        for number in meant {
+            let Some(room) = self.end(number, RoomRefusal::PrefillFailed) else {
+                continue;
+            };
+            if let Progress::Ready(held) = room.progress
+                && kv.revoke(&held.id)
+            {
+                dropped.push(room.rid);
+            }
+        }
+        dropped
+    }
+
+    /// Rooms that a leg has come to and that are not over. KV whose time has run out ends its room here at the latest.
+    pub fn count_open(&self, kv: &Kv) -> usize {
+        let stale =
+            |room: &Room| matches!(&room.progress, Progress::Ready(held) if !kv.holds(&held.id));
+        let open = self.open.borrow();
+        let expired = open.iter().filter(|(_, room)| stale(room));
+        let expired: Vec<u64> = expired.map(|(number, _)| *number).collect();
+        drop(open);
+        for number in expired {
+            self.end(number, RoomRefusal::Expired);
+        }
+        self.open.borrow().len()
+    }
+
+    fn claim(&self, number: u64) -> Result<Rc<Notify>, RoomRefusal> {
+        if let Some(refusal) = self.over.borrow().get(&number) {
+            return Err(*refusal);
+        }
+        let mut open = self.open.borrow_mut();
+        let room = open
+            .entry(number)
+            .or_insert_with(|| Room::new(Progress::Awaited));
+        if room.claimed {
+            return Err(RoomRefusal::Used);
+        }
+        room.claimed = true;
+        Ok(Rc::clone(&room.changed))
+    }
+
+    /// `None` while the prefill is not done.
+    fn try_take(&self, number: u64, kv: &Kv) -> Option<Result<KvOf, RoomRefusal>> {
+        if let Some(refusal) = self.over.borrow().get(&number) {
+            return Some(Err(*refusal));
+        }
+        let ready = |room: &Room| matches!(room.progress, Progress::Ready(_));
+        if !self.open.borrow().get(&number).is_some_and(ready) {
+            return None;
+        }
+        let Progress::Ready(held) = self.end(number, RoomRefusal::Used)?.progress else {
+            return None;
+        };
+        Some(match kv.consume(&held.id, &[held.blocks]) {
+            Ok(of) => Ok(of),
+            Err(PullRefusal::Expired) => Err(RoomRefusal::Expired),
+            Err(_) => Err(RoomRefusal::PrefillFailed),
+        })
+    }
+
+    /// Closes an open room for ever, and tells whoever waits in it.
+    fn end(&self, number: u64, told: RoomRefusal) -> Option<Room> {
+        let room = self.open.borrow_mut().remove(&number)?;
+        self.over.borrow_mut().insert(number, told);
+        room.changed.notify_one();
+        Some(room)
+    }
+}
+
+/// The prefill of a room; dropped before it handed anything over, it has failed.
+pub struct Tenant {
+    rooms: Rc<Rooms>,
+    number: u64,
+}
+
+impl Tenant {
+    /// Puts the KV into the room, where it waits for its decode.
+    pub fn hand_over(self, blocks: Blocks, of: KvOf) {
+        let mut open = self.rooms.open.borrow_mut();
+        let Some(room) = open.get_mut(&self.number) else {
+            return;
+        };
+        let (id, blocks) = blocks.hand_off(&room.rid, of);
+        room.progress = Progress::Ready(Held { id, blocks });
+        room.changed.notify_one();
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let computing = |room: &Room| matches!(room.progress, Progress::Computing);
+        let failed = self
+            .rooms
+            .open
+            .borrow()
+            .get(&self.number)
+            .is_some_and(computing);
+        if failed {
+            self.rooms.end(self.number, RoomRefusal::PrefillFailed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const OF: KvOf = KvOf {
+        prompt_tokens: 20,
+        prompt_fingerprint: 7,
+    };
+
+    fn rooms() -> (Rc<Rooms>, Rc<Kv>) {
+        (Rc::default(), Kv::new(8, Duration::from_secs(60)))
+    }
+
+    fn blocks(kv: &Rc<Kv>) -> Blocks {
+        kv.try_reserve(2).expect("free blocks")
+    }
+
+    #[tokio::test]
+    async fn either_side_may_come_first() {
+        let (rooms, kv) = rooms();
+        let tenant = rooms.enter(1, "a").expect("a new room");
+        tenant.hand_over(blocks(&kv), OF);
+        assert_eq!(rooms.take(1, &kv).await, Ok(OF));
+
+        let late = async {
+            rooms
+                .enter(2, "b")
+                .expect("awaited")
+                .hand_over(blocks(&kv), OF)
+        };
+        let (taken, ()) = tokio::join!(rooms.take(2, &kv), late);
+        assert_eq!(taken, Ok(OF));
+        assert_eq!(kv.counts().0, 0);
+    }
+
+    #[tokio::test]
+    async fn a_room_is_used_once() {
+        let (rooms, kv) = rooms();
+        let tenant = rooms.enter(1, "a").expect("a new room");
+        assert!(rooms.enter(1, "b").is_none(), "while it computes");
+        tenant.hand_over(blocks(&kv), OF);
+        assert!(rooms.enter(1, "b").is_none(), "while it waits");
+        assert_eq!(rooms.take(1, &kv).await, Ok(OF));
+        assert!(rooms.enter(1, "b").is_none(), "when it is over");
+        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::Used));
+        assert!(rooms.note_decode(1));
+        assert!(!rooms.note_decode(1));
+    }
+
+    #[tokio::test]
+    async fn a_prefill_that_fails_fails_its_decode() {
+        let (rooms, kv) = rooms();
+        let tenant = rooms.enter(1, "a").expect("a new room");
+        let (taken, ()) = tokio::join!(rooms.take(1, &kv), async { drop(tenant) });
+        assert_eq!(taken, Err(RoomRefusal::PrefillFailed));
+        drop(rooms.enter(2, "b"));
+        assert_eq!(rooms.take(2, &kv).await, Err(RoomRefusal::PrefillFailed));
+        assert!(rooms.enter(2, "b").is_none());
+    }
+
+    #[tokio::test]
+    async fn an_abort_drops_what_waits_for_its_decode() {
+        let (rooms, kv) = rooms();
+        for (number, rid) in [(1, "a"), (2, "b")] {
+            let tenant = rooms.enter(number, rid).expect("a new room");
+            tenant.hand_over(blocks(&kv), OF);
+        }
+        let which = |json: &str| serde_json::from_str::<Which>(json).expect("valid");
+        assert_eq!(rooms.abort(&which(r#"{"rid":"a"}"#), &kv), ["a"]);
+        assert_eq!(rooms.abort(&which(r#"{"rid":"a"}"#), &kv).len(), 0);
+        assert_eq!(kv.counts().0, 2);
+        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::PrefillFailed));
+        assert_eq!(rooms.abort(&which(r#"{"abort_all":true}"#), &kv), ["b"]);
+        assert_eq!(kv.counts().0, 0);
+    }
+
+    #[tokio::test]
+    async fn a_room_ends_with_its_lease() {
+        let rooms: Rc<Rooms> = Rc::default();
+        let kv = Kv::new(8, Duration::ZERO);
+        let tenant = rooms.enter(1, "a").expect("a new room");
+        assert_eq!(rooms.count_open(&kv), 1);
+        tenant.hand_over(blocks(&kv), OF);
+        assert_eq!(rooms.count_open(&kv), 0);
+        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::Expired));
+    }
+
+    #[tokio::test]
+    async fn a_decode_that_gave_up_leaves_the_room_claimed() {
+        let (rooms, kv) = rooms();
+        let gave_up = tokio::time::timeout(Duration::from_millis(1), rooms.take(1, &kv)).await;
+        assert!(gave_up.is_err());
+        rooms
+            .enter(1, "a")
+            .expect("awaited")
+            .hand_over(blocks(&kv), OF);
+        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::Used));
+        assert_eq!(kv.counts().0, 2);
+    }
+}

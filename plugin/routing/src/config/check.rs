@@ -1,0 +1,221 @@
+//! Owns what makes a well-formed configuration wrong.
+
+use hashbrown::HashSet;
+
+use super::{
+    BootstrapSource, Config, ConfigError, Discovery, DocumentDiscovery, DynamoDiscovery,
+    ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
+};
+
+impl Config {
+    /// Looks for what cannot be meant.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let [pool] = self.pools.as_slice() else {
+            return Err(value(
+                "pools",
+                "exactly one pool is supported by this version",
+            ));
+        };
+        if self.limits.bodies_in_flight_bytes == 0 {
+            return Err(value(
+                "limits.bodies_in_flight_bytes",
+                "must be at least 1: with 0 every request would be refused",
+            ));
+        }
+        pool.check("pools[0]")
+    }
+}
+
+impl Pool {
+    fn check(&self, at: &str) -> Result<(), ConfigError> {
+        if self.name.is_empty() {
+            return Err(value(&format!("{at}.name"), "must not be empty"));
+        }
+        if self.block_tokens == 0 {
+            return Err(value(&format!("{at}.block_tokens"), "must be at least 1"));
+        }
+        if self.prefill.attempts == 0 {
+            return Err(value(
+                &format!("{at}.prefill.attempts"),
+                "must be at least 1",
+            ));
+        }
+        if self.prefill.timeout_ms == 0 {
+            return Err(value(
+                &format!("{at}.prefill.timeout_ms"),
+                "must be at least 1",
+            ));
+        }
+        if self.decode.attempts == 0 {
+            return Err(value(
+                &format!("{at}.decode.attempts"),
+                "must be at least 1",
+            ));
+        }
+        if self.bootstrap == BootstrapSource::Port(0) {
+            return Err(value(
+                &format!("{at}.bootstrap.port"),
+                "port 0 cannot be reached",
+            ));
+        }
+        if !(1..=120_000).contains(&self.cleanup.timeout_ms) {
+            return Err(value(
+                &format!("{at}.cleanup.timeout_ms"),
+                "must be from 1 to 120000",
+            ));
+        }
+        self.check_frontends(at)?;
+        self.check_policies(at)?;
+        match &self.discovery {
+            Discovery::Static(list) => check_workers(
+                &list.workers,
+                self.protocol,
+                &format!("{at}.discovery.static."),
+            ),
+            Discovery::Dynamo(poll) => poll.check(self.protocol, &format!("{at}.discovery.dynamo")),
+            Discovery::Document(poll) => poll.check(&format!("{at}.discovery.document")),
+        }
+    }
+
+    fn check_policies(&self, at: &str) -> Result<(), ConfigError> {
+        let path = format!("{at}.on_prefill_failure");
+        let decode_only = self
+            .on_prefill_failure
+            .contains(&OnPrefillFailure::DecodeOnly);
+        match decode_only {
+            true if self.protocol != Protocol::Nixl => Err(value(
+                &path,
+                "decode_only works with nixl only: elsewhere decode runs already, or behind a frontend, when prefill fails",
+            )),
+            true if self.enforce_disagg => Err(value(
+                &path,
+                "decode_only contradicts enforce_disagg; leave one of them out",
+            )),
+            true if !self.decode.runs_whole_requests => Err(value(
+                &path,
+                "decode_only needs decode.runs_whole_requests: a decode-only worker cannot run a request without its hand-off",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What happens while there is no prefill worker, the shorthand taken into account.
+    pub fn prefill_absent(&self) -> OnPrefillAbsent {
+        match self.enforce_disagg {
+            true => OnPrefillAbsent::Fail,
+            false => self.on_prefill_absent,
+        }
+    }
+
+    fn check_frontends(&self, at: &str) -> Result<(), ConfigError> {
+        let path = format!("{at}.frontends");
+        match (self.protocol, self.frontends.is_empty()) {
+            (Protocol::Direct, true) => Err(value(
+                &path,
+                "direct mode needs the Dynamo frontends' addresses, as [\"10.0.0.1:8000\"]",
+            )),
+            (Protocol::Nixl | Protocol::Sglang, false) => Err(value(
+                &path,
+                "only direct mode has frontends; with nixl and sglang a request goes to the decode worker itself",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ranks of one worker: each is a target of its own in every choice.
+const MAX_DP_SIZE: u32 = 1024;
+
+/// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
+pub(crate) fn check_workers(
+    workers: &[ListedWorker],
+    protocol: Protocol,
+    at: &str,
+) -> Result<(), ConfigError> {
+    let (mut addresses, mut ids) = (HashSet::new(), HashSet::new());
+    for (index, worker) in workers.iter().enumerate() {
+        let at = format!("{at}workers[{index}]");
+        worker.check(protocol, &at)?;
+        let is_new = worker
+            .address
+            .is_none_or(|address| addresses.insert(address))
+            && worker.id.is_none_or(|id| ids.insert(id));
+        if !is_new {
+            return Err(value(&at, "this worker (address or id) is listed twice"));
+        }
+    }
+    Ok(())
+}
+
+impl DocumentDiscovery {
+    fn check(&self, at: &str) -> Result<(), ConfigError> {
+        if self.addresses.is_empty() {
+            return Err(value(
+                &format!("{at}.addresses"),
+                "must name at least one member of the cluster, as [\"10.0.0.1:80\"]",
+            ));
+        }
+        if !self.path.starts_with('/') {
+            return Err(value(&format!("{at}.path"), "must begin with a slash"));
+        }
+        check_interval(self.interval_ms, self.timeout_ms, at)
+    }
+}
+
+fn check_interval(interval_ms: u64, timeout_ms: u64, at: &str) -> Result<(), ConfigError> {
+    if interval_ms < 100 {
+        return Err(value(&format!("{at}.interval_ms"), "must be at least 100"));
+    }
+    if timeout_ms == 0 {
+        return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
+    }
+    Ok(())
+}
+
+impl ListedWorker {
+    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+        if !(1..=MAX_DP_SIZE).contains(&self.dp_size) {
+            return Err(value(&format!("{at}.dp_size"), "must be from 1 to 1024"));
+        }
+        if self.address.is_some_and(|address| address.port() == 0) || self.bootstrap_port == Some(0)
+        {
+            return Err(value(at, "port 0 cannot be reached"));
+        }
+        match protocol {
+            Protocol::Nixl | Protocol::Sglang if self.address.is_none() => Err(value(
+                &format!("{at}.address"),
+                "is required with nixl and sglang, as \"10.0.0.1:8000\" (an address, not a host name)",
+            )),
+            Protocol::Direct if self.id.is_none() => Err(value(
+                &format!("{at}.id"),
+                "is required in direct mode: the worker's Dynamo instance id, a decimal number",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl DynamoDiscovery {
+    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+        if protocol != Protocol::Direct {
+            return Err(value(
+                at,
+                "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
+            ));
+        }
+        if self.models.is_empty() {
+            return Err(value(
+                &format!("{at}.models"),
+                "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
+            ));
+        }
+        check_interval(self.interval_ms, self.timeout_ms, at)
+    }
+}
+
+fn value(path: &str, problem: &'static str) -> ConfigError {
+    ConfigError::Value {
+        path: path.to_owned(),
+        problem,
+    }
+}

@@ -1,0 +1,76 @@
+//! Owns bootstrap rooms: the numbers by which SGLang's two legs find each other.
+//!
+//! A room is used once. SGLang recovers the prefill rank as `room % dp_size`, so a room is aligned to the rank that was
+//! picked, and it is at most 2^63 − 1. Rooms of different VMs differ in their upper bits, which are a number that no other
+//! VM of this proxy has, mixed with one that differs between proxies.
+
+/// Bits that count the rooms of one VM: 2^39 of them last for years.
+const COUNTER_BITS: u32 = 39;
+
+/// Bits that tell VMs apart: together with the counter 63.
+const OWNER_BITS: u32 = 24;
+
+/// Draws rooms.
+#[derive(Debug, Clone)]
+pub struct Rooms {
+    owner: u64,
+    next: u64,
+}
+
+impl Rooms {
+    /// The rooms of the VM that `owner` is the number of.
+    pub fn new(owner: u64) -> Self {
+        Self {
+            owner: owner & ((1 << OWNER_BITS) - 1),
+            next: 0,
+        }
+    }
+
+    /// A room that has not been used, for the rank that was picked of a worker with `dp_size` ranks.
+    pub fn draw(&mut self, rank: u32, dp_size: u32) -> u64 {
+        let size = u64::from(dp_size.max(1));
+        let rank = u64::from(rank) % size;
+        let base = (self.owner << COUNTER_BITS) | self.next;
+        // Everything below `base` may be used up: the room is the first aligned one that is not, and the next base lies
+        // behind the whole aligned group.
+        let aligned = base.next_multiple_of(size);
+        let used = aligned
+            .saturating_add(size)
+            .saturating_sub(self.owner << COUNTER_BITS);
+        self.next = used & ((1 << COUNTER_BITS) - 1);
+        aligned.saturating_add(rank) & (i64::MAX as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    proptest! {
+        #[test]
+        fn rooms_are_aligned_bounded_and_never_used_twice(
+            owner in any::<u64>(),
+            draws in proptest::collection::vec((0u32..16, 1u32..16), 1..500),
+        ) {
+            let mut rooms = Rooms::new(owner);
+            let mut seen = HashSet::new();
+            for (rank, size) in draws {
+                let rank = rank % size;
+                let room = rooms.draw(rank, size);
+                prop_assert_eq!(room % u64::from(size), u64::from(rank));
+                prop_assert!(room <= i64::MAX as u64);
+                prop_assert!(seen.insert(room));
+            }
+        }
+
+        #[test]
+        fn rooms_of_different_vms_differ(a in 0u64..1 << 24, b in 0u64..1 << 24) {
+            prop_assume!(a != b);
+            let (mut of_a, mut of_b) = (Rooms::new(a), Rooms::new(b));
+            let first: HashSet<u64> = (0..100).map(|_| of_a.draw(1, 3)).collect();
+            prop_assert!((0..100).all(|_| !first.contains(&of_b.draw(2, 5))));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Owns when prefill and decode have met: the state of one (model, namespace), and what each state answers.
+//!
+//! The state is a pure function of what exists now ([`Census`]). How it came about decides nothing: a waiter that is left
+//! behind, or an endpoint that is forgotten after the hand-shake, cannot be, since there is neither. History is kept for
+//! people only, as *deactivated*, which answers as *decode waiting* does.
+//!
+//! A *set* is the workers of one role that share a set name. Two sets of one role are ambiguous, and are not served until
+//! one is gone, rather than guessed at.
+
+use crate::config::OnPrefillAbsent;
+
+/// What exists of one model in one namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Census {
+    /// Sets of prefill workers.
+    pub prefill_sets: usize,
+    /// Sets of decode workers.
+    pub decode_sets: usize,
+    /// Prefill workers whose binding is built: all that must be known before one may be handed a request.
+    pub bound_prefills: usize,
+    /// Workers that run whole requests: those of role aggregated, and decode workers where the pool says that they can.
+    pub whole_workers: usize,
+}
+
+/// Whether, and why not, requests of one model in one namespace can be disaggregated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// Neither a prefill nor a decode worker.
+    Vacant,
+    /// Decode workers without a prefill worker, from the beginning.
+    DecodeWaiting,
+    /// Prefill workers without a decode worker.
+    PrefillReady,
+    /// Both are there, but no prefill worker's binding is built yet.
+    Pending,
+    /// Both have met.
+    Active,
+    /// Two sets of one role.
+    Ambiguous,
+    /// Decode workers whose prefill workers have left.
+    Deactivated,
+}
+
+impl State {
+    /// All states, for tables and metrics.
+    pub const ALL: [Self; 7] = [
+        Self::Vacant,
+        Self::DecodeWaiting,
+        Self::PrefillReady,
+        Self::Pending,
+        Self::Active,
+        Self::Ambiguous,
+        Self::Deactivated,
+    ];
+
+    /// The state of what exists. `was_active` tells *deactivated* from *decode waiting*, for people.
+    pub fn of(census: Census, was_active: bool) -> Self {
+        match (census.prefill_sets, census.decode_sets) {
+            (0, 0) => Self::Vacant,
+            (prefill, decode) if prefill > 1 || decode > 1 => Self::Ambiguous,
+            (0, _) if was_active => Self::Deactivated,
+            (0, _) => Self::DecodeWaiting,
+            (_, 0) => Self::PrefillReady,
+            _ if census.bound_prefills == 0 => Self::Pending,
+            _ => Self::Active,
+        }
+    }
+
+    /// Its name in logs, metrics and documentation.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vacant => "vacant",
+            Self::DecodeWaiting => "decode_waiting",
+            Self::PrefillReady => "prefill_ready",
+            Self::Pending => "pending",
+            Self::Active => "active",
+            Self::Ambiguous => "ambiguous",
+            Self::Deactivated => "deactivated",
+        }
+    }
+
+    /// What a request gets.
+    pub fn verdict(self, mode: Mode, rules: Rules) -> Verdict {
+        match (self, mode) {
+            (Self::Active, _) => Verdict::Pair,
+            // A binding that is still being built is needed to run a request, not to name who would.
+            (Self::Pending, Mode::QueryOnly) => Verdict::Pair,
+            // Readiness counts the prefill workers already; a decode worker must not get a bare request meanwhile.
+            (Self::Pending, _) => Verdict::Refused(NotServed::Pending),
+            (Self::Ambiguous, _) => Verdict::Refused(NotServed::Ambiguous),
+            (absent, _) => match rules.on_prefill_absent {
+                OnPrefillAbsent::Aggregate if rules.whole_workers => Verdict::Whole,
+                _ => Verdict::Refused(absent.reason()),
+            },
+        }
+    }
+
+    fn reason(self) -> NotServed {
+        match self {
+            Self::Vacant => NotServed::Vacant,
+            Self::PrefillReady => NotServed::NoDecode,
+            _ => NotServed::NotActivated,
+        }
+    }
+}
+
+/// What a request wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// An answer, from workers that the router picks.
+    Normal,
+    /// An answer, from workers that it names itself.
+    PreRouted,
+    /// Only the names of the workers that would be picked.
+    QueryOnly,
+}
+
+impl Mode {
+    /// All modes, for tables.
+    pub const ALL: [Self; 3] = [Self::Normal, Self::PreRouted, Self::QueryOnly];
+
+    /// Its name in the documentation.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::PreRouted => "pre-routed",
+            Self::QueryOnly => "query-only",
+        }
+    }
+}
+
+/// What, beside the state, decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// The pool's policy.
+    pub on_prefill_absent: OnPrefillAbsent,
+    /// Whether there is a worker that runs whole requests.
+    pub whole_workers: bool,
+}
+
+/// What a request gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// A prefill and a decode worker.
+    Pair,
+    /// One worker that runs it whole.
+    Whole,
+    /// An error: 503, and trying again later may help.
+    Refused(NotServed),
+}
+
+/// Why nothing is served. The order is that in which one of several is told: what is nearest to being served first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum NotServed {
+    /// A binding is being built.
+    #[error("the prefill workers are being connected")]
+    Pending,
+    /// Two sets of one role.
+    #[error(
+        "two sets of workers of one role are registered; it is ambiguous which is meant until one is gone"
+    )]
+    Ambiguous,
+    /// No prefill worker, and nobody may run it whole.
+    #[error("disaggregation is not activated: no prefill worker is available")]
+    NotActivated,
+    /// No decode worker.
+    #[error("no decode worker is available")]
+    NoDecode,
+    /// Nobody at all.
+    #[error("no worker is available")]
+    Vacant,
+}
+
+impl NotServed {
+    /// The reason in one word.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Pending => "prefill_pending",
+            Self::Ambiguous => "ambiguous_sets",
+            Self::NotActivated => "prefill_not_activated",
+            Self::NoDecode => "no_decode_worker",
+            Self::Vacant => "no_worker",
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Owns what a trusted caller says about where its request goes: pins, a mere query, and constraints.
+//!
+//! Said in headers (both spellings) or in the body's `nvext`; headers win. Ids are decimal, unsigned, of 64 bits. A header
+//! that cannot be read counts as absent, as Dynamo has it.
+
+use serde::Deserialize;
+
+use super::Refusal;
+use crate::fleet::{Role, WorkerId};
+use crate::rendezvous::Mode;
+use crate::topology::Constraints;
+
+/// The annotation that makes a request a query.
+const QUERY: &str = "query_instance_id:";
+
+/// Dynamo's way of saying in a header that a rank is not set.
+const UNSET_RANK: u32 = u32::MAX;
+
+/// What the caller says. All of it absent: a normal request.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Steering {
+    /// Only the names of the workers are asked for.
+    pub query: bool,
+    /// The prefill worker, for a pair.
+    pub prefill: Pin,
+    /// The decode worker, for a pair.
+    pub decode: Pin,
+    /// The worker meant where the phase's own field is absent.
+    pub backend: Option<WorkerId>,
+    /// What the decode worker must and should hold.
+    pub constraints: Constraints,
+    /// The prompt as token ids, where the caller has them.
+    pub token_data: Option<Vec<u32>>,
+}
+
+/// A worker that the caller names, and a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pin {
+    /// The worker.
+    pub worker: Option<WorkerId>,
+    /// The rank, with or without a worker.
+    pub rank: Option<u32>,
+}
+
+impl Pin {
+    fn or(self, backend: Option<WorkerId>) -> Self {
+        Self {
+            worker: self.worker.or(backend),
+            rank: self.rank,
+        }
+    }
+}
+
+/// The headers that steer, each with the field it stands for; of two spellings the first one wins.
+const HEADERS: [(&str, Field); 10] = [
+    ("x-dynamo-worker-instance-id", Field::Decode),
+    ("x-worker-instance-id", Field::Decode),
+    ("x-dynamo-prefill-instance-id", Field::Prefill),
+    ("x-prefill-instance-id", Field::Prefill),
+    ("x-dynamo-dp-rank", Field::Rank),
+    ("x-dp-rank", Field::Rank),
+    ("x-data-parallel-rank", Field::Rank),
+    ("x-dynamo-prefill-dp-rank", Field::PrefillRank),
+    ("x-prefill-dp-rank", Field::PrefillRank),
+    ("x-dynamo-backend-instance-id", Field::Backend),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Decode,
+    Prefill,
+    Backend,
+    Rank,
+    PrefillRank,
+}
+
+/// The names of all headers that steer.
+pub fn header_names() -> impl Iterator<Item = &'static str> {
+    HEADERS.iter().map(|(name, _)| *name)
+}
+
+/// The header that a caller names a worker of `role` with, for messages.
+pub fn header_for(role: Role) -> &'static str {
+    match role {
+        Role::Prefill => "x-dynamo-prefill-instance-id",
+        Role::Decode | Role::Aggregated => "x-dynamo-worker-instance-id",
+    }
+}
+
+/// What of `nvext` steers. Other fields are the backend's.
+#[derive(Debug, Default, Deserialize)]
+struct Nvext {
+    annotations: Option<Vec<String>>,
+    backend_instance_id: Option<u64>,
+    prefill_worker_id: Option<u64>,
+    decode_worker_id: Option<u64>,
+    dp_rank: Option<u32>,
+    prefill_dp_rank: Option<u32>,
+    routing_constraints: Option<Constraints>,
+    token_data: Option<Vec<u32>>,
+}
+
+impl Steering {
+    /// What a trusted caller says in its headers and in the body's `nvext`.
+    ///
+    /// # Errors
+    /// When `nvext` is there but cannot be read: a pin that is not understood must not be taken for none.
+    pub fn read<'h>(
+        headers: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
+        nvext: Option<&str>,
+    ) -> Result<Self, Refusal> {
+        let said: Option<Nvext> = match nvext {
+            Some(text) => serde_json::from_str(text).map_err(|_| Refusal::Field {
+                name: "nvext",
+                problem: "must be an object; ids and ranks in it are unsigned numbers, annotations strings",
+            })?,
+            None => None,
+        };
+        let said = said.unwrap_or_default();
+        let number = |field: Field| {
+            let names = HEADERS
+                .iter()
+                .filter(|(_, stands_for)| *stands_for == field);
+            names
+                .map(|(name, _)| *name)
+                .find_map(|name| header_number(headers.clone(), name))
+        };
+        let rank_of = |field: Field| {
+            let rank = number(field).and_then(|rank| u32::try_from(rank).ok());
+            rank.filter(|rank| *rank != UNSET_RANK)
+        };
+        let rank = rank_of(Field::Rank).or(said.dp_rank);
+        let query = said
+            .annotations
+            .unwrap_or_default()
+            .iter()
+            .any(|said| said.starts_with(QUERY));
+        Ok(Self {
+            query,
+            prefill: Pin {
+                worker: number(Field::Prefill)
+                    .or(said.prefill_worker_id)
+                    .map(WorkerId),
+                rank: rank_of(Field::PrefillRank)
+                    .or(said.prefill_dp_rank)
+                    .or(rank),
+            },
+            decode: Pin {
+                worker: number(Field::Decode)
+                    .or(said.decode_worker_id)
+                    .map(WorkerId),
+                rank,
+            },
+            backend: number(Field::Backend)
+                .or(said.backend_instance_id)
+                .map(WorkerId),
+            constraints: said.routing_constraints.unwrap_or_default(),
+            token_data: said.token_data,
+        })
+    }
+
+    /// The pin for a prefill worker.
+    pub fn prefill_pin(&self) -> Pin {
+        self.prefill.or(self.backend)
+    }
+
+    /// The pin for a decode worker, and for one that runs the request whole.
+    pub fn decode_pin(&self) -> Pin {
+        self.decode.or(self.backend)
+    }
+
+    /// The kind of request this makes.
+    pub fn mode(&self) -> Mode {
+        if self.query {
+            return Mode::QueryOnly;
+        }
+        let pinned =
+            self.prefill.worker.is_some() || self.decode.worker.is_some() || self.backend.is_some();
+        if pinned {
+            Mode::PreRouted
+        } else {
+            Mode::Normal
+        }
+    }
+}
+
+fn header_number<'h>(
+    mut headers: impl Iterator<Item = (&'h [u8], &'h [u8])>,
+    wanted: &str,
+) -> Option<u64> {
+    let (_, value) = headers.find(|(name, _)| name.eq_ignore_ascii_case(wanted.as_bytes()))?;
+    std::str::from_utf8(value).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(headers: &[(&str, &str)], nvext: Option<&str>) -> Steering {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        Steering::read(headers, nvext).unwrap()
+    }
+
+    #[test]
+    fn both_spellings_are_read_the_new_one_wins_and_headers_win_over_nvext() {
+        let max = u64::MAX.to_string();
+        let said = read(
+            &[
+                ("x-worker-instance-id", "1"),
+                ("X-Dynamo-Worker-Instance-Id", &max),
+                ("x-prefill-instance-id", " 7 "),
+                ("x-dp-rank", "3"),
+                ("x-prefill-dp-rank", "5"),
+            ],
+            Some(r#"{"decode_worker_id":4,"prefill_worker_id":8,"dp_rank":1,"other":[1]}"#),
+        );
+        assert_eq!(
+            said.decode,
+            Pin {
+                worker: Some(WorkerId(u64::MAX)),
+                rank: Some(3)
+            }
+        );
+        assert_eq!(
+            said.prefill,
+            Pin {
+                worker: Some(WorkerId(7)),
+                rank: Some(5)
+            }
+        );
+        assert_eq!(said.mode(), Mode::PreRouted);
+    }
+
+    #[test]
+    fn what_cannot_be_read_in_a_header_counts_as_absent() {
+        for value in ["", "-1", "0x10", "abc", "18446744073709551616", "1.0"] {
+            let said = read(&[("x-worker-instance-id", value)], None);
+            assert_eq!(said, Steering::default(), "{value}");
+        }
+        assert_eq!(read(&[("x-dp-rank", "4294967295")], None).decode.rank, None);
+    }
+
+    #[test]
+    fn the_prefill_rank_falls_back_to_the_common_one() {
+        let said = read(&[], Some(r#"{"dp_rank":2}"#));
+        assert_eq!((said.prefill.rank, said.decode.rank), (Some(2), Some(2)));
+        let said = read(&[], Some(r#"{"prefill_dp_rank":2}"#));
+        assert_eq!((said.prefill.rank, said.decode.rank), (Some(2), None));
+    }
+
+    #[test]
+    fn a_query_needs_the_colon() {
+        assert_eq!(
+            read(&[], Some(r#"{"annotations":["query_instance_id:"]}"#)).mode(),
+            Mode::QueryOnly
+        );
+        assert_eq!(
+            read(&[], Some(r#"{"annotations":["query_instance_id:decode"]}"#)).mode(),
+            Mode::QueryOnly
+        );
+        assert_eq!(
+            read(&[], Some(r#"{"annotations":["query_instance_id"]}"#)).mode(),
+            Mode::Normal
+        );
+    }
+
+    #[test]
+    fn a_pin_that_is_not_understood_is_an_error() {
+        let none: [(&[u8], &[u8]); 0] = [];
+        for bad in [
+            r#""x""#,
+            r#"{"decode_worker_id":-1}"#,
+            r#"{"decode_worker_id":"7"}"#,
+            r#"{"annotations":"q"}"#,
+        ] {
+            assert!(
+                Steering::read(none.into_iter(), Some(bad)).is_err(),
+                "{bad}"
+            );
+        }
+        assert!(Steering::read(none.into_iter(), Some("null")).is_ok());
+    }
+}

@@ -1,0 +1,79 @@
+//! Owns where a leg goes: an ordered list of destinations, for the proxy to walk when connections are refused.
+
+use std::net::SocketAddr;
+
+use super::Router;
+use crate::fleet::Target;
+use crate::handoff::HeaderValue;
+use crate::json::Edits;
+
+/// A leg that the proxy forwards.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// Where to, in order: the next one only if a connection could not be made, so that the same bytes fit.
+    pub destinations: Vec<SocketAddr>,
+    /// Headers to be set.
+    pub headers: Vec<HeaderValue>,
+    /// Changes of the client's body; none: as it is.
+    pub edits: Option<Edits>,
+}
+
+impl Router {
+    /// To a worker, and behind it the others to whom the same bytes may go if it refuses the connection.
+    pub(super) fn dispatch_to(&mut self, first: &Target, others: &[Target]) -> Dispatch {
+        Dispatch {
+            destinations: self.addresses(first, others),
+            headers: rank_header(first),
+            edits: None,
+        }
+    }
+
+    /// The chosen one, then those of the same rank, in random order.
+    fn addresses(&mut self, first: &Target, others: &[Target]) -> Vec<SocketAddr> {
+        let mut rest: Vec<SocketAddr> = others
+            .iter()
+            .filter(|other| other.rank == first.rank && other.worker.id != first.worker.id)
+            .filter_map(|other| other.worker.address)
+            .collect();
+        self.random.shuffle(&mut rest);
+        first
+            .worker
+            .address
+            .into_iter()
+            .chain(rest)
+            .take(self.decode_attempts())
+            .collect()
+    }
+
+    /// To a frontend, each in turn first, the others behind it.
+    pub(super) fn through_frontends(&mut self, headers: Vec<HeaderValue>) -> Dispatch {
+        let frontends = &self.pool.frontends;
+        let first = self
+            .next_frontend
+            .checked_rem(frontends.len())
+            .unwrap_or_default();
+        let turned = frontends.iter().cycle().skip(first);
+        let destinations = turned
+            .take(frontends.len().min(self.decode_attempts()))
+            .copied()
+            .collect();
+        self.next_frontend = self.next_frontend.wrapping_add(1);
+        Dispatch {
+            destinations,
+            headers,
+            edits: None,
+        }
+    }
+
+    fn decode_attempts(&self) -> usize {
+        usize::try_from(self.pool.decode.attempts).unwrap_or(usize::MAX)
+    }
+}
+
+/// The header by which vLLM and SGLang take a data-parallel rank.
+pub(super) fn rank_header(target: &Target) -> Vec<HeaderValue> {
+    let rank = target
+        .rank
+        .map(|rank| ("x-data-parallel-rank", rank.to_string()));
+    rank.into_iter().collect()
+}

@@ -1,0 +1,82 @@
+//! Owns the answer to a mere query: which workers would be picked. Nothing is booked, and no backend is touched.
+
+use serde_json::{Value, json};
+
+use crate::fleet::Target;
+use crate::handoff::terminal::Form;
+use crate::request::{Generation, Request, Steering};
+
+/// An answer given by the router itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalAnswer {
+    /// Its type.
+    pub content_type: &'static str,
+    /// Its body.
+    pub body: String,
+}
+
+/// Names the workers: both ids and ranks, each its own; for a whole request, the same worker twice, as Dynamo has it. With
+/// them the prompt's token ids where the request carried them, else its length in blocks.
+pub(super) fn answer(
+    request: &Request<'_>,
+    steering: &Steering,
+    prefill: Option<&Target>,
+    decode: &Target,
+    block_tokens: u32,
+    now_s: u64,
+) -> LocalAnswer {
+    let prefill = prefill.unwrap_or(decode);
+    let mut nvext = json!({"worker_id": {
+        "prefill_worker_id": prefill.worker.id.0,
+        "prefill_dp_rank": prefill.rank.unwrap_or(0),
+        "decode_worker_id": decode.worker.id.0,
+        "decode_dp_rank": decode.rank.unwrap_or(0),
+    }});
+    let ids = steering.token_data.clone().or_else(|| request.prompt_ids());
+    let (name, value) = match ids {
+        Some(ids) => ("token_ids", json!(ids)),
+        None => {
+            let blocks = request
+                .prompt_tokens
+                .div_ceil(u64::from(block_tokens.max(1)));
+            ("block_count", json!(blocks))
+        }
+    };
+    if let Some(fields) = nvext.as_object_mut() {
+        fields.insert(name.to_owned(), value);
+    }
+    match request.form() {
+        Form::Whole => LocalAnswer {
+            content_type: "application/json",
+            body: document(request, &nvext, now_s, "message").to_string(),
+        },
+        Form::Stream { .. } => LocalAnswer {
+            content_type: "text/event-stream",
+            body: format!(
+                "data: {}\n\ndata: [DONE]\n\n",
+                document(request, &nvext, now_s, "delta")
+            ),
+        },
+    }
+}
+
+fn document(request: &Request<'_>, nvext: &Value, now_s: u64, part: &str) -> Value {
+    let (object, choice) = match request.generation {
+        Generation::Completions => (
+            "text_completion",
+            json!({"index": 0, "text": "", "finish_reason": null, "logprobs": null}),
+        ),
+        _ => {
+            let object = if part == "delta" {
+                "chat.completion.chunk"
+            } else {
+                "chat.completion"
+            };
+            (
+                object,
+                json!({"index": 0, part: {"role": "assistant", "content": null}, "finish_reason": null, "logprobs": null}),
+            )
+        }
+    };
+    json!({"id": "query", "object": object, "created": now_s, "model": request.model, "choices": [choice], "nvext": nvext})
+}

@@ -1,0 +1,86 @@
+//! Owns what a client's stream occupies while it lasts.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use super::Router;
+use crate::fleet::{Role, TargetKey, Worker};
+use crate::load::{DecodeCharge, PrefillCharge};
+
+/// What a client's stream occupies while it lasts. Dropping it frees everything.
+#[derive(Debug, Default)]
+pub struct Seat {
+    /// The prefill worker, where there is one.
+    pub prefill: Option<Rc<Worker>>,
+    /// The worker that answers; none for a plain request.
+    pub decode: Option<Rc<Worker>>,
+    /// Why the request is not disaggregated although the pool would have it so.
+    pub fallback: Option<Fallback>,
+    /// Direct mode only: there is no call of ours that the charge could belong to.
+    pub(super) prefill_charge: Option<PrefillCharge>,
+    pub(super) decode_charge: Option<DecodeCharge>,
+}
+
+/// Why a request runs whole on a decode worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// There is no prefill worker.
+    PrefillAbsent,
+    /// Prefill failed.
+    PrefillFailed,
+}
+
+impl Fallback {
+    /// The reason in one word, for metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PrefillAbsent => "prefill_absent",
+            Self::PrefillFailed => "prefill_failed",
+        }
+    }
+}
+
+impl Seat {
+    /// The first token was seen: prefill is over.
+    pub fn first_token(&mut self) {
+        self.prefill_charge = None;
+    }
+
+    /// The stream ended.
+    pub fn release(&mut self) {
+        self.prefill_charge = None;
+        self.decode_charge = None;
+    }
+}
+
+impl Router {
+    /// Moves the charge to the worker that really answered, when the proxy went on to another one of the list.
+    pub fn served_by(&mut self, seat: &mut Seat, address: SocketAddr) {
+        let Some(charge) = seat.decode_charge.take() else {
+            return;
+        };
+        let served = self
+            .fleet
+            .at(address, &[Role::Decode, Role::Aggregated])
+            .cloned();
+        seat.decode_charge = Some(match served {
+            Some(worker) if worker.id != charge.target().worker => {
+                let target = TargetKey {
+                    worker: worker.id,
+                    rank: charge.target().rank,
+                };
+                seat.decode = Some(worker);
+                charge.moved_to(target, &mut self.ledger)
+            }
+            _ => charge,
+        });
+    }
+
+    /// Moves the charge to a worker that has been picked in another's place before anything was dispatched.
+    pub(super) fn reseat(&mut self, seat: &mut Seat, worker: &Rc<Worker>, target: TargetKey) {
+        if let Some(charge) = seat.decode_charge.take() {
+            seat.decode_charge = Some(charge.moved_to(target, &mut self.ledger));
+            seat.decode = Some(Rc::clone(worker));
+        }
+    }
+}

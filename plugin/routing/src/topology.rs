@@ -1,0 +1,174 @@
+//! Owns which pairs may exchange KV: what a prefill worker's topology demands of the decode worker, as taints.
+//!
+//! Every worker carries the taint `dynamo.topology/<domain>=<value>` for each domain it is in, so that the demand is a
+//! plain test of sets. What cannot be derived fails closed: a pair that must not exchange KV costs more than a refusal.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::fleet::Worker;
+
+/// How far KV of a worker may travel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub struct Topology {
+    /// Domain → this worker's place in it, as `{"rack": "r7"}`.
+    pub domains: BTreeMap<String, String>,
+    /// The domain that a transfer must, or should, stay within.
+    pub kv_transfer_domain: Option<String>,
+    /// Whether it must or should.
+    pub kv_transfer_enforcement: Option<Enforcement>,
+    /// With `preferred`: how much the same place is worth. Positive attracts, negative repels.
+    pub kv_transfer_preferred_weight: Option<f64>,
+    /// Further taints, of the operator's own.
+    pub taints: BTreeSet<String>,
+}
+
+/// Whether a transfer must or should stay within a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Enforcement {
+    /// Only pairs in the same place.
+    Required,
+    /// Pairs in the same place where there are some.
+    Preferred,
+}
+
+/// What a worker's taints must and should hold.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct Constraints {
+    /// All of these.
+    pub required_taints: BTreeSet<String>,
+    /// Taint → weight.
+    pub preferred_taints: BTreeMap<String, f64>,
+}
+
+/// Why constraints cannot be derived.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyError {
+    /// Some worker's transfers are restricted, and nothing is known of this one's place.
+    #[error("worker {worker} has no topology, while others must stay within theirs")]
+    Unknown {
+        /// The prefill worker.
+        worker: String,
+    },
+    /// The domain that transfers must stay within is not among the worker's own.
+    #[error("worker {worker} must keep transfers within `{domain}` but has no place in it")]
+    NoPlace {
+        /// The prefill worker.
+        worker: String,
+        /// The domain.
+        domain: String,
+    },
+    /// A domain is named, but not what it means.
+    #[error(
+        "worker {worker} names a transfer domain without an enforcement, or prefers one without a weight"
+    )]
+    Incomplete {
+        /// The prefill worker.
+        worker: String,
+    },
+}
+
+fn place(domain: &str, value: &str) -> String {
+    format!("dynamo.topology/{domain}={value}")
+}
+
+impl Topology {
+    /// Whether a worker with this topology carries `taint`.
+    pub fn carries(&self, taint: &str) -> bool {
+        self.taints.contains(taint)
+            || self
+                .domains
+                .iter()
+                .any(|(domain, value)| place(domain, value) == taint)
+    }
+
+    fn is_required(&self) -> bool {
+        self.kv_transfer_enforcement == Some(Enforcement::Required)
+    }
+}
+
+/// What the transfer from `prefill` demands of a decode worker, among workers of which some may have no topology.
+///
+/// # Errors
+/// When the demand cannot be known.
+pub fn constraints<'a>(
+    prefill: &Worker,
+    mut fleet: impl Iterator<Item = &'a Worker>,
+) -> Result<Constraints, TopologyError> {
+    let worker = || prefill.name.clone();
+    let Some(topology) = &prefill.topology else {
+        let restricted =
+            fleet.any(|other| other.topology.as_ref().is_some_and(Topology::is_required));
+        return match restricted {
+            true => Err(TopologyError::Unknown { worker: worker() }),
+            false => Ok(Constraints::default()),
+        };
+    };
+    let Some(domain) = &topology.kv_transfer_domain else {
+        return Ok(Constraints::default());
+    };
+    let Some(value) = topology.domains.get(domain) else {
+        return Err(TopologyError::NoPlace {
+            worker: worker(),
+            domain: domain.clone(),
+        });
+    };
+    let taint = place(domain, value);
+    match (
+        topology.kv_transfer_enforcement,
+        topology.kv_transfer_preferred_weight,
+    ) {
+        (Some(Enforcement::Required), _) => Ok(Constraints {
+            required_taints: BTreeSet::from([taint]),
+            ..Constraints::default()
+        }),
+        (Some(Enforcement::Preferred), Some(weight)) if weight.is_finite() => Ok(Constraints {
+            preferred_taints: BTreeMap::from([(taint, weight)]),
+            ..Constraints::default()
+        }),
+        _ => Err(TopologyError::Incomplete { worker: worker() }),
+    }
+}
+
+impl Constraints {
+    /// These and a request's own; where both weigh a taint, the derived weight counts.
+    pub fn merged(mut self, derived: Self) -> Self {
+        self.required_taints.extend(derived.required_taints);
+        self.preferred_taints.extend(derived.preferred_taints);
+        self
+    }
+
+    /// Whether a worker has all that is required.
+    pub fn admit(&self, worker: &Worker) -> bool {
+        self.required_taints.iter().all(|taint| {
+            worker
+                .topology
+                .as_ref()
+                .is_some_and(|topology| topology.carries(taint))
+        })
+    }
+
+    /// How much a worker is preferred: the sum of the weights of what it carries.
+    pub fn preference(&self, worker: &Worker) -> f64 {
+        let carried = |taint: &str| {
+            worker
+                .topology
+                .as_ref()
+                .is_some_and(|topology| topology.carries(taint))
+        };
+        let weights = self
+            .preferred_taints
+            .iter()
+            .filter(|(taint, _)| carried(taint));
+        weights.map(|(_, weight)| weight).sum()
+    }
+
+    /// The factor on a worker's cost: `exp(−tanh(preference))`, between 0.368 and 2.718.
+    pub fn cost_factor(&self, worker: &Worker) -> f64 {
+        (-self.preference(worker).tanh()).exp()
+    }
+}

@@ -1,0 +1,15 @@
+//! One request's story, told from outside: turns, pins, policies, topology, endings and rooms.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used
+)]
+
+mod endings;
+mod pins;
+mod policies;
+mod rooms;
+mod support;
+mod topology;
+mod turns;

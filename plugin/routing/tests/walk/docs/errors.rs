@@ -1,0 +1,450 @@
+//! Owns `docs/errors.md`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use routing::fleet::{Role, WorkerId};
+use routing::rendezvous::NotServed;
+use routing::route::{PinProblem, PrefillFailure, Refusal};
+
+/// An error, what Dynamo's router calls it, and when it comes.
+struct Line {
+    refusal: Refusal,
+    dynamo: &'static str,
+    when: &'static str,
+}
+
+const HEAD: &str = "# Errors
+
+What pd-router itself answers; errors of a worker reach the client as the worker sent them. This page is generated from
+the code by `UPDATE_DOCS=1 cargo test -p pd-router-routing --test walk`, and a test fails where it is out of date.
+
+The body is JSON in the shape of OpenAI's:
+
+```json
+";
+
+const TABLE: &str = "
+```
+
+*Retryable*: the same request may succeed later. Once an answer has begun there is no status left to say it with: the
+stream is reset then, and never ends with `[DONE]`. The second column is what Dynamo's router has in the same case.
+
+| Error | In Dynamo | Status | `type` | `code` | Message | Retryable | Retry-After | When |
+|---|---|---|---|---|---|---|---|---|
+";
+
+fn lines() -> Vec<Line> {
+    let line = |refusal, dynamo, when| Line {
+        refusal,
+        dynamo,
+        when,
+    };
+    let pin = |problem| Refusal::Pin {
+        field: "decode_worker_id",
+        id: WorkerId(u64::MAX),
+        problem,
+    };
+    let prefill = |cause| Refusal::PrefillFailed { tried: 2, cause };
+    let id_required = |role| Refusal::WorkerIdRequired {
+        role,
+        header: routing::request::steering::header_for(role),
+    };
+    vec![
+        // The request is at fault.
+        line(
+            Refusal::NotJson {
+                detail: "expected value at line 1 column 1".to_owned(),
+            },
+            "",
+            "the body is not JSON, and no worker runs whole requests unread",
+        ),
+        line(
+            Refusal::Field {
+                name: "model",
+                problem: "must be a string",
+            },
+            "",
+            "a field is missing or of the wrong type, or a client sets a hand-off",
+        ),
+        line(
+            Refusal::Encoded,
+            "",
+            "the body is compressed, and no worker runs whole requests unread",
+        ),
+        line(
+            Refusal::UnknownModel {
+                model: "x".to_owned(),
+            },
+            "",
+            "no worker of this model was ever known",
+        ),
+        line(
+            Refusal::NoHandoffForPath,
+            "",
+            "another generation path than chat completions, completions and responses, and no whole worker",
+        ),
+        // Pins.
+        line(
+            pin(PinProblem::Unknown),
+            "does not identify a known worker",
+            "a worker is named that is not there",
+        ),
+        line(
+            pin(PinProblem::Elsewhere),
+            "pinned worker not allowed",
+            "it serves another model, or the two that are named are in different namespaces",
+        ),
+        line(
+            pin(PinProblem::WrongRole { is: Role::Prefill }),
+            "pinned worker not allowed",
+            "it does something else",
+        ),
+        line(
+            pin(PinProblem::RankOutOfRange {
+                rank: 8,
+                dp_size: 2,
+            }),
+            "rank outside `[start, start+size)`",
+            "it has fewer ranks",
+        ),
+        line(
+            pin(PinProblem::NotEligible),
+            "pinned worker not allowed",
+            "its topology, or the request's own constraints, forbid it",
+        ),
+        line(
+            Refusal::RankOutOfRange {
+                role: Role::Decode,
+                rank: 8,
+            },
+            "no endpoints",
+            "a rank is named without a worker, and none has it",
+        ),
+        line(
+            id_required(Role::Prefill),
+            "missing worker id for direct routing",
+            "`selection.prefill: direct`, and no prefill worker is named",
+        ),
+        line(
+            id_required(Role::Decode),
+            "worker id required on decode",
+            "`selection.decode: direct`, and no decode worker is named",
+        ),
+        // The place.
+        line(
+            Refusal::NotServed(NotServed::NotActivated),
+            "not activated",
+            "no prefill worker, and by policy nobody runs it whole",
+        ),
+        line(
+            Refusal::NotServed(NotServed::Pending),
+            "worker unavailable (pending)",
+            "no prefill worker, or not the one that is named, is bound yet",
+        ),
+        line(
+            Refusal::NotServed(NotServed::Ambiguous),
+            "not ready (ambiguous)",
+            "two sets of one role",
+        ),
+        line(
+            Refusal::NotServed(NotServed::NoDecode),
+            "no endpoints",
+            "prefill workers without a decode worker",
+        ),
+        line(
+            Refusal::NotServed(NotServed::Vacant),
+            "no endpoints",
+            "all workers of the model have left",
+        ),
+        line(
+            Refusal::NoFleet,
+            "",
+            "discovery has not told of any worker yet",
+        ),
+        line(
+            Refusal::Topology {
+                problem: "no decode worker is where worker p1 may transfer to".to_owned(),
+            },
+            "topology (fails closed)",
+            "no pair may exchange KV, or it cannot be known which",
+        ),
+        // Load.
+        line(
+            Refusal::Backpressure {
+                queued_tokens: 9_000,
+                allowed_tokens: 8_000,
+            },
+            "back-pressure (resource exhausted)",
+            "more prompt tokens wait than `prefill.max_queued_tokens`; no worker is called",
+        ),
+        line(
+            Refusal::Busy,
+            "",
+            "`limits.bodies_in_flight_bytes` is reached",
+        ),
+        // Prefill.
+        line(
+            prefill(PrefillFailure::NotSent),
+            "prefill execution failed (1: not dispatched)",
+            "the call could not be made",
+        ),
+        line(
+            prefill(PrefillFailure::Broken),
+            "prefill execution failed (2: stream ended)",
+            "the connection broke after the answer had begun",
+        ),
+        line(
+            prefill(PrefillFailure::Status(500)),
+            "prefill execution failed (3: error answer)",
+            "an error status; 503 and 504 also stand for a refused connection and for no answer in time",
+        ),
+        line(
+            prefill(PrefillFailure::NoHandoff),
+            "no hand-off data (disaggregated params)",
+            "a good answer that did not end by itself and carries no hand-off",
+        ),
+        // The proxy.
+        line(
+            Refusal::Unreachable {
+                what: "decode worker",
+                tried: 3,
+            },
+            "cannot connect",
+            "nobody to whom the request could go took a connection",
+        ),
+        line(
+            Refusal::Internal,
+            "",
+            "the proxy would not carry out what was decided",
+        ),
+    ]
+}
+
+/// The name of each error. A new one does not compile until it is named here, and fails the test until it has a line.
+fn name(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::NotJson { .. } => "not JSON",
+        Refusal::Field { .. } => "invalid field",
+        Refusal::Encoded => "encoded body",
+        Refusal::NoHandoffForPath => "no hand-off for this path",
+        Refusal::UnknownModel { .. } => "unknown model",
+        Refusal::NotServed(NotServed::Pending) => "pending",
+        Refusal::NotServed(NotServed::Ambiguous) => "ambiguous",
+        Refusal::NotServed(NotServed::NotActivated) => "not activated",
+        Refusal::NotServed(NotServed::NoDecode) => "no decode worker",
+        Refusal::NotServed(NotServed::Vacant) => "no worker",
+        Refusal::Pin { problem, .. } => match problem {
+            PinProblem::Unknown => "pin: unknown",
+            PinProblem::Elsewhere => "pin: elsewhere",
+            PinProblem::WrongRole { .. } => "pin: wrong role",
+            PinProblem::RankOutOfRange { .. } => "pin: rank",
+            PinProblem::NotEligible => "pin: not eligible",
+        },
+        Refusal::RankOutOfRange { .. } => "rank out of range",
+        Refusal::WorkerIdRequired { role, .. } => match role {
+            Role::Prefill => "prefill worker id required",
+            Role::Decode | Role::Aggregated => "decode worker id required",
+        },
+        Refusal::Topology { .. } => "topology",
+        Refusal::Backpressure { .. } => "back-pressure",
+        Refusal::NoFleet => "no fleet",
+        Refusal::Busy => "busy",
+        Refusal::PrefillFailed { cause, .. } => match cause {
+            PrefillFailure::NotSent => "prefill failed: not sent",
+            PrefillFailure::Broken => "prefill failed: broken off",
+            PrefillFailure::Status(_) => "prefill failed: status",
+            PrefillFailure::NoHandoff => "prefill failed: no hand-off",
+        },
+        Refusal::Unreachable { .. } => "unreachable",
+        Refusal::Internal => "internal",
+    }
+}
+
+/// How many names there are.
+const NAMES: usize = 28;
+
+fn table() -> String {
+    let mut text = String::new();
+    for Line {
+        refusal,
+        dynamo,
+        when,
+    } in lines()
+    {
+        let retry_after = refusal.retry_after_s();
+        writeln!(
+            text,
+            "| {} | {dynamo} | {} | `{}` | `{}` | {refusal} | {} | {} | {when} |",
+            name(&refusal),
+            refusal.status(),
+            refusal.kind(),
+            refusal.code(),
+            if refusal.is_retryable() { "yes" } else { "no" },
+            retry_after.map_or(String::new(), |seconds| format!("{seconds} s")),
+        )
+        .unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_table_of_errors_is_what_the_code_says() {
+    let example = Refusal::NotServed(NotServed::NotActivated).to_json();
+    super::compare("errors.md", &format!("{HEAD}{example}{TABLE}{}", table()));
+}
+
+#[test]
+fn every_error_has_its_line_and_openais_shape() {
+    let names: BTreeSet<&str> = lines().iter().map(|line| name(&line.refusal)).collect();
+    assert_eq!((lines().len(), names.len()), (NAMES, NAMES));
+    for Line { refusal, .. } in lines() {
+        let json: serde_json::Value = serde_json::from_str(&refusal.to_json()).unwrap();
+        let error = json["error"].as_object().unwrap();
+        let fields: Vec<&str> = error.keys().map(String::as_str).collect();
+        assert_eq!(fields, ["code", "message", "param", "type"]);
+        assert!((400..600).contains(&refusal.status()));
+        // Whoever is told when to come back is told that it helps.
+        assert!(refusal.retry_after_s().is_none() || refusal.is_retryable());
+        assert!(refusal.status() != 503 || refusal.retry_after_s().is_some());
+    }
+}
+
+/// Name, status, `type`, `code`, retryable, Retry-After.
+type Numbers = (
+    &'static str,
+    u32,
+    &'static str,
+    &'static str,
+    bool,
+    Option<u32>,
+);
+
+/// The errors of Dynamo's router, with their numbers written down here and not taken from the code.
+#[test]
+fn the_errors_of_dynamos_router_have_their_numbers() {
+    let table: Vec<Numbers> = vec![
+        (
+            "not activated",
+            503,
+            "service_unavailable",
+            "prefill_not_activated",
+            true,
+            Some(1),
+        ),
+        (
+            "pending",
+            503,
+            "service_unavailable",
+            "prefill_pending",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: not sent",
+            503,
+            "service_unavailable",
+            "prefill_failed",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: broken off",
+            503,
+            "service_unavailable",
+            "prefill_failed",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: status",
+            503,
+            "service_unavailable",
+            "prefill_failed",
+            true,
+            Some(1),
+        ),
+        (
+            "prefill failed: no hand-off",
+            502,
+            "api_error",
+            "prefill_no_handoff",
+            true,
+            None,
+        ),
+        (
+            "prefill worker id required",
+            400,
+            "invalid_request_error",
+            "worker_id_required",
+            false,
+            None,
+        ),
+        (
+            "decode worker id required",
+            400,
+            "invalid_request_error",
+            "worker_id_required",
+            false,
+            None,
+        ),
+        (
+            "back-pressure",
+            429,
+            "rate_limit_error",
+            "backpressure",
+            true,
+            Some(1),
+        ),
+        (
+            "topology",
+            503,
+            "service_unavailable",
+            "topology",
+            true,
+            Some(1),
+        ),
+        (
+            "pin: unknown",
+            400,
+            "invalid_request_error",
+            "invalid_worker_id",
+            false,
+            None,
+        ),
+    ];
+    for (wanted, status, kind, code, retryable, retry_after) in table {
+        let lines = lines();
+        let line = lines
+            .iter()
+            .find(|line| name(&line.refusal) == wanted)
+            .unwrap();
+        let refusal = &line.refusal;
+        assert!(!line.dynamo.is_empty());
+        assert_eq!(
+            (
+                refusal.status(),
+                refusal.kind(),
+                refusal.code(),
+                refusal.is_retryable(),
+                refusal.retry_after_s()
+            ),
+            (status, kind, code, retryable, retry_after),
+            "{wanted}"
+        );
+    }
+    // Messages name what is to be done, or what was seen.
+    let message = |wanted: &str| {
+        let lines = lines();
+        let line = lines
+            .iter()
+            .find(|line| name(&line.refusal) == wanted)
+            .unwrap();
+        line.refusal.to_string()
+    };
+    assert!(message("prefill worker id required").contains("x-dynamo-prefill-instance-id"));
+    assert!(message("decode worker id required").contains("x-dynamo-worker-instance-id"));
+    assert!(message("back-pressure").contains("9000") && message("back-pressure").contains("8000"));
+    assert!(message("prefill failed: status").contains("500"));
+    assert!(message("pin: unknown").contains("decode_worker_id=18446744073709551615"));
+}

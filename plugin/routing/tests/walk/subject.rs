@@ -1,0 +1,226 @@
+//! Owns what is tested: something that is told news and asked for answers, and the real router as one.
+
+use std::collections::BTreeMap;
+
+use routing::config::{Config, OnPrefillAbsent, Protocol};
+use routing::fleet::{Fleet, WorkerId};
+use routing::prefill_router::Place;
+use routing::rendezvous::State;
+use routing::request::Generation;
+use routing::route::{Plan, Refusal, Router, Told};
+use serde_json::{Value, json};
+
+use crate::oracle::Setup;
+use crate::world::{News, SPACES, World};
+
+/// A question: a request for a model, which names workers or not, or only asks who would be picked.
+#[derive(Debug, Clone, Default)]
+pub struct Ask {
+    pub model: String,
+    pub query: bool,
+    pub prefill: Option<u64>,
+    pub decode: Option<u64>,
+}
+
+/// An answer, without what differs between engines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Got {
+    Pair { prefill: u64, decode: u64 },
+    Whole { worker: u64 },
+    Refused { status: u32, code: String },
+}
+
+/// Something that routes.
+pub trait Subject {
+    /// The world has changed.
+    fn told(&mut self, news: News, world: &World);
+
+    fn ask(&mut self, ask: &Ask) -> Got;
+
+    /// Why a normal request would not be served now.
+    fn ready(&self, model: &str) -> Result<(), String>;
+
+    /// Workers that are yet to be bound, in order.
+    fn unbound(&self) -> Vec<u64>;
+
+    /// The name of a namespace's state, where there are such.
+    fn state(&self, space: usize) -> Option<&'static str>;
+
+    /// All that it remembers of a namespace, without ids.
+    fn memory(&self, space: usize) -> String;
+
+    /// Whether requests may name workers.
+    fn hears_pins(&self) -> bool;
+
+    /// What else is wrong.
+    fn complaint(&self) -> Option<String>;
+}
+
+/// The router.
+pub struct Real {
+    pub router: Router,
+    setup: Setup,
+    version: u64,
+    told: BTreeMap<Place, State>,
+    complaint: Option<String>,
+}
+
+pub fn pool(setup: &Setup, fields: &str) -> routing::config::Pool {
+    let protocol = match setup.protocol {
+        Protocol::Sglang => r#""sglang","bootstrap":"ask""#,
+        Protocol::Nixl => r#""nixl""#,
+        Protocol::Direct => r#""direct","frontends":["127.0.0.1:1"]"#,
+    };
+    let absent = match setup.absent {
+        OnPrefillAbsent::Aggregate => "aggregate",
+        OnPrefillAbsent::Fail => "fail",
+    };
+    let document = format!(
+        r#"{{"pools":[{{"name":"p","protocol":{protocol},"discovery":{{"static":{{"workers":[]}}}},"trust_clients":true,
+            "on_prefill_absent":"{absent}","decode":{{"runs_whole_requests":{}}}{fields}}}]}}"#,
+        setup.whole
+    );
+    let config = Config::parse(document.as_bytes()).expect("a good configuration");
+    config.pools[0].clone()
+}
+
+impl Real {
+    pub fn new(setup: Setup) -> Self {
+        Self::with(setup, "")
+    }
+
+    pub fn with(setup: Setup, fields: &str) -> Self {
+        Self {
+            router: Router::new(pool(&setup, fields), 42, 7),
+            setup,
+            version: 0,
+            told: BTreeMap::new(),
+            complaint: None,
+        }
+    }
+
+    /// Each change of state is told once, and what is told is what is.
+    fn hear_transitions(&mut self) {
+        for transition in self.router.take_transitions() {
+            let known = self.told.insert(transition.place.clone(), transition.to);
+            if known != transition.from || transition.from == Some(transition.to) {
+                self.complaint = Some(format!("{transition:?} after {known:?}"));
+            }
+        }
+        let now: BTreeMap<Place, State> = self
+            .router
+            .places()
+            .map(|(place, state)| (place.clone(), state.state))
+            .collect();
+        if now != self.told {
+            self.complaint = Some(format!("told {:?}, is {now:?}", self.told));
+        }
+    }
+
+    fn of_space(&self, space: usize) -> Option<&routing::prefill_router::PlaceState> {
+        let mut places = self.router.places();
+        places
+            .find(|(place, _)| place.namespace == SPACES[space])
+            .map(|(_, state)| state)
+    }
+}
+
+impl Subject for Real {
+    fn told(&mut self, news: News, world: &World) {
+        match news {
+            News::Fleet => {
+                self.version += 1;
+                let workers = world.workers(|space| self.setup.model(space));
+                self.router.adopt(Fleet::new(self.version, workers));
+            }
+            News::Bound(id) => self.router.bound(WorkerId(id), 8998),
+            // Nothing to tell: the worker is still among those that are to be asked.
+            News::Failed => {}
+        }
+        self.hear_transitions();
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Got {
+        let body = ask.body();
+        let told = Told {
+            headers: &[],
+            now_s: 1,
+        };
+        match self.router.plan(Generation::Chat, &body, told) {
+            Ok(plan) => planned(&plan),
+            Err(refusal) => refused(&refusal),
+        }
+    }
+
+    fn ready(&self, model: &str) -> Result<(), String> {
+        let ready = self.router.can_serve_requests(model);
+        ready.map_err(|refusal| refusal.code().to_owned())
+    }
+
+    fn unbound(&self) -> Vec<u64> {
+        let mut ids: Vec<u64> = self.router.unbound().iter().map(|w| w.id.0).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    fn state(&self, space: usize) -> Option<&'static str> {
+        self.of_space(space).map(|place| place.state.name())
+    }
+
+    fn memory(&self, space: usize) -> String {
+        format!("{:?}", self.of_space(space))
+    }
+
+    fn hears_pins(&self) -> bool {
+        true
+    }
+
+    fn complaint(&self) -> Option<String> {
+        self.complaint.clone()
+    }
+}
+
+impl Ask {
+    pub fn body(&self) -> Vec<u8> {
+        let mut nvext = json!({});
+        if self.query {
+            nvext["annotations"] = json!(["query_instance_id:"]);
+        }
+        if let Some(id) = self.prefill {
+            nvext["prefill_worker_id"] = json!(id);
+        }
+        if let Some(id) = self.decode {
+            nvext["decode_worker_id"] = json!(id);
+        }
+        json!({"model": self.model, "messages": [], "nvext": nvext})
+            .to_string()
+            .into_bytes()
+    }
+}
+
+pub fn refused(refusal: &Refusal) -> Got {
+    Got::Refused {
+        status: refusal.status(),
+        code: refusal.code().to_owned(),
+    }
+}
+
+pub fn planned(plan: &Plan) -> Got {
+    match plan {
+        Plan::Prefill(phase, seat) => Got::Pair {
+            prefill: phase.worker().id.0,
+            decode: seat.decode.as_ref().expect("a decode worker").id.0,
+        },
+        Plan::Forward(_, seat) => Got::Whole {
+            worker: seat.decode.as_ref().expect("a worker").id.0,
+        },
+        Plan::Answer(answer) => {
+            let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+            let id = |name: &str| answer["nvext"]["worker_id"][name].as_u64().expect("an id");
+            match (id("prefill_worker_id"), id("decode_worker_id")) {
+                (prefill, decode) if prefill == decode => Got::Whole { worker: decode },
+                (prefill, decode) => Got::Pair { prefill, decode },
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Engines at fixed addresses behind a roster: each can be killed, and started again as somebody else.
+
+use std::net::SocketAddr;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::Proxy;
+use crate::engines::{Engine, Role, State, with};
+use crate::gateway::Gateway;
+use crate::roster::{Roster, own_loopback};
+use crate::wait::{GENEROUS, eventually};
+
+/// A place for an engine. The engine that takes it has a new id and a new name each time.
+pub struct Post {
+    /// What its engines do.
+    pub role: Role,
+    /// Where they listen.
+    pub address: SocketAddr,
+    listed_as: Role,
+    listed: bool,
+    options: Vec<String>,
+    engine: Option<Engine>,
+    number: u64,
+    times: u64,
+    past: State,
+    more: Value,
+}
+
+impl Post {
+    /// The name of the engine that has it now, or had it last.
+    pub fn name(&self) -> String {
+        format!("{}-{}-{}", self.listed_as.as_str(), self.number, self.times)
+    }
+
+    /// The id of the engine that has it now, or had it last.
+    pub fn id(&self) -> u64 {
+        // Above 2^63: neither a signed number nor a float holds it.
+        u64::MAX - self.number * 1_000_000 - self.times
+    }
+
+    /// The engine that has it; fails where there is none.
+    pub fn engine(&self) -> &Engine {
+        let engine = self.engine.as_ref();
+        engine.unwrap_or_else(|| panic!("nobody is at {}", self.name()))
+    }
+
+    /// Counters of the engine that has it and of all that had it, as they were last asked.
+    pub async fn state(&self) -> State {
+        match &self.engine {
+            Some(engine) => self.past.plus(&engine.state().await),
+            None => self.past.clone(),
+        }
+    }
+
+    /// Ends its engine as `kill -9` does, whatever that is doing.
+    pub async fn kill(&mut self) {
+        let Some(mut engine) = self.engine.take() else {
+            return;
+        };
+        let mut last = engine.state().await;
+        engine.kill();
+        // It runs nothing any more.
+        last.running = 0;
+        self.past = self.past.plus(&last);
+    }
+
+    /// Starts another engine in the place of one that was killed.
+    pub async fn start(&mut self) {
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        self.times += 1;
+        self.engine = Some(Engine::start_at(self.address, self.role, &options).await);
+    }
+
+    fn line(&self) -> Value {
+        let line = json!({
+            "address": self.address.to_string(),
+            "role": self.listed_as.as_str(),
+            "model": crate::engines::MODEL,
+            "name": self.name(),
+            "id": self.id(),
+        });
+        with(line, self.more.clone())
+    }
+}
+
+/// Places for engines of both roles, and the roster that lists those that are taken.
+pub struct Crew {
+    /// What a gateway polls.
+    pub roster: Roster,
+    /// Those that prefill.
+    pub prefill: Vec<Post>,
+    /// Those that decode.
+    pub decode: Vec<Post>,
+}
+
+impl Crew {
+    /// This many places of each role, all empty, for engines with these options.
+    pub async fn hire(prefill: usize, decode: usize, options: &[&str]) -> Crew {
+        let roles = (Role::Prefill, Role::Decode);
+        Crew::hire_as(roles, (prefill, decode), options).await
+    }
+
+    /// The same, where the engines listed as decode are of another role.
+    pub async fn hire_as(
+        (prefill, decode): (Role, Role),
+        counts: (usize, usize),
+        options: &[&str],
+    ) -> Crew {
+        let post = |role, listed_as, number: usize| async move {
+            let anywhere = SocketAddr::from((own_loopback(), 0));
+            // An engine finds the port.
+            let first = Engine::start_at(anywhere, role, options).await;
+            Post {
+                role,
+                address: first.address,
+                listed_as,
+                listed: false,
+                options: options.iter().map(|&option| option.to_owned()).collect(),
+                engine: None,
+                number: number as u64,
+                times: 0,
+                past: State::default(),
+                more: json!({}),
+            }
+        };
+        let posts = |role, listed_as, first: usize, count: usize| {
+            join_all((first..first + count).map(move |number| post(role, listed_as, number)))
+        };
+        Crew {
+            roster: Roster::start().await,
+            prefill: posts(prefill, Role::Prefill, 0, counts.0).await,
+            decode: posts(decode, Role::Decode, counts.0, counts.1).await,
+        }
+    }
+
+    /// A gateway that finds its workers on the roster, with these further fields of the pool.
+    pub async fn gateway(&self, proxy: Proxy, pool: Value) -> Gateway {
+        let members: Vec<String> = [("prefill", &self.prefill), ("decode", &self.decode)]
+            .into_iter()
+            .flat_map(|(cluster, posts)| {
+                posts
+                    .iter()
+                    .map(move |post| format!("{cluster}={}", post.address))
+            })
+            .collect();
+        let arguments: Vec<&str> = members
+            .iter()
+            .flat_map(|member| ["--member", member.as_str()])
+            .collect();
+        Gateway::start(proxy, &self.roster.config(pool), &arguments).await
+    }
+
+    /// The places of this role.
+    pub fn posts(&self, role: Role) -> &[Post] {
+        match role {
+            Role::Prefill => &self.prefill,
+            Role::Decode | Role::Aggregated => &self.decode,
+        }
+    }
+
+    /// The places of this role.
+    pub fn posts_mut(&mut self, role: Role) -> &mut [Post] {
+        match role {
+            Role::Prefill => &mut self.prefill,
+            Role::Decode | Role::Aggregated => &mut self.decode,
+        }
+    }
+
+    /// The names of those who have the places of this role.
+    pub fn names(&self, role: Role) -> Vec<String> {
+        self.posts(role).iter().map(Post::name).collect()
+    }
+
+    /// Lists those of this role with further fields from now on.
+    pub fn describe(&mut self, role: Role, fields: impl Fn(usize) -> Value) {
+        for (at, post) in self.posts_mut(role).iter_mut().enumerate() {
+            post.more = fields(at);
+        }
+    }
+
+    /// Kills all engines of this role.
+    pub async fn kill(&mut self, role: Role) {
+        join_all(self.posts_mut(role).iter_mut().map(Post::kill)).await;
+    }
+
+    /// Starts an engine at every place of this role.
+    pub async fn start(&mut self, role: Role) {
+        join_all(self.posts_mut(role).iter_mut().map(Post::start)).await;
+    }
+
+    /// Puts all of this role on the roster, as they are now.
+    pub fn list(&mut self, role: Role) {
+        self.set_listed(role, |_| true);
+    }
+
+    /// Takes all of this role off the roster.
+    pub fn dismiss(&mut self, role: Role) {
+        self.set_listed(role, |_| false);
+    }
+
+    /// Puts one of this role on the roster, as it is now.
+    pub fn list_one(&mut self, role: Role, at: usize) {
+        self.posts_mut(role)[at].listed = true;
+        self.publish();
+    }
+
+    /// Takes one of this role off the roster.
+    pub fn dismiss_one(&mut self, role: Role, at: usize) {
+        self.posts_mut(role)[at].listed = false;
+        self.publish();
+    }
+
+    /// Starts all of this role and lists them.
+    pub async fn bring(&mut self, role: Role) {
+        self.start(role).await;
+        self.list(role);
+    }
+
+    /// Takes all of this role off the roster and kills them.
+    pub async fn remove(&mut self, role: Role) {
+        self.dismiss(role);
+        self.kill(role).await;
+    }
+
+    /// Counters of all of this role that are or were.
+    pub async fn total(&self, role: Role) -> State {
+        let states = join_all(self.posts(role).iter().map(Post::state)).await;
+        states
+            .iter()
+            .fold(State::default(), |sum, one| sum.plus(one))
+    }
+
+    /// Waits until none of this role runs anything.
+    pub async fn is_idle(&self, role: Role) {
+        eventually("they are idle", GENEROUS, || async {
+            let state = self.total(role).await;
+            if state.running == 0 {
+                return Ok(());
+            }
+            Err(format!("{state:?}"))
+        })
+        .await;
+    }
+
+    fn set_listed(&mut self, role: Role, listed: impl Fn(&Post) -> bool) {
+        for post in self.posts_mut(role) {
+            post.listed = listed(post);
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let posts = self.prefill.iter().chain(&self.decode);
+        let lines: Vec<Value> = posts.filter(|post| post.listed).map(Post::line).collect();
+        self.roster.publish(&lines);
+    }
+}

@@ -1,0 +1,20 @@
+//! How requests end: with prefill's own answer, with an error that says why, or without their client.
+#![forbid(unsafe_code)]
+
+mod cleanup;
+mod prefill;
+
+pd_router_e2e::on_both_hosts! {
+    prefill {
+        a_prefill_that_ends_the_answer_is_the_answer,
+        a_prefill_that_ends_the_answer_is_a_stream_for_who_asked_for_one,
+        a_prefill_without_a_hand_off_is_a_failure,
+    }
+    cleanup {
+        what_clients_leave_behind_in_prefill_is_cleaned_up,
+        what_a_clean_up_cannot_fetch_is_counted,
+        without_clean_up_what_is_left_is_counted,
+        a_client_that_leaves_an_aggregated_worker_leaves_nothing_to_clean_up,
+        a_client_that_leaves_during_decode_leaves_nothing_to_clean_up,
+    }
+}

@@ -1,0 +1,132 @@
+//! Rooms: never used twice, of the right rank, and the same on both legs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::Engine;
+use serde_json::{Value, json};
+
+use crate::rig::{Ports, QUICK, Rig};
+
+/// An engine remembers its last 64 requests; a batch is less.
+const BATCH: usize = 50;
+
+const RANKS: u64 = 4;
+
+/// The three fields that make two legs meet.
+#[derive(Clone, Debug, PartialEq)]
+struct Meeting {
+    host: String,
+    port: u64,
+    room: u64,
+}
+
+fn meeting(body: &Value) -> Meeting {
+    let number = |name: &str| {
+        let value = body[name].as_u64();
+        value.unwrap_or_else(|| panic!("{name} is no whole number in {body}"))
+    };
+    let host = body["bootstrap_host"].as_str();
+    let host = host.unwrap_or_else(|| panic!("no bootstrap_host in {body}"));
+    Meeting {
+        host: host.to_owned(),
+        port: number("bootstrap_port"),
+        room: number("bootstrap_room"),
+    }
+}
+
+/// What each prompt's legs say, by prompt.
+async fn meetings(engines: &[Engine], prompts: &BTreeSet<String>) -> BTreeMap<String, Meeting> {
+    let mut all = BTreeMap::new();
+    for engine in engines {
+        for got in engine.requests().await {
+            let body = got.json();
+            let prompt = body["messages"][0]["content"].as_str().unwrap_or_default();
+            if !prompts.contains(prompt) {
+                continue;
+            }
+            let other = all.insert(prompt.to_owned(), meeting(&body));
+            assert!(other.is_none(), "two legs of one role for {prompt}");
+        }
+    }
+    all
+}
+
+/// Asks for this many answers in batches; gives the rooms, which both legs must agree on.
+async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u64> {
+    let mut rooms = Vec::new();
+    let ports: BTreeSet<u64> = rig
+        .fleet
+        .prefill
+        .iter()
+        .filter_map(|engine| engine.bootstrap)
+        .map(|address| u64::from(address.port()))
+        .collect();
+    for batch in 0..batches {
+        let prompts: BTreeSet<String> = (0..BATCH)
+            .map(|number| format!("{topic} {batch}/{number}"))
+            .collect();
+        // Connections of their own spread over both threads.
+        let asked = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
+        for reply in join_all(asked).await {
+            reply.expect(200);
+        }
+        rig.assert_comes_to_rest().await;
+        let prefill = meetings(&rig.fleet.prefill, &prompts).await;
+        let decode = meetings(&rig.fleet.decode, &prompts).await;
+        assert_eq!(prefill.len(), BATCH, "every request has its prefill leg");
+        assert_eq!(prefill, decode, "prefill's legs, then decode's");
+        for meeting in prefill.values() {
+            assert_eq!(meeting.host, "127.0.0.1");
+            assert!(ports.contains(&meeting.port), "{meeting:?} of {ports:?}");
+            let largest = i64::MAX.unsigned_abs();
+            assert!(meeting.room <= largest, "{meeting:?}");
+            rooms.push(meeting.room);
+        }
+    }
+    rooms
+}
+
+pub async fn no_room_is_used_twice(proxy: Proxy) {
+    let rig = Rig::start(proxy, QUICK, (2, 2)).await;
+    let rooms = rooms_of(&rig, "question", 4, Ask::chat).await;
+    let different: BTreeSet<u64> = rooms.iter().copied().collect();
+    assert_eq!((different.len(), rooms.len()), (4 * BATCH, 4 * BATCH));
+    rig.assert_none_refused().await;
+}
+
+/// Prefill engines with ranks.
+async fn with_ranks(proxy: Proxy) -> Rig {
+    let ranks = RANKS.to_string();
+    let options = [QUICK, &["--dp-size", ranks.as_str()]].concat();
+    let entry = json!({"dp_size": RANKS});
+    Rig::start_with(proxy, &options, (1, 1), Ports::Listed, entry).await
+}
+
+pub async fn every_rank_has_its_rooms(proxy: Proxy) {
+    let rig = with_ranks(proxy).await;
+    let rooms = rooms_of(&rig, "question", 2, Ask::chat).await;
+    let ranks: BTreeSet<u64> = rooms.iter().map(|room| room % RANKS).collect();
+    assert_eq!(ranks, (0..RANKS).collect());
+    rig.assert_none_refused().await;
+}
+
+pub async fn a_pinned_rank_has_rooms_of_its_own(proxy: Proxy) {
+    let rig = with_ranks(proxy).await;
+    for rank in 0..RANKS {
+        let other = (rank + 1) % RANKS;
+        let pinned = |prompt: &str| {
+            Ask::chat(prompt)
+                .header("x-prefill-dp-rank", &rank.to_string())
+                // Decode's own rank is kept apart.
+                .header("x-dp-rank", &other.to_string())
+        };
+        let topic = format!("question for {rank}");
+        for room in rooms_of(&rig, &topic, 1, pinned).await {
+            assert_eq!(room % RANKS, rank, "{room}");
+        }
+    }
+    rig.assert_none_refused().await;
+}

@@ -1,0 +1,220 @@
+//! How prefill and decode meet, from an empty fleet: what each state answers, and what it says of its readiness.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engines::{FAST, MODEL, Role};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::traffic::Traffic;
+use pd_router_e2e::wait::{GENEROUS, count, eventually};
+use serde_json::{Value, json};
+
+const CLIENTS: usize = 8;
+
+/// What the gateway should say, everywhere that it says something.
+#[derive(Clone, Copy, Debug)]
+enum Expected<'a> {
+    /// Nobody is there: a chat gets this code, or one for a model that nobody knows.
+    Nobody,
+    /// One role is there, and a chat gets one of these codes.
+    Waiting { present: Role, codes: &'a [&'a str] },
+    /// Both are there.
+    Serving,
+}
+
+async fn get(gateway: &Gateway, path: &str) -> Result<Reply, String> {
+    let reply = gateway.try_send(Ask::get(path)).await;
+    reply.map_err(|failure| failure.to_string())
+}
+
+fn check(right: bool, what: &str, reply: &Reply) -> Result<(), String> {
+    if right {
+        return Ok(());
+    }
+    Err(format!("{what}: {} {}", reply.status, reply.text()))
+}
+
+/// Waits until the gateway says everywhere what it should. Every page is asked a few times: two threads answer them.
+async fn until(gateway: &Gateway, expected: Expected<'_>) {
+    eventually(&format!("{expected:?}"), GENEROUS, || async {
+        for _ in 0..4 {
+            check_ready(&get(gateway, "/pd-router/ready").await?, expected)?;
+            check_models(&get(gateway, "/v1/models").await?, expected)?;
+            let path = format!("/v1/models/{MODEL}/ready");
+            check_model(&get(gateway, &path).await?, expected)?;
+            for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
+                let reply = gateway.try_send(ask).await;
+                let reply = reply.map_err(|failure| failure.to_string())?;
+                check_chat(&reply, expected)?;
+            }
+        }
+        Ok(())
+    })
+    .await;
+}
+
+fn check_ready(reply: &Reply, expected: Expected) -> Result<(), String> {
+    let status = match expected {
+        Expected::Serving => 200,
+        _ => 503,
+    };
+    check(reply.status == status, "ready", reply)
+}
+
+fn check_models(reply: &Reply, expected: Expected) -> Result<(), String> {
+    check(reply.status == 200, "models", reply)?;
+    let models = reply.json();
+    let ids = models["data"].as_array().cloned().unwrap_or_default();
+    let ids: Vec<Value> = ids.iter().map(|model| model["id"].clone()).collect();
+    let right = match expected {
+        Expected::Serving => ids == [json!(MODEL)],
+        _ => ids.is_empty(),
+    };
+    check(right, "models", reply)
+}
+
+fn check_model(reply: &Reply, expected: Expected) -> Result<(), String> {
+    let what = "the model's readiness";
+    if matches!(expected, Expected::Nobody) {
+        return check(matches!(reply.status, 404 | 503), what, reply);
+    }
+    let serving = matches!(expected, Expected::Serving);
+    let status = if serving { 200 } else { 503 };
+    check(reply.status == status, what, reply)?;
+    let page = reply.json();
+    let namespaces = page["namespaces"].as_object().cloned().unwrap_or_default();
+    let present: Vec<&Value> = namespaces.values().map(|one| &one["present"]).collect();
+    let present = match expected {
+        Expected::Waiting { present: role, .. } => present == [&json!([role.as_str()])],
+        _ => present == [&json!(["decode", "prefill"])],
+    };
+    let right = page["model"] == MODEL && page["ready"] == serving && present;
+    check(right, what, reply)
+}
+
+fn check_chat(reply: &Reply, expected: Expected) -> Result<(), String> {
+    if matches!(expected, Expected::Serving) {
+        return check(reply.status == 200, "a chat", reply);
+    }
+    let codes = match expected {
+        Expected::Waiting { codes, .. } => codes,
+        _ => &[
+            "no_worker",
+            "no_decode_worker",
+            "no_prefill_worker",
+            "no_fleet",
+        ],
+    };
+    if matches!(expected, Expected::Nobody) && reply.status == 404 {
+        return Ok(());
+    }
+    check(reply.status == 503, "a chat", reply)?;
+    check(reply.header("retry-after").is_some(), "when", reply)?;
+    let code = reply.json()["error"]["code"].clone();
+    let right = codes.iter().any(|right| code == *right);
+    check(right, "a chat's code", reply)
+}
+
+const NO_PREFILL: Expected = Expected::Waiting {
+    present: Role::Decode,
+    codes: &["prefill_not_activated"],
+};
+
+const NO_DECODE: Expected = Expected::Waiting {
+    present: Role::Prefill,
+    codes: &["no_decode_worker"],
+};
+
+/// Every answer went through one hand-off, and no decode engine was sent anything without.
+async fn judge(crew: &Crew, gateway: &mut Gateway, traffic: Traffic, processes: &[u32]) {
+    let tally = traffic.stop().await;
+    let prefill = crew.total(Role::Prefill).await;
+    let decode = crew.total(Role::Decode).await;
+    let seen = format!("{tally:?}\nprefill: {prefill:?}\ndecode: {decode:?}");
+    assert!(tally.answered > 0, "{seen}");
+    assert_eq!(decode.refused(), 0, "{seen}");
+    assert!(decode.prompt_tokens_computed <= decode.requests, "{seen}");
+    gateway.assert_comes_to_rest().await;
+    gateway.assert_never_restarted(processes);
+}
+
+pub async fn decode_comes_first_and_leaves_and_returns_and_then_prefill_comes(proxy: Proxy) {
+    let mut crew = Crew::hire(2, 2, FAST).await;
+    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let processes = gateway.processes();
+    until(&gateway, Expected::Nobody).await;
+    let traffic = Traffic::start(gateway.listen, CLIENTS);
+    for _ in 0..count(2, 5) {
+        crew.bring(Role::Decode).await;
+        until(&gateway, NO_PREFILL).await;
+        crew.remove(Role::Decode).await;
+        until(&gateway, Expected::Nobody).await;
+        crew.bring(Role::Decode).await;
+        until(&gateway, NO_PREFILL).await;
+        let untouched = crew.total(Role::Decode).await;
+        assert_eq!(untouched.refused(), 0, "{untouched:?}");
+        crew.bring(Role::Prefill).await;
+        until(&gateway, Expected::Serving).await;
+        traffic.until_answered_by(&crew.names(Role::Decode)).await;
+        crew.remove(Role::Prefill).await;
+        until(&gateway, NO_PREFILL).await;
+        crew.remove(Role::Decode).await;
+        until(&gateway, Expected::Nobody).await;
+    }
+    judge(&crew, &mut gateway, traffic, &processes).await;
+    let metrics = gateway.metrics().await;
+    let transitions = metrics.expect("pd_router_transitions_total");
+    // Each of at least six steps is one.
+    assert!(transitions >= 6.0 * count(2, 5) as f64, "{transitions}");
+}
+
+pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
+    let mut crew = Crew::hire(1, 2, FAST).await;
+    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let processes = gateway.processes();
+    until(&gateway, Expected::Nobody).await;
+    let traffic = Traffic::start(gateway.listen, CLIENTS);
+    crew.bring(Role::Prefill).await;
+    until(&gateway, NO_DECODE).await;
+    let state = crew.total(Role::Prefill).await;
+    assert_eq!(state.requests, 0, "nothing to prefill for: {state:?}");
+    crew.bring(Role::Decode).await;
+    until(&gateway, Expected::Serving).await;
+    traffic.until_answered_by(&crew.names(Role::Decode)).await;
+    judge(&crew, &mut gateway, traffic, &processes).await;
+    let metrics = gateway.metrics().await;
+    let active = metrics.sum_where("pd_router_places", &[("state", "active")]);
+    assert_eq!(active, Some(1.0), "one model in one namespace");
+    // Nobody ever left, so each answer has one prefill, and each prefill its answer.
+    let prefill = crew.total(Role::Prefill).await;
+    let decode = crew.total(Role::Decode).await;
+    let counts = [
+        prefill.requests,
+        prefill.handoffs_issued,
+        prefill.handoffs_consumed,
+        decode.requests,
+    ];
+    assert_eq!(counts, [decode.answered; 4], "{prefill:?} {decode:?}");
+}
+
+pub async fn a_roster_that_cannot_be_read_changes_nothing(proxy: Proxy) {
+    let mut crew = Crew::hire(1, 1, FAST).await;
+    crew.bring(Role::Prefill).await;
+    crew.bring(Role::Decode).await;
+    let gateway = crew.gateway(proxy, json!({})).await;
+    until(&gateway, Expected::Serving).await;
+    for page in [
+        "",
+        "{",
+        "[]",
+        r#"{"workers": 7}"#,
+        r#"{"workers": [{"address": 3}]}"#,
+    ] {
+        crew.roster.say(page);
+        // The page has been read when it has been asked for once more.
+        crew.roster.until_asked(3).await;
+        gateway.send(Ask::chat("hello")).await.expect(200);
+    }
+    crew.remove(Role::Prefill).await;
+    until(&gateway, NO_PREFILL).await;
+}

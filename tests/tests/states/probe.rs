@@ -1,0 +1,116 @@
+//! A health probe without mercy: a decode worker that does not answer it in time while it is busy is killed and started again.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Failure, Reply, try_send};
+use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engines::{Engine, Role};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::traffic::Traffic;
+use pd_router_e2e::wait::{GENEROUS, count, eventually};
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::restarts::{judge, judge_prefills};
+
+/// A decode of four tokens takes 200 ms: bursts overlap.
+const SLOW_DECODE: [&str; 4] = ["--token-ms", "50", "--prefill-rate", "80000"];
+
+const CLIENTS: usize = 4;
+
+/// Requests at once, beside the clients that always ask.
+const BURST: usize = 24;
+
+/// A busy engine takes longer than that over its health.
+const PROBE_LIMIT: Duration = Duration::from_millis(200);
+const BUSY_HEALTH_MS: u64 = 10_000;
+
+pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy) {
+    let mut crew = Crew::hire(2, 2, &SLOW_DECODE).await;
+    crew.bring(Role::Prefill).await;
+    crew.bring(Role::Decode).await;
+    let mut gateway = crew.gateway(proxy, json!({})).await;
+    gateway.answers().await;
+    let processes = gateway.processes();
+    let before = crew.total(Role::Prefill).await;
+    let traffic = Traffic::start(gateway.listen, CLIENTS);
+    traffic.until_answered_by(&crew.names(Role::Decode)).await;
+    let mut asked = 0;
+    for _ in 0..count(1, 3) {
+        let probed = async {
+            for at in 0..crew.decode.len() {
+                until_busy(crew.decode[at].engine()).await;
+                probe(&mut crew, at).await;
+            }
+        };
+        let (replies, ()) = tokio::join!(burst(&gateway), probed);
+        asked += replies.len() as u64;
+        for reply in replies {
+            assert_fit(&reply);
+        }
+        traffic.until_answered_by(&crew.names(Role::Decode)).await;
+    }
+    let mut tally = traffic.stop().await;
+    tally.asked += asked;
+    judge(&crew, &tally).await;
+    judge_prefills(&crew, &tally, &before).await;
+    gateway.assert_comes_to_rest().await;
+    gateway.assert_never_restarted(&processes);
+}
+
+async fn burst(gateway: &Gateway) -> Vec<Result<Reply, Failure>> {
+    let one = |number| {
+        let ask = match number % 2 {
+            0 => Ask::chat("one of many"),
+            _ => Ask::chat_stream("one of many"),
+        };
+        gateway.try_send(ask)
+    };
+    join_all((0..BURST).map(one)).await
+}
+
+/// Answered, put off, or torn by the death of its worker.
+fn assert_fit(reply: &Result<Reply, Failure>) {
+    match reply {
+        Ok(reply) if reply.status == 200 => {
+            let text = reply.text();
+            let whole = text.contains("[DONE]") || text.contains("\"usage\"");
+            assert!(whole, "{reply:?}");
+        }
+        Ok(reply) => {
+            reply.expect_error(503);
+            assert!(reply.header("retry-after").is_some(), "{reply:?}");
+        }
+        Err(Failure::BreaksOff(_)) => {}
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+/// Waits until the engine works, and lets it neglect its health.
+async fn until_busy(engine: &Engine) {
+    eventually("the engine is busy", GENEROUS, || async {
+        let state = engine.state().await;
+        if state.running > 0 {
+            return Ok(());
+        }
+        Err(format!("{state:?}"))
+    })
+    .await;
+    engine
+        .set_health(&json!({"delay_ms": BUSY_HEALTH_MS}))
+        .await;
+}
+
+/// Asks for its health and does what such probes do.
+async fn probe(crew: &mut Crew, at: usize) {
+    let health = try_send(crew.decode[at].address, Ask::get("/health"));
+    let healthy =
+        matches!(timeout(PROBE_LIMIT, health).await, Ok(Ok(reply)) if reply.status == 200);
+    assert!(!healthy, "the engine was to look dead");
+    crew.decode[at].kill().await;
+    crew.dismiss_one(Role::Decode, at);
+    crew.decode[at].start().await;
+    crew.list_one(Role::Decode, at);
+}
