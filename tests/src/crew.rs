@@ -9,6 +9,7 @@ use crate::Proxy;
 use crate::engines::{Engine, Role, State, with};
 use crate::gateway::Gateway;
 use crate::roster::{Roster, own_loopback};
+use crate::wait::{GENEROUS, eventually};
 
 /// A place for an engine. The engine that takes it has a new id and a new name each time.
 pub struct Post {
@@ -228,6 +229,18 @@ impl Crew {
         states
             .iter()
             .fold(State::default(), |sum, one| sum.plus(one))
+    }
+
+    /// Waits until none of this role runs anything.
+    pub async fn is_idle(&self, role: Role) {
+        eventually("they are idle", GENEROUS, || async {
+            let state = self.total(role).await;
+            if state.running == 0 {
+                return Ok(());
+            }
+            Err(format!("{state:?}"))
+        })
+        .await;
     }
 
     fn set_listed(&mut self, role: Role, listed: impl Fn(&Post) -> bool) {

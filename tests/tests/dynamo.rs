@@ -2,21 +2,29 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::{Ask, Connection, Pair, Reply};
+use pd_router_e2e::client::{self, Ask, Connection, Pair, Reply};
 use pd_router_e2e::dynamo::{Dynamo, MODEL};
 use pd_router_e2e::engines::Role;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, count, eventually, judged};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 /// One Dynamo for all tests of this file, one test at a time.
 static DYNAMO: Mutex<Option<Dynamo>> = Mutex::const_new(None);
 
 const REQUESTS: usize = 24;
 const CONNECTIONS: usize = 6;
+
+/// Between two requests of a client that always asks.
+const PAUSE: Duration = Duration::from_millis(100);
 
 macro_rules! on_both_hosts {
     ($($name:ident,)*) => {
@@ -47,8 +55,7 @@ on_both_hosts! {
     the_models_are_listed,
     workers_that_restart_with_new_ids_are_found_again,
     all_decode_workers_are_restarted_again_and_again,
-    decode_leaves_and_returns_and_then_prefill_comes,
-    without_prefill_the_client_is_told_until_it_is_back,
+    prefill_leaves_and_then_decode_and_both_return,
 }
 
 async fn running<'a>(guard: &'a mut MutexGuard<'_, Option<Dynamo>>) -> &'a mut Dynamo {
@@ -230,6 +237,7 @@ async fn serving(proxy: Proxy, dynamo: &Dynamo) -> (Gateway, Vec<u32>) {
 
 async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy, dynamo: &mut Dynamo) {
     let (mut gateway, processes) = serving(proxy, dynamo).await;
+    let traffic = Traffic::start(&gateway);
     for _ in 0..count(3, 10) {
         let old = dynamo.decode_ids().await;
         dynamo.restart(Role::Decode).await;
@@ -237,13 +245,54 @@ async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy, dynamo: 
         assert!(new.is_disjoint(&old), "ids are new at every start");
         until_these_answer(&gateway, dynamo).await;
     }
+    assert!(traffic.stop().await > 0, "nobody was answered meanwhile");
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
 
-async fn decode_leaves_and_returns_and_then_prefill_comes(proxy: Proxy, dynamo: &mut Dynamo) {
+/// Clients that always ask, whatever happens: whoever is answered was answered by the workers that the filter chose.
+struct Traffic {
+    stop: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<u64>>,
+}
+
+impl Traffic {
+    fn start(gateway: &Gateway) -> Traffic {
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = |number| {
+            let (to, stop) = (gateway.listen, Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut answered = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let reply = client::send(to, ask(&body(number))).await;
+                    if reply.status == 200 {
+                        assert_same_workers(&reply, &reply.json()["nvext"]);
+                        answered += 1;
+                    }
+                    sleep(PAUSE).await;
+                }
+                answered
+            })
+        };
+        let clients = (0..4).map(client).collect();
+        Traffic { stop, clients }
+    }
+
+    async fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut answered = 0;
+        for client in self.clients {
+            let one = client.await;
+            answered += one.unwrap_or_else(|error| panic!("a client failed: {error}"));
+        }
+        answered
+    }
+}
+
+async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &mut Dynamo) {
     let (mut gateway, processes) = serving(proxy, dynamo).await;
     for _ in 0..count(1, 5) {
+        let old = dynamo.prefill_ids().await;
         dynamo.remove(Role::Prefill).await;
         until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
         dynamo.remove(Role::Decode).await;
@@ -252,6 +301,8 @@ async fn decode_leaves_and_returns_and_then_prefill_comes(proxy: Proxy, dynamo: 
         until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
         dynamo.add(Role::Prefill).await;
         dynamo.wait_until_ready().await;
+        let new = dynamo.prefill_ids().await;
+        assert!(new.is_disjoint(&old), "ids are new at every start");
         until_these_answer(&gateway, dynamo).await;
     }
     gateway.assert_comes_to_rest().await;
@@ -271,19 +322,6 @@ async fn until_nobody_is_known(gateway: &Gateway) {
         }
     })
     .await;
-}
-
-async fn without_prefill_the_client_is_told_until_it_is_back(proxy: Proxy, dynamo: &mut Dynamo) {
-    let (mut gateway, processes) = serving(proxy, dynamo).await;
-    let old = dynamo.prefill_ids().await;
-    dynamo.remove(Role::Prefill).await;
-    until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
-    dynamo.add(Role::Prefill).await;
-    dynamo.wait_until_ready().await;
-    assert!(dynamo.prefill_ids().await.is_disjoint(&old));
-    until_these_answer(&gateway, dynamo).await;
-    gateway.assert_comes_to_rest().await;
-    gateway.assert_never_restarted(&processes);
 }
 
 async fn connect(gateway: &Gateway) -> Connection {

@@ -3,6 +3,7 @@
 
 mod answers;
 mod failures;
+mod restarts;
 mod rig;
 mod rooms;
 
@@ -17,6 +18,10 @@ pd_router_e2e::on_both_hosts! {
         no_room_is_used_twice,
         every_rank_has_its_rooms,
         a_pinned_rank_has_rooms_of_its_own,
+    }
+    restarts {
+        prefill_workers_that_restart_are_asked_again,
+        decode_workers_that_restart_are_used_again,
     }
     failures {
         a_prefill_that_fails_first_is_an_error,

@@ -1,5 +1,7 @@
 //! How prefill and decode meet, from an empty fleet: what each state answers, and what it says of its readiness.
 
+use std::collections::BTreeSet;
+
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
 use pd_router_e2e::crew::Crew;
@@ -83,16 +85,20 @@ fn check_model(reply: &Reply, expected: Expected) -> Result<(), String> {
     check(reply.status == status, what, reply)?;
     let page = reply.json();
     let namespaces = page["namespaces"].as_object().cloned().unwrap_or_default();
-    let mut roles = namespaces.values().flat_map(|namespace| {
-        let present = namespace["present"].as_array().cloned();
-        present.unwrap_or_default()
-    });
+    let roles: Vec<BTreeSet<String>> = namespaces.values().map(roles).collect();
     let present = match expected {
-        Expected::Waiting { present, .. } => roles.all(|role| role == present.as_str()),
-        _ => roles.count() == 2,
+        Expected::Waiting { present, .. } => roles == [BTreeSet::from([present.as_str().into()])],
+        _ => roles == [BTreeSet::from(["prefill".into(), "decode".into()])],
     };
     let right = page["model"] == MODEL && page["ready"] == serving && present;
     check(right, what, reply)
+}
+
+/// The roles that one namespace says are present.
+fn roles(namespace: &Value) -> BTreeSet<String> {
+    let present = namespace["present"].as_array().cloned().unwrap_or_default();
+    let names = present.iter().filter_map(Value::as_str);
+    names.map(str::to_owned).collect()
 }
 
 fn check_chat(reply: &Reply, expected: Expected) -> Result<(), String> {
@@ -185,6 +191,9 @@ pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
     until(&gateway, Expected::Serving).await;
     traffic.until_answered_by(&crew.names(Role::Decode)).await;
     judge(&crew, &mut gateway, traffic, &processes).await;
+    let metrics = gateway.metrics().await;
+    let active = metrics.sum_where("pd_router_places", &[("state", "active")]);
+    assert_eq!(active, Some(1.0), "one model in one namespace");
     // Nobody ever left, so each answer has one prefill, and each prefill its answer.
     let prefill = crew.total(Role::Prefill).await;
     let decode = crew.total(Role::Decode).await;

@@ -18,22 +18,46 @@ fn whole_requests() -> Value {
     json!({"decode": {"runs_whole_requests": true}})
 }
 
-/// Waits until a normal request gets this status; gives the answer.
-async fn until_chat(gateway: &Gateway, status: u16) -> Reply {
-    eventually(&format!("a chat gets {status}"), GENEROUS, || async {
-        let mut last = Err("nothing".to_owned());
-        // Both threads must say so.
+/// Waits until normal requests are answered by both threads.
+async fn until_answered(gateway: &Gateway) {
+    eventually("chats are answered", GENEROUS, || async {
         for _ in 0..8 {
-            let reply = gateway.try_send(Ask::chat("hello")).await;
-            let reply = reply.map_err(|failure| failure.to_string())?;
-            if reply.status != status {
+            let reply = chat(gateway).await?;
+            if reply.status != 200 {
                 return Err(format!("{}: {}", reply.status, reply.text()));
             }
-            last = Ok(reply);
         }
-        last
+        Ok(())
     })
-    .await
+    .await;
+}
+
+/// Waits until both threads say that there is no prefill worker, to clients and of themselves.
+async fn until_not_activated(gateway: &Gateway) {
+    eventually("prefill is not activated", GENEROUS, || async {
+        for _ in 0..8 {
+            let reply = chat(gateway).await?;
+            // Before the gateway knows, it tries workers that are dead.
+            if reply.status != 503 || reply.json()["error"]["code"] != "prefill_not_activated" {
+                return Err(format!("{}: {}", reply.status, reply.text()));
+            }
+            let message = reply.expect_error(503);
+            assert!(message.to_lowercase().contains("prefill"), "{message}");
+            assert!(reply.header("retry-after").is_some(), "{reply:?}");
+            let ready = gateway.try_send(Ask::get("/pd-router/ready")).await;
+            let ready = ready.map_err(|failure| failure.to_string())?;
+            if ready.status != 503 {
+                return Err(format!("ready: {}", ready.status));
+            }
+        }
+        Ok(())
+    })
+    .await;
+}
+
+async fn chat(gateway: &Gateway) -> Result<Reply, String> {
+    let reply = gateway.try_send(Ask::chat("hello")).await;
+    reply.map_err(|failure| failure.to_string())
 }
 
 async fn fallbacks(gateway: &Gateway, reason: &str) -> f64 {
@@ -117,23 +141,14 @@ async fn fails_without_prefill(proxy: Proxy, decode: Role, pool: Value) {
     crew.bring(Role::Decode).await;
     let mut gateway = crew.gateway(proxy, pool).await;
     let processes = gateway.processes();
-    until_chat(&gateway, 200).await;
+    until_answered(&gateway).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     for _ in 0..2 {
         crew.remove(Role::Prefill).await;
-        let reply = until_chat(&gateway, 503).await;
-        // A request of before may still run.
-        let reply = match reply.json()["error"]["code"].as_str() {
-            Some("prefill_not_activated") => reply,
-            _ => until_not_activated(&gateway).await,
-        };
-        let message = reply.expect_code(503, "prefill_not_activated");
-        assert!(message.to_lowercase().contains("prefill"), "{message}");
-        assert!(reply.header("retry-after").is_some(), "{reply:?}");
-        gateway.send(Ask::get("/pd-router/ready")).await.expect(503);
+        until_not_activated(&gateway).await;
         traffic.until_put_off().await;
         crew.bring(Role::Prefill).await;
-        until_chat(&gateway, 200).await;
+        until_answered(&gateway).await;
         traffic.until_answered_by(&crew.names(Role::Decode)).await;
     }
     let tally = traffic.stop().await;
@@ -143,17 +158,6 @@ async fn fails_without_prefill(proxy: Proxy, decode: Role, pool: Value) {
     assert_eq!(fallbacks(&gateway, "prefill_absent").await, 0.0);
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
-}
-
-async fn until_not_activated(gateway: &Gateway) -> Reply {
-    eventually("the reason is told", GENEROUS, || async {
-        let reply = until_chat(gateway, 503).await;
-        if reply.json()["error"]["code"] == "prefill_not_activated" {
-            return Ok(reply);
-        }
-        Err(reply.text().into_owned())
-    })
-    .await
 }
 
 pub async fn prefill_gone_and_back_where_decode_only_decodes(proxy: Proxy) {
