@@ -102,10 +102,10 @@ struct Model<'a> {
     owned_by: &'static str,
 }
 
-/// The models whose requests would be served now. None where workers do not say what they serve: then one of them is asked.
+/// The models whose requests would be served now: an empty list while there is no worker. None where workers do not say what they serve: then one of them is asked.
 fn models(router: &Router) -> Option<Answer> {
     let places: Vec<(&Place, &PlaceState)> = router.places().collect();
-    if places.is_empty() || places.iter().any(|(place, _)| place.model.is_none()) {
+    if places.iter().any(|(place, _)| place.model.is_none()) {
         return None;
     }
     let absent = router.absent_policy();
@@ -199,6 +199,7 @@ fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> Namesp
     let missing = [Role::Prefill, Role::Decode]
         .into_iter()
         .filter(|role| !ready && !present.contains(role));
+    let present_names: BTreeSet<&str> = present.iter().map(|role| role.name()).collect();
     NamespaceReady {
         ready,
         state: state.state.name(),
@@ -212,7 +213,7 @@ fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> Namesp
                 (role.name(), kind)
             })
             .collect(),
-        present: present.iter().map(|role| role.name()).collect(),
+        present: present_names.into_iter().collect(),
         missing_worker_types: missing.map(Role::name).collect(),
     }
 }
