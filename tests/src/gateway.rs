@@ -152,24 +152,27 @@ impl Gateway {
         .await
     }
 
-    /// Waits until it says that it could serve.
+    /// Waits until all its threads say that they could serve.
     pub async fn is_ready(&self) {
         self.says(200).await;
     }
 
-    /// Waits until it says that it could not serve.
+    /// Waits until all its threads say that they could not serve.
     pub async fn is_not_ready(&self) {
         self.says(503).await;
     }
 
     async fn says(&self, status: u16) {
         eventually(&format!("readiness is {status}"), GENEROUS, || async {
-            let ready = self.try_send(Ask::get("/pd-router/ready")).await;
-            let ready = ready.map_err(|failure| failure.to_string())?;
-            if ready.status == status {
-                return Ok(());
+            // One connection meets one thread; this many meet all.
+            for _ in 0..8 {
+                let ready = self.try_send(Ask::get("/pd-router/ready")).await;
+                let ready = ready.map_err(|failure| failure.to_string())?;
+                if ready.status != status {
+                    return Err(format!("{}: {}", ready.status, ready.text()));
+                }
             }
-            Err(format!("{}: {}", ready.status, ready.text()))
+            Ok(())
         })
         .await;
     }

@@ -1,5 +1,7 @@
 //! How prefill and decode meet, from an empty fleet: what each state answers, and what it says of its readiness.
 
+use std::collections::BTreeSet;
+
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
 use pd_router_e2e::crew::Crew;
@@ -83,13 +85,20 @@ fn check_model(reply: &Reply, expected: Expected) -> Result<(), String> {
     check(reply.status == status, what, reply)?;
     let page = reply.json();
     let namespaces = page["namespaces"].as_object().cloned().unwrap_or_default();
-    let present: Vec<&Value> = namespaces.values().map(|one| &one["present"]).collect();
+    let roles: Vec<BTreeSet<String>> = namespaces.values().map(roles).collect();
     let present = match expected {
-        Expected::Waiting { present: role, .. } => present == [&json!([role.as_str()])],
-        _ => present == [&json!(["decode", "prefill"])],
+        Expected::Waiting { present, .. } => roles == [BTreeSet::from([present.as_str().into()])],
+        _ => roles == [BTreeSet::from(["prefill".into(), "decode".into()])],
     };
     let right = page["model"] == MODEL && page["ready"] == serving && present;
     check(right, what, reply)
+}
+
+/// The roles that one namespace says are present.
+fn roles(namespace: &Value) -> BTreeSet<String> {
+    let present = namespace["present"].as_array().cloned().unwrap_or_default();
+    let names = present.iter().filter_map(Value::as_str);
+    names.map(str::to_owned).collect()
 }
 
 fn check_chat(reply: &Reply, expected: Expected) -> Result<(), String> {

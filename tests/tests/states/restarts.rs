@@ -1,7 +1,6 @@
 //! All workers of a role restarted, in good order and not, while clients ask.
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::Ask;
 use pd_router_e2e::crew::Crew;
 use pd_router_e2e::engines::{FAST, Role, State};
 use pd_router_e2e::gateway::Gateway;
