@@ -12,6 +12,6 @@ elif changed_since "$target/harness.stamp" host-harness plugin/routing Cargo.tom
 else
     quiet=(--quiet)
 fi
-touch "$target/harness.stamp.new"
+touch "$target/harness.stamp.$$"
 cargo build "${quiet[@]}" --package pd-harness
-mv "$target/harness.stamp.new" "$target/harness.stamp"
+mv "$target/harness.stamp.$$" "$target/harness.stamp"

@@ -72,7 +72,7 @@ if changed_since "$stamp" plugin Cargo.toml Cargo.lock || [ ! -e "$target/pd_rou
     say "building the plugin with $toolchain's Rust …"
     quiet=()
 fi
-touch "$stamp.new" # before the build, so that an edit made meanwhile is seen next time
+touch "$stamp.$$" # before the build, so that an edit made meanwhile is seen next time
 
 case $toolchain in
     rustup) build_with_rustup "${quiet[@]}" ;;
@@ -85,4 +85,4 @@ if ! cmp --silent "$built" "$target/pd_router.wasm"; then
     mv "$target/pd_router.wasm.new" "$target/pd_router.wasm"
     say "target/pd_router.wasm: $(wc -c <"$target/pd_router.wasm") bytes"
 fi
-mv "$stamp.new" "$stamp"
+mv "$stamp.$$" "$stamp"

@@ -187,8 +187,12 @@ impl Refusal {
             Self::NoHandoffForPath => "no_handoff_for_path",
             Self::UnknownModel { .. } => "model_not_found",
             Self::NotServed(reason) => reason.code(),
+            Self::Pin {
+                problem: PinProblem::RankOutOfRange { .. },
+                ..
+            }
+            | Self::RankOutOfRange { .. } => "dp_rank_out_of_range",
             Self::Pin { .. } => "invalid_worker_id",
-            Self::RankOutOfRange { .. } => "dp_rank_out_of_range",
             Self::WorkerIdRequired { .. } => "worker_id_required",
             Self::Topology { .. } => "topology",
             Self::Backpressure { .. } => "backpressure",
