@@ -8,7 +8,8 @@ LISTEN ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:9901
 CONCURRENCY ?= 2
 CONFIG ?=
-export PROXY LISTEN ADMIN CONCURRENCY CONFIG
+MEMBER ?=
+export PROXY LISTEN ADMIN CONCURRENCY CONFIG MEMBER
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the gateway, after building what it needs. Variables: PROXY, CONFIG, CONCURRENCY, LISTEN, ADMIN.
+# Starts the gateway, after building what it needs. Variables: PROXY, CONFIG, MEMBER, CONCURRENCY, LISTEN, ADMIN.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -17,4 +17,7 @@ arguments=(--proxy "$proxy")
 [ -z "${CONCURRENCY:-}" ] || arguments+=(--concurrency "$CONCURRENCY")
 [ -z "${LISTEN:-}" ] || arguments+=(--listen "$LISTEN")
 [ -z "${ADMIN:-}" ] || arguments+=(--admin "$ADMIN")
+for member in ${MEMBER:-}; do
+    arguments+=(--member "$member")
+done
 exec "$target/debug/pd-harness" run "${arguments[@]}"

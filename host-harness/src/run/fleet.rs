@@ -146,6 +146,8 @@ pub struct Members {
     pub model: Option<String>,
     /// Whether callers may steer.
     pub callers: Callers,
+    /// Whether the status page is served.
+    pub status: bool,
 }
 
 impl Members {
@@ -158,6 +160,7 @@ impl Members {
             frontends: Vec::new(),
             model: None,
             callers: Callers::of(config),
+            status: config.status,
         };
         for pool in &config.pools {
             members.add(pool);

@@ -57,7 +57,13 @@ impl<'a> Report<'a> {
             let _ = writeln!(page, "  {name:10} {value}");
         };
         line("gateway", format!("http://{listen}"));
-        line("status", format!("http://{listen}/pd-router/status"));
+        line(
+            "status",
+            match self.members.status {
+                true => format!("http://{listen}/pd-router/status"),
+                false => "off; the configuration turns it on with \"status\": true".to_owned(),
+            },
+        );
         line("metrics", format!("http://{admin}/stats/prometheus"));
         for role in Role::ALL {
             let of_role = self.members.engines.iter().filter(|(its, _)| *its == role);
@@ -107,6 +113,7 @@ mod tests {
             ],
             frontends: Vec::new(),
             callers: super::super::bootstrap::Callers::Anybody,
+            status: true,
             model: Some("sim".to_owned()),
         }
     }

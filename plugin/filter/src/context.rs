@@ -169,8 +169,7 @@ impl StreamContext {
             let served: Option<SocketAddr> = host::property(&["upstream", "address"])
                 .and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok());
             if let Some(address) = served {
-                let mut router = self.gateway.router.borrow_mut();
-                router.served_by(&mut stream.seat.borrow_mut(), address);
+                self.served_by(stream, address);
             }
         }
         if names_wanted {
@@ -187,6 +186,26 @@ impl StreamContext {
         }
     }
 
+    /// Writes down who really answers. Where that is another one than was picked, the one that was picked refused the
+    /// connection.
+    fn served_by(&self, stream: &Stream, address: SocketAddr) {
+        let picked = stream.seat.borrow().decode.clone();
+        let mut router = self.gateway.router.borrow_mut();
+        router.served_by(&mut stream.seat.borrow_mut(), address);
+        let serves = stream.seat.borrow().decode.clone();
+        if let (Some(picked), Some(serves)) = (picked, serves)
+            && picked.id != serves.id
+        {
+            let id = stream.request_id();
+            log::warn!(
+                "[{id}] decode worker {} took no connection, {} answers",
+                picked.name,
+                serves.name
+            );
+            self.gateway.telemetry.decode_retried();
+        }
+    }
+
     /// The proxy could not reach anybody: the client is told so in the shape of other errors.
     fn nobody_reached(&mut self, stream: &Stream) {
         let what = match self.gateway.router.borrow().pool().protocol {
@@ -198,6 +217,7 @@ impl StreamContext {
             tried: stream.destinations.get(),
         };
         self.gateway.telemetry.refused(refusal.code());
+        log::warn!("[{}] {refusal}", stream.request_id());
         let json = refusal.to_json();
         let length = json.len().to_string();
         let told = [

@@ -28,7 +28,7 @@ struct Job {
 /// A call that has been made.
 enum Call {
     /// A prefill leg.
-    Prefill(Job),
+    Prefill(Box<Job>),
     /// The leg that fetches what a client has left behind.
     CleanUp {
         /// Blocks that leak if it fails.
@@ -111,7 +111,7 @@ pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
         false => PrefillAnswer::Broken,
     };
     match call {
-        Call::Prefill(job) => proceed(gateway, job, answer),
+        Call::Prefill(job) => proceed(gateway, *job, answer),
         Call::CleanUp {
             blocks, request_id, ..
         } => cleaned_up(gateway, answer, blocks, &request_id),
@@ -143,7 +143,7 @@ fn start(gateway: &Gateway, job: Job) {
         .calls
         .borrow_mut()
         .running
-        .insert(token, Call::Prefill(job));
+        .insert(token, Call::Prefill(Box::new(job)));
 }
 
 /// Where both legs run at once, decode is due as soon as prefill has been called.

@@ -39,6 +39,7 @@ pub struct Telemetry {
     requests: Metric,
     prefill_calls: Metric,
     prefill_retries: Metric,
+    decode_retries: Metric,
     leaked_handoffs: Metric,
     leaked_blocks: Metric,
     streams: Metric,
@@ -68,6 +69,7 @@ impl Telemetry {
             requests: counter("pd_router_requests_total"),
             prefill_calls: counter("pd_router_prefill_calls_total"),
             prefill_retries: counter("pd_router_prefill_retries_total"),
+            decode_retries: counter("pd_router_decode_retries_total"),
             leaked_handoffs: counter("pd_router_kv_leaked_handoffs_total"),
             leaked_blocks: counter("pd_router_kv_leaked_blocks_total"),
             streams: gauge("pd_router_streams"),
@@ -100,6 +102,11 @@ impl Telemetry {
     /// A prefill worker failed and another one is called.
     pub fn prefill_retried(&self) {
         self.prefill_retries.add(1);
+    }
+
+    /// A decode worker took no connection and another one answers.
+    pub fn decode_retried(&self) {
+        self.decode_retries.add(1);
     }
 
     /// A prefill worker holds `blocks` KV blocks that no decode worker is known to have fetched.

@@ -86,7 +86,7 @@ pub enum Refusal {
     #[error("too many request bodies in flight")]
     Busy,
     /// Every prefill worker that was tried failed.
-    #[error("prefill failed on all {tried} workers tried: {cause}")]
+    #[error("prefill failed ({tried} tried): {cause}")]
     PrefillFailed {
         /// Workers tried.
         tried: usize,
@@ -104,6 +104,15 @@ pub enum Refusal {
     /// The proxy would not carry out what was decided.
     #[error("the request could not be forwarded")]
     Internal,
+}
+
+/// What a status says of a worker: the proxy's own 503 and 504 stand for one that did not answer at all.
+fn answered(status: u16) -> String {
+    match status {
+        503 => "it refused the connection, or answered 503".to_owned(),
+        504 => "it did not answer in time, or answered 504".to_owned(),
+        status => format!("it answered {status}"),
+    }
 }
 
 /// What is wrong with a worker that the caller named.
@@ -144,7 +153,7 @@ pub enum PrefillFailure {
     #[error("its answer broke off")]
     Broken,
     /// An error status; 503 and 504 also stand for a worker that refused the connection or did not answer in time.
-    #[error("it answered {0}")]
+    #[error("{}", answered(*.0))]
     Status(u16),
     /// A good answer without the hand-off that decode needs.
     #[error("its answer carried no hand-off")]
