@@ -52,7 +52,7 @@ macro_rules! on_both_hosts {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
             let name = concat!(stringify!($proxy), "-", stringify!($module), "-", stringify!($name));
-            let behaviour = crate::$module::$name($crate::Proxy::$proxy);
+            let behaviour = super::super::$module::$name($crate::Proxy::$proxy);
             $crate::wait::judged(name, behaviour).await;
         }
     };
