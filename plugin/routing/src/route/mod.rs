@@ -296,15 +296,15 @@ impl Router {
     pub fn plan_unread(&mut self, otherwise: Refusal) -> Result<Plan, Refusal> {
         let nothing = Steering::default();
         let absent = self.absent_policy();
-        let places: Vec<Place> = self
+        let places: Vec<(Place, PlaceState)> = self
             .places
             .of_model(None)
             .into_iter()
-            .map(|(place, _)| place.clone())
+            .map(|(place, state)| (place.clone(), *state))
             .collect();
         // A pool that says "fail" wants no request to run whole.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
-        for place in places.iter().filter(|_| may_run_whole) {
+        for (place, _) in places.iter().filter(|_| may_run_whole) {
             if let Ok(whole) = self.pick_whole(place, &nothing) {
                 return Ok(self.forward_whole(whole, 0, None, None));
             }
@@ -312,16 +312,11 @@ impl Router {
         if self.pool.protocol != Protocol::Direct {
             return Err(otherwise);
         }
-        let served = places.iter().find(|place| {
-            let state = self
-                .places
-                .of_model(None)
-                .into_iter()
-                .find(|(known, _)| known == place);
-            state.is_some_and(|(_, state)| state.verdict(Mode::Normal, absent) == Verdict::Pair)
-        });
-        let place = served.ok_or(otherwise)?.clone();
-        let pair = self.pick_pair(&place, &nothing)?;
+        let served = places
+            .iter()
+            .find(|(_, state)| state.verdict(Mode::Normal, absent) == Verdict::Pair);
+        let (place, _) = served.ok_or(otherwise)?;
+        let pair = self.pick_pair(place, &nothing)?;
         Ok(self.forward_pair(pair, 0, None))
     }
 

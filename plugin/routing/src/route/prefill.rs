@@ -455,10 +455,3 @@ impl PrefillPhase {
 fn rid(room: u64) -> String {
     format!("pd-router-{room}")
 }
-
-impl Router {
-    /// Writes down who decodes, where that has changed since the request was planned.
-    pub fn seat_decode(&mut self, seat: &mut Seat, worker: &Rc<Worker>, target: TargetKey) {
-        self.reseat(seat, worker, target);
-    }
-}

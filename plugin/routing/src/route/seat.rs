@@ -76,8 +76,8 @@ impl Router {
         });
     }
 
-    /// Moves the charge to a worker that has been picked in another's place before anything was dispatched.
-    pub(super) fn reseat(&mut self, seat: &mut Seat, worker: &Rc<Worker>, target: TargetKey) {
+    /// Writes down who decodes, where that has changed since the request was planned, and moves the charge there.
+    pub fn seat_decode(&mut self, seat: &mut Seat, worker: &Rc<Worker>, target: TargetKey) {
         if let Some(charge) = seat.decode_charge.take() {
             seat.decode_charge = Some(charge.moved_to(target, &mut self.ledger));
             seat.decode = Some(Rc::clone(worker));
