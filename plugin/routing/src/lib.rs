@@ -20,6 +20,7 @@ pub mod handoff;
 pub mod json;
 pub mod load;
 pub mod prefill_router;
+pub mod prefix;
 pub mod rendezvous;
 pub mod request;
 pub mod route;
