@@ -3,6 +3,9 @@
 //! Knowledge comes from the router's own decisions alone. Engines publish what they really cache as events over ZMQ or
 //! NATS, which are out of a proxy filter's reach.
 
+pub mod hash;
+pub mod index;
+
 /// A prompt's full blocks, each named together with all that goes before it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {

@@ -1,0 +1,426 @@
+//! Owns what is known of each worker's cache: which blocks it holds, and which of them it loses first.
+//!
+//! Engines keep blocks until room is needed, and then drop the least recently used, the last of a prompt first. So does
+//! this index, up to the worker's capacity. Where that is unknown, a block counts for a time after its last use.
+
+mod holders;
+mod paths;
+mod reach;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::mem::size_of;
+use std::time::Duration;
+
+use self::holders::Holders;
+use self::paths::{Holder, Paths, Tick};
+use self::reach::{Moment, Reach};
+use self::slab::NONE;
+use self::tree::{CROWD, FETCHED, ROOT, Tree};
+use super::Blocks;
+
+/// Holders are numbered in 16 bits; so many slots can be open at once.
+const MOST_HOLDERS: usize = CROWD as usize;
+/// No bound on pairs may be beyond this, so that nodes can be numbered in 32 bits.
+const MOST_PAIRS: usize = 1 << 30;
+/// Each prompt learnt sweeps as many blocks as it has, of forgotten workers and of time run out, and so many more.
+const SWEPT_BESIDES: usize = 16;
+/// When the bound on pairs is reached, the worker that holds most gives up at most this share at once.
+const SHARE_GIVEN_UP: u32 = 8;
+
+/// How much is remembered.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Pairs of a worker and a block that it holds, of all workers together.
+    pub max_pairs: usize,
+    /// How long after its last use a block counts, on workers of unknown capacity.
+    pub ttl: Duration,
+}
+
+/// What is known of one slot.
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    /// No worker.
+    Closed,
+    /// A worker that holds nothing, and its capacity in blocks.
+    Empty(Option<u32>),
+    /// A worker that was given prompts, and its holder.
+    Known(u16),
+}
+
+/// The blocks that each worker is believed to hold.
+#[derive(Debug)]
+pub struct Index {
+    max_pairs: usize,
+    /// Tenths of a second.
+    ttl: u32,
+    slots: Vec<Slot>,
+    holders: Vec<Holder>,
+    /// Holders that no slot and no pair names.
+    vacant: Vec<u16>,
+    /// Holders of forgotten workers, of which there are pairs left.
+    gone: Vec<u16>,
+    /// Whose time is looked at next.
+    turn: usize,
+    pairs: usize,
+    tree: Tree,
+    held: Holders,
+    paths: Paths,
+    /// Scratch: the nodes of the prompt being looked up.
+    trail: Vec<u32>,
+    /// Scratch: a bit for each holder met.
+    met: Vec<u64>,
+}
+
+impl Index {
+    /// An index of nothing.
+    pub fn new(bounds: Bounds) -> Self {
+        let ttl = bounds.ttl.as_millis() / 100;
+        Self {
+            max_pairs: bounds.max_pairs.min(MOST_PAIRS),
+            ttl: u32::try_from(ttl).unwrap_or(u32::MAX),
+            slots: Vec::new(),
+            holders: Vec::new(),
+            vacant: Vec::new(),
+            gone: Vec::new(),
+            turn: 0,
+            pairs: 0,
+            tree: Tree::new(),
+            held: Holders::new(),
+            paths: Paths::new(),
+            trail: Vec::new(),
+            met: Vec::new(),
+        }
+    }
+
+    /// A worker takes `slot`: a small number, at most 65,534, since memory is kept for all below it too. `capacity`: how many
+    /// blocks its cache holds, where that is known. A slot that is open already keeps its blocks, up to the new capacity.
+    pub fn open(&mut self, slot: usize, capacity: Option<u32>) {
+        if slot >= MOST_HOLDERS {
+            return;
+        }
+        if slot >= self.slots.len() {
+            self.slots.resize(slot + 1, Slot::Closed);
+        }
+        if let Some(Slot::Known(id)) = self.slots.get(slot).copied() {
+            if let Some(holder) = self.holders.get_mut(usize::from(id)) {
+                holder.capacity = capacity;
+            }
+            self.keep_to_capacity(id);
+        } else if let Some(place) = self.slots.get_mut(slot) {
+            *place = Slot::Empty(capacity);
+        }
+    }
+
+    /// The worker left, or lost its cache. Takes no longer for a worker that holds much: later calls of [`Index::learn`] sweep
+    /// its blocks little by little. The slot may be opened again at once, empty.
+    pub fn forget(&mut self, slot: usize) {
+        let Some(place) = self.slots.get_mut(slot) else {
+            return;
+        };
+        if let Slot::Known(id) = std::mem::replace(place, Slot::Closed) {
+            if let Some(holder) = self.holders.get_mut(usize::from(id)) {
+                holder.slot = None;
+            }
+            self.gone.push(id);
+        }
+    }
+
+    /// The worker was given this prompt, so that it holds its blocks, as many of the first ones as find room. `now`: time
+    /// since 1970. A slot that is not open learns nothing.
+    pub fn learn(&mut self, slot: usize, blocks: &Blocks, now: Duration) {
+        let Some(id) = self.holder_of(slot) else {
+            return;
+        };
+        let now = Tick::of(now);
+        let learnt = self.walk(id, blocks, now);
+        self.expire(id, now, learnt + SWEPT_BESIDES);
+        self.keep_to_capacity(id);
+        self.sweep(now, learnt + SWEPT_BESIDES);
+        self.keep_to_bound();
+    }
+
+    /// How many leading blocks of a prompt each worker holds, by slot: `depths` is cleared, and as long as there are slots.
+    /// Takes time in proportion to the blocks and the workers, not to their product.
+    pub fn depths(&mut self, blocks: &Blocks, now: Duration, depths: &mut Vec<u32>) {
+        depths.clear();
+        depths.resize(self.slots.len(), 0);
+        self.follow(blocks);
+        let Some(first) = self.trail.first() else {
+            return;
+        };
+        let most = self.tree.node(*first).count;
+        self.met.clear();
+        self.met.resize(self.holders.len().div_ceil(64), 0);
+        let mut reach = Reach {
+            moment: Moment {
+                holders: &self.holders,
+                paths: &self.paths,
+                now: Tick::of(now),
+                ttl: self.ttl,
+            },
+            met: &mut self.met,
+            count: 0,
+            depths,
+        };
+        for (before, node) in self.trail.iter().enumerate().rev() {
+            let node = self.tree.node(*node);
+            if node.count > reach.count {
+                reach.meet(self.held.of(node), before as u32 + 1);
+            }
+            if reach.count >= most {
+                return;
+            }
+        }
+    }
+
+    /// Blocks held by the worker at `slot`. On one of unknown capacity they include some whose time ran out a moment ago.
+    pub fn held(&self, slot: usize) -> usize {
+        let Some(Slot::Known(id)) = self.slots.get(slot) else {
+            return 0;
+        };
+        self.holder(*id).map_or(0, |holder| holder.pairs as usize)
+    }
+
+    /// Pairs of a worker and a block that are in memory, those of forgotten workers included until they are swept.
+    pub fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// Heap bytes in use: about 29 for each pair where prompts of a few dozen blocks are mostly one worker's, and fewer where
+    /// several hold the same; the same in wasm32 and natively. Goes through all crowds, so it is for an occasional look.
+    pub fn bytes(&self) -> usize {
+        self.tree.bytes()
+            + self.held.bytes()
+            + self.paths.bytes()
+            + self.slots.capacity() * size_of::<Slot>()
+            + self.holders.capacity() * size_of::<Holder>()
+            + (self.vacant.capacity() + self.gone.capacity()) * size_of::<u16>()
+            + self.trail.capacity() * size_of::<u32>()
+            + self.met.capacity() * size_of::<u64>()
+    }
+
+    /// Notes the nodes of a prompt's known blocks in `trail`.
+    fn follow(&mut self, blocks: &Blocks) {
+        self.trail.clear();
+        let mut at = ROOT;
+        for tag in tags(blocks) {
+            at = self.tree.child(at, tag);
+            if at == NONE {
+                return;
+            }
+            self.trail.push(at);
+        }
+    }
+
+    /// Makes a prompt's blocks the newest path of a holder. Returns how many found room.
+    fn walk(&mut self, id: u16, blocks: &Blocks, now: Tick) -> usize {
+        let Some(holder) = self.holders.get_mut(usize::from(id)) else {
+            return 0;
+        };
+        let room = holder
+            .capacity
+            .map_or(usize::MAX, |capacity| capacity as usize);
+        let count = blocks.sequence.len().min(room).min(self.max_pairs);
+        if count == 0 {
+            return 0;
+        }
+        let path = self.paths.begin(holder, now);
+        let mut at = ROOT;
+        let mut added = 0;
+        for (nth, tag) in tags(blocks).take(count).enumerate() {
+            if nth % FETCHED == 0 {
+                self.tree
+                    .fetch(tags(blocks).skip(nth).take(FETCHED.min(count - nth)));
+            }
+            at = self.tree.child_or_new(at, tag);
+            let node = self.tree.node_mut(at);
+            // After the first block that it lacks it holds none.
+            let renewed = if added == 0 {
+                self.held.renew(node, id, path)
+            } else {
+                None
+            };
+            match renewed {
+                Some(old) if self.paths.get(old).end == at => self.paths.remove(holder, old),
+                Some(_) => {}
+                None => {
+                    self.held.add(node, id, path);
+                    added += 1;
+                }
+            }
+        }
+        self.paths.end_in(path, at);
+        holder.pairs += added;
+        self.pairs += added as usize;
+        count
+    }
+
+    /// Takes up to `most` blocks off a holder, those first that it loses first. Returns how many.
+    fn give_up(&mut self, id: u16, most: usize) -> usize {
+        let mut given = 0;
+        while given < most && self.holder(id).is_some_and(|holder| holder.pairs > 0) {
+            given += self.shorten(id, most - given);
+        }
+        given
+    }
+
+    /// Takes up to `most` blocks off a holder's oldest path, from its end. Returns how many.
+    fn shorten(&mut self, id: u16, most: usize) -> usize {
+        let Some(holder) = self.holders.get_mut(usize::from(id)) else {
+            return 0;
+        };
+        let path = holder.oldest();
+        let mut end = self.paths.get(path).end;
+        let mut taken = 0;
+        while taken < most && end != ROOT {
+            if taken % FETCHED == 0 {
+                self.tree.fetch_path(end);
+            }
+            let node = self.tree.node_mut(end);
+            let parent = node.parent;
+            if !self.held.remove(node, id, path) {
+                // From here on the blocks belong to newer paths.
+                end = ROOT;
+                break;
+            }
+            if node.count == 0 {
+                self.tree.remove(end);
+            }
+            taken += 1;
+            end = parent;
+        }
+        if end == ROOT {
+            self.paths.remove(holder, path);
+        } else {
+            self.paths.end_in(path, end);
+        }
+        holder.pairs -= taken as u32;
+        self.pairs -= taken;
+        taken
+    }
+
+    fn keep_to_capacity(&mut self, id: u16) {
+        let Some(holder) = self.holder(id) else {
+            return;
+        };
+        if let Some(capacity) = holder.capacity {
+            self.give_up(id, holder.pairs.saturating_sub(capacity) as usize);
+        }
+    }
+
+    fn keep_to_bound(&mut self) {
+        while self.pairs > self.max_pairs {
+            let excess = self.pairs - self.max_pairs;
+            if self.sweep_gone(excess) > 0 {
+                continue;
+            }
+            let Some((id, pairs)) = self.fullest() else {
+                return;
+            };
+            self.give_up(id, excess.min(pairs.div_ceil(SHARE_GIVEN_UP) as usize));
+        }
+    }
+
+    /// The worker that holds most, and how much. Of several the one with the lowest slot.
+    fn fullest(&self) -> Option<(u16, u32)> {
+        let mut fullest = None;
+        let mut most = 0;
+        for slot in &self.slots {
+            if let Slot::Known(id) = slot
+                && let Some(holder) = self.holder(*id)
+                && holder.pairs > most
+            {
+                most = holder.pairs;
+                fullest = Some((*id, most));
+            }
+        }
+        fullest
+    }
+
+    /// Sweeps up to `most` blocks: of forgotten workers, and of the next worker whose time ran out.
+    fn sweep(&mut self, now: Tick, most: usize) {
+        let swept = self.sweep_gone(most);
+        self.turn = if self.turn < self.holders.len() {
+            self.turn
+        } else {
+            0
+        };
+        self.expire(self.turn as u16, now, most - swept);
+        self.turn += 1;
+    }
+
+    /// Sweeps up to `most` blocks of forgotten workers. Returns how many.
+    fn sweep_gone(&mut self, most: usize) -> usize {
+        let mut swept = 0;
+        while let Some(id) = self.gone.last().copied() {
+            swept += self.give_up(id, most - swept);
+            if self.holder(id).is_some_and(|holder| holder.pairs > 0) {
+                break;
+            }
+            self.gone.pop();
+            self.vacant.push(id);
+        }
+        swept
+    }
+
+    /// Takes up to `most` blocks off a holder of unknown capacity whose time ran out.
+    fn expire(&mut self, id: u16, now: Tick, most: usize) {
+        let mut left = most;
+        while left > 0 && self.is_over(id, now) {
+            left -= self.shorten(id, left);
+        }
+    }
+
+    /// Whether the time of a holder's oldest path ran out.
+    fn is_over(&self, id: u16, now: Tick) -> bool {
+        self.holder(id).is_some_and(|holder| {
+            let oldest = holder.oldest();
+            holder.capacity.is_none()
+                && oldest != NONE
+                && self.paths.get(oldest).learnt.is_past(now, self.ttl)
+        })
+    }
+
+    fn holder(&self, id: u16) -> Option<&Holder> {
+        self.holders.get(usize::from(id))
+    }
+
+    /// The holder of an open slot; none when all numbers are in use, until forgotten workers are swept.
+    fn holder_of(&mut self, slot: usize) -> Option<u16> {
+        let capacity = match self.slots.get(slot)? {
+            Slot::Closed => return None,
+            Slot::Known(id) => return Some(*id),
+            Slot::Empty(capacity) => *capacity,
+        };
+        let holder = Holder::new(u16::try_from(slot).ok()?, capacity);
+        let id = self.add_holder(holder)?;
+        *self.slots.get_mut(slot)? = Slot::Known(id);
+        Some(id)
+    }
+
+    fn add_holder(&mut self, holder: Holder) -> Option<u16> {
+        if let Some(id) = self.vacant.pop() {
+            *self.holders.get_mut(usize::from(id))? = holder;
+            return Some(id);
+        }
+        let id = u16::try_from(self.holders.len())
+            .ok()
+            .filter(|id| *id < CROWD)?;
+        self.holders.push(holder);
+        self.held.expect(id);
+        Some(id)
+    }
+}
+
+/// What the tree tells blocks apart by.
+fn tags(blocks: &Blocks) -> impl Iterator<Item = u32> {
+    // Scopes are small numbers or hashes: spread over all bits, so that neither is undone by the hash it meets.
+    let scope = blocks.scope.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    blocks.sequence.iter().map(move |hash| {
+        let mixed = hash ^ scope;
+        (mixed ^ (mixed >> 32)) as u32
+    })
+}

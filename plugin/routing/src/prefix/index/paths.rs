@@ -1,0 +1,143 @@
+//! Owns in which order each worker's blocks are forgotten.
+//!
+//! A prompt that a worker was given is a *path*: its blocks from the first to the last. Each pair of a worker and a block
+//! belongs to the newest path through it, so what belongs to a path is always its last part, and the oldest path of a
+//! worker ends in a block after which the worker holds none: the one to forget first.
+
+use std::time::Duration;
+
+use super::slab::{NONE, Slab, Vacant};
+
+/// Time in tenths of a second since 1970, less all full 13 years: enough to compare two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tick(u32);
+
+impl Tick {
+    pub(super) fn of(time: Duration) -> Self {
+        let tenths = time
+            .as_secs()
+            .wrapping_mul(10)
+            .wrapping_add(u64::from(time.subsec_millis() / 100));
+        Self((tenths & u64::from(u32::MAX)) as u32)
+    }
+
+    /// Whether more than `ttl` tenths lie between the two. Clocks that step back make nothing old.
+    pub(super) fn is_past(self, now: Self, ttl: u32) -> bool {
+        let age = now.0.wrapping_sub(self.0);
+        age <= u32::MAX / 2 && age > ttl
+    }
+}
+
+/// A worker's blocks, or those of one that was forgotten.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Holder {
+    /// Whose they are; none: a worker's that was forgotten.
+    pub(super) slot: Option<u16>,
+    /// Blocks held.
+    pub(super) pairs: u32,
+    /// Blocks it can hold, where that is known.
+    pub(super) capacity: Option<u32>,
+    oldest: u32,
+    newest: u32,
+}
+
+impl Holder {
+    pub(super) fn new(slot: u16, capacity: Option<u32>) -> Self {
+        Self {
+            slot: Some(slot),
+            pairs: 0,
+            capacity,
+            oldest: NONE,
+            newest: NONE,
+        }
+    }
+
+    /// The path to forget first, or [`NONE`].
+    pub(super) fn oldest(&self) -> u32 {
+        self.oldest
+    }
+}
+
+/// One prompt, of one holder.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Path {
+    /// The node it ends in.
+    pub(super) end: u32,
+    pub(super) learnt: Tick,
+    older: u32,
+    newer: u32,
+}
+
+impl Vacant for Path {
+    const BLANK: Self = Self {
+        end: NONE,
+        learnt: Tick(0),
+        older: NONE,
+        newer: NONE,
+    };
+
+    fn next(&mut self) -> &mut u32 {
+        &mut self.older
+    }
+}
+
+/// All paths.
+#[derive(Debug)]
+pub(super) struct Paths(Slab<Path>);
+
+impl Paths {
+    pub(super) fn new() -> Self {
+        Self(Slab::new())
+    }
+
+    #[inline]
+    pub(super) fn get(&self, path: u32) -> &Path {
+        self.0.get(path)
+    }
+
+    /// Begins the newest path of a holder.
+    pub(super) fn begin(&mut self, holder: &mut Holder, learnt: Tick) -> u32 {
+        let before = holder.newest;
+        let path = self.0.put(Path {
+            learnt,
+            older: before,
+            ..Path::BLANK
+        });
+        if before == NONE {
+            holder.oldest = path;
+        } else {
+            self.0.get_mut(before).newer = path;
+        }
+        holder.newest = path;
+        path
+    }
+
+    pub(super) fn end_in(&mut self, path: u32, node: u32) {
+        self.0.get_mut(path).end = node;
+    }
+
+    /// Removes a path to which nothing belongs any more.
+    pub(super) fn remove(&mut self, holder: &mut Holder, path: u32) {
+        let Path { older, newer, .. } = *self.0.get(path);
+        if older == NONE {
+            holder.oldest = newer;
+        } else {
+            self.0.get_mut(older).newer = newer;
+        }
+        if newer == NONE {
+            holder.newest = older;
+        } else {
+            self.0.get_mut(newer).older = older;
+        }
+        self.0.free(path);
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> u32 {
+        self.0.used()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}

@@ -1,0 +1,114 @@
+//! Owns how deep each worker holds a prompt.
+//!
+//! Who holds a block holds all before it. So the holders of the last known block are asked first, and those of each block
+//! before it only for whom was not met yet; where it has no more holders than were met already, there is nobody.
+
+use super::holders::{Crowd, Held, bit};
+use super::paths::{Holder, Paths, Tick};
+
+/// What is known of the holders at one moment.
+pub(super) struct Moment<'a> {
+    pub(super) holders: &'a [Holder],
+    pub(super) paths: &'a Paths,
+    pub(super) now: Tick,
+    /// Tenths of a second.
+    pub(super) ttl: u32,
+}
+
+/// What a holder of a block is to a look-up.
+enum Find {
+    /// A worker.
+    Slot(u16),
+    /// A worker that was forgotten.
+    Nobody,
+    /// A worker that may have lost this block, though perhaps not those before it.
+    Stale,
+}
+
+impl Moment<'_> {
+    #[inline]
+    fn find(&self, holder: u16, path: impl FnOnce() -> u32) -> Find {
+        let Some(found) = self.holders.get(usize::from(holder)) else {
+            return Find::Nobody;
+        };
+        let Some(slot) = found.slot else {
+            return Find::Nobody;
+        };
+        if found.capacity.is_some() || self.is_fresh(found.oldest()) || self.is_fresh(path()) {
+            return Find::Slot(slot);
+        }
+        Find::Stale
+    }
+
+    fn is_fresh(&self, path: u32) -> bool {
+        !self.paths.get(path).learnt.is_past(self.now, self.ttl)
+    }
+}
+
+/// One look-up, on its way from the last known block to the first.
+pub(super) struct Reach<'a> {
+    pub(super) moment: Moment<'a>,
+    /// A bit for each holder met.
+    pub(super) met: &'a mut [u64],
+    /// How many are met.
+    pub(super) count: u16,
+    /// By slot.
+    pub(super) depths: &'a mut [u32],
+}
+
+impl Reach<'_> {
+    /// The holders of a block who were not met deeper down reach `depth`.
+    pub(super) fn meet(&mut self, held: Held<'_>, depth: u32) {
+        match held {
+            Held::List(list) => list.for_each(|(holder, path)| self.meet_one(holder, path, depth)),
+            Held::Crowd(crowd) => self.meet_crowd(crowd, depth),
+        }
+    }
+
+    #[inline]
+    fn meet_one(&mut self, holder: u16, path: u32, depth: u32) {
+        let (word, bit) = bit(holder);
+        let Some(met) = self.met.get_mut(word).filter(|met| **met & bit == 0) else {
+            return;
+        };
+        let find = self.moment.find(holder, || path);
+        if settle(self.depths, &find, depth) {
+            *met |= bit;
+            self.count += 1;
+        }
+    }
+
+    fn meet_crowd(&mut self, crowd: &Crowd, depth: u32) {
+        let words = crowd.members().iter().zip(self.met.iter_mut());
+        for (at, (members, met)) in (0_u16..).zip(words) {
+            let mut left = members & !*met;
+            let mut arrived = left;
+            while left != 0 {
+                let bit = left & left.wrapping_neg();
+                left ^= bit;
+                let holder = at * 64 + bit.trailing_zeros() as u16;
+                let find = self.moment.find(holder, || crowd.path(holder));
+                if !settle(self.depths, &find, depth) {
+                    arrived ^= bit;
+                }
+            }
+            *met |= arrived;
+            self.count += arrived.count_ones() as u16;
+        }
+    }
+}
+
+/// Notes the depth of a find. Says whether that settles the matter for this holder.
+#[inline]
+fn settle(depths: &mut [u32], find: &Find, depth: u32) -> bool {
+    match find {
+        Find::Slot(slot) => {
+            if let Some(place) = depths.get_mut(usize::from(*slot)) {
+                *place = depth;
+            }
+            true
+        }
+        Find::Nobody => true,
+        Find::Stale => false,
+    }
+}

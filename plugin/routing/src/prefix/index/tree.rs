@@ -1,0 +1,217 @@
+//! Owns the tree of known blocks: which block follows which.
+//!
+//! A block is found by its parent and its hash in a table that grows by one bucket with each node (linear hashing): no
+//! look-up ever waits for the whole table to be built anew, and no part of it lies unused.
+
+use std::hint::black_box;
+use std::iter::successors;
+
+use super::slab::{NONE, Pages, Slab, Vacant};
+
+/// The parent of all first blocks.
+pub(super) const ROOT: u32 = NONE;
+
+/// The holder of a node whose holders are a crowd.
+pub(super) const CROWD: u16 = u16::MAX;
+
+/// How many blocks are fetched together: a processor waits for about so many reads at a time.
+pub(super) const FETCHED: usize = 16;
+
+/// A block that someone holds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    /// Half of its hash. Two blocks that are taken for one must agree in it and in all that goes before them.
+    tag: u32,
+    pub(super) parent: u32,
+    /// The next node of its bucket.
+    next: u32,
+    /// Its first holder, or [`CROWD`].
+    pub(super) holder: u16,
+    /// How many hold it.
+    pub(super) count: u16,
+    /// The path of its first holder that it was last used by.
+    pub(super) path: u32,
+    /// Its further holders: the first of a list, or the crowd.
+    pub(super) more: u32,
+}
+
+impl Vacant for Node {
+    const BLANK: Self = Self {
+        tag: 0,
+        parent: NONE,
+        next: NONE,
+        holder: 0,
+        count: 0,
+        path: NONE,
+        more: NONE,
+    };
+
+    fn next(&mut self) -> &mut u32 {
+        &mut self.next
+    }
+}
+
+/// All nodes.
+#[derive(Debug)]
+pub(super) struct Tree {
+    nodes: Slab<Node>,
+    /// The first node of each bucket.
+    heads: Pages<u32>,
+    /// The bits of a hash that number the buckets, were their number a power of two.
+    mask: u32,
+}
+
+impl Tree {
+    pub(super) fn new() -> Self {
+        Self {
+            nodes: Slab::new(),
+            heads: Pages::new(NONE),
+            mask: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn node(&self, at: u32) -> &Node {
+        self.nodes.get(at)
+    }
+
+    #[inline]
+    pub(super) fn node_mut(&mut self, at: u32) -> &mut Node {
+        self.nodes.get_mut(at)
+    }
+
+    /// Reads what looking up these blocks needs. No read depends on another, so that all wait for memory together; the
+    /// look-ups that follow would do so one after another.
+    #[inline]
+    pub(super) fn fetch(&self, tags: impl Iterator<Item = u32>) {
+        let read = tags.fold(0, |read, tag| {
+            read ^ self.nodes.get(*self.heads.get(self.bucket(tag))).tag
+        });
+        black_box(read);
+    }
+
+    /// Reads what removing up to [`FETCHED`] nodes from `end` upwards needs, all together.
+    #[inline]
+    pub(super) fn fetch_path(&self, end: u32) {
+        let up = successors(Some(end), |at| Some(self.nodes.get(*at).parent));
+        let path = up.take_while(|at| *at != ROOT).take(FETCHED);
+        self.fetch(path.map(|at| self.nodes.get(at).tag));
+    }
+
+    /// The node of the block `tag` after `parent`, or [`NONE`].
+    #[inline]
+    pub(super) fn child(&self, parent: u32, tag: u32) -> u32 {
+        let mut at = *self.heads.get(self.bucket(tag));
+        while at != NONE {
+            let node = self.nodes.get(at);
+            if node.tag == tag && node.parent == parent {
+                break;
+            }
+            at = node.next;
+        }
+        at
+    }
+
+    /// The node of the block `tag` after `parent`; a new one, which nobody holds yet, where there is none.
+    #[inline]
+    pub(super) fn child_or_new(&mut self, parent: u32, tag: u32) -> u32 {
+        match self.child(parent, tag) {
+            NONE => self.add(parent, tag),
+            found => found,
+        }
+    }
+
+    fn add(&mut self, parent: u32, tag: u32) -> u32 {
+        let at = self.nodes.put(Node {
+            tag,
+            parent,
+            ..Node::BLANK
+        });
+        if self.heads.count() < self.nodes.most() {
+            self.add_bucket();
+        }
+        self.enter(at);
+        at
+    }
+
+    /// Removes a node that nobody holds any more.
+    pub(super) fn remove(&mut self, gone: u32) {
+        let Node { tag, next, .. } = *self.nodes.get(gone);
+        let bucket = self.bucket(tag);
+        let head = *self.heads.get(bucket);
+        if head == gone {
+            *self.heads.get_mut(bucket) = next;
+        } else {
+            self.skip(head, gone, next);
+        }
+        self.nodes.free(gone);
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> u32 {
+        self.nodes.used()
+    }
+
+    /// All nodes that someone holds.
+    #[cfg(test)]
+    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+        (0..self.nodes.most()).filter(|at| self.nodes.get(*at).count > 0)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.nodes.bytes() + self.heads.bytes()
+    }
+
+    #[inline]
+    fn bucket(&self, tag: u32) -> u32 {
+        let bucket = spread(tag) & self.mask;
+        if bucket < self.heads.count() {
+            bucket
+        } else {
+            bucket & (self.mask >> 1)
+        }
+    }
+
+    /// Puts a node at the head of its bucket.
+    fn enter(&mut self, at: u32) {
+        let bucket = self.bucket(self.nodes.get(at).tag);
+        let head = std::mem::replace(self.heads.get_mut(bucket), at);
+        self.nodes.get_mut(at).next = head;
+    }
+
+    /// Takes `gone` out of the list that begins at `first`.
+    fn skip(&mut self, first: u32, gone: u32, next: u32) {
+        let mut at = first;
+        while at != NONE {
+            let node = self.nodes.get_mut(at);
+            if node.next == gone {
+                node.next = next;
+                return;
+            }
+            at = node.next;
+        }
+    }
+
+    /// Adds a bucket, and gives it its part of the one that stood for it so far.
+    fn add_bucket(&mut self) {
+        let new = self.heads.push(NONE);
+        self.mask = u32::MAX.checked_shr(new.leading_zeros()).unwrap_or(0);
+        let old = new & (self.mask >> 1);
+        if old == new {
+            return;
+        }
+        let mut at = std::mem::replace(self.heads.get_mut(old), NONE);
+        while at != NONE {
+            let next = self.nodes.get(at).next;
+            self.enter(at);
+            at = next;
+        }
+    }
+}
+
+/// Hashes are as good as random, but the numbers that stand for them in traces are not.
+#[inline]
+fn spread(tag: u32) -> u32 {
+    let mixed = tag.wrapping_mul(0x9E37_79B1);
+    mixed ^ (mixed >> 15)
+}

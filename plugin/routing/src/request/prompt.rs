@@ -1,0 +1,412 @@
+//! Owns what a request's prompt is: the names of its blocks and its length, read from JSON in all its shapes.
+//!
+//! A prompt in text becomes one canonical stream of bytes, cut into blocks. The stream of a conversation is the beginning
+//! of the stream of every longer one, as it is in the engine's cache: a message is written without regard to what follows.
+//! What a chat template may render counts (roles, names, tools, calls and their results, images); what is only spelling does not
+//! (escapes, white space, the order of a message's members, a content of one text part or of a string). A shape that is not known
+//! is taken as it is written. Nothing is refused here.
+
+mod canonical;
+mod ids;
+
+use std::borrow::Cow;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use self::canonical::{Mark, Member, Shape, Sink, elements, find, members, plain, shape};
+use self::ids::Ids;
+use super::{Generation, Request};
+use crate::prefix::Blocks;
+use crate::prefix::hash::{self, Known, Salt, Text};
+
+/// Tokens an image, a sound or a film counts for, since its size cannot be seen: the 24 × 24 patches that a picture of 336
+/// pixels a side has in LLaVA. Models that keep the picture's own resolution take from some hundred to some thousand.
+pub const MEDIA_TOKENS: u64 = 576;
+
+/// Bytes a medium takes in the stream, so that blocks and tokens agree: its mark, its hash, and nothing.
+const MEDIA_BYTES: usize = MEDIA_TOKENS as usize * 4;
+const MEDIA_REST: [u8; MEDIA_BYTES - 9] = [0; MEDIA_BYTES - 9];
+
+/// The members of a message in the order in which they are written; others follow by key, so that what differs without
+/// being rendered spoils as little as it can.
+const MESSAGE: [&str; 6] = [
+    "role",
+    "name",
+    "reasoning_content",
+    "content",
+    "tool_calls",
+    "function_call",
+];
+
+/// The members of a call.
+const CALL: [&str; 3] = ["function", "name", "arguments"];
+
+/// Members of a call that are no part of the prompt. Some templates render the id, but ids of equal conversations are
+/// equal: a client sends back those it was given.
+const CALL_OMITS: [&str; 3] = ["id", "type", "index"];
+
+/// Parts of a content that stand for text.
+const TEXT_PARTS: [&str; 3] = ["text", "input_text", "output_text"];
+
+/// Parts of a content that stand for something to look at or to listen to.
+const MEDIA_PARTS: [&str; 11] = [
+    "image_url",
+    "input_image",
+    "image",
+    "audio_url",
+    "input_audio",
+    "audio",
+    "video_url",
+    "input_video",
+    "video",
+    "input_file",
+    "file",
+];
+
+/// What, beside the request's own body, a prompt is known by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity<'a> {
+    /// The model that is asked for.
+    pub model: &'a str,
+    /// The LoRA adapter.
+    pub adapter: Option<&'a str>,
+    /// The cache salt said elsewhere than in the body; one in the body wins.
+    pub cache_salt: Option<&'a [u8]>,
+    /// The prompt as token ids, where a trusted caller gave them; they stand for the body's.
+    pub token_data: Option<&'a [u32]>,
+    /// Tokens of one block.
+    pub block_tokens: u32,
+}
+
+/// A prompt as the selection of a worker sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Prompt {
+    /// Its full blocks.
+    pub blocks: Blocks,
+    /// Its length: the number of ids; of text an estimate, four bytes a token, [`MEDIA_TOKENS`] a medium; at least 1.
+    pub tokens: u64,
+}
+
+/// Reads the prompt of a request. It never fails: what cannot be understood is taken as it is written.
+pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
+    let cache_salt = cache_salt(request, identity);
+    let identity = Identity {
+        cache_salt: cache_salt.as_deref(),
+        ..*identity
+    };
+    if let Some(ids) = identity.token_data
+        && !ids.is_empty()
+    {
+        return identity.by_ids(&Ids::given(ids));
+    }
+    let member = |name| request.body.get(name).map(|member| member.value);
+    let prompt = member("prompt").unwrap_or("null");
+    let mut stream = Stream(Text::new(identity.block_tokens));
+    match request.generation {
+        Generation::Other => {
+            return Prompt {
+                blocks: Blocks::default(),
+                tokens: request.prompt_tokens,
+            };
+        }
+        Generation::Completions => match Ids::read(prompt) {
+            Some(ids) => return identity.by_ids(&ids),
+            None => stream.prompts(prompt),
+        },
+        Generation::Chat => {
+            stream.tools(member("tools"), member("functions"));
+            stream.messages(member("messages").unwrap_or("null"));
+        }
+        Generation::Responses => {
+            stream.tools(member("tools"), None);
+            stream.instructions(member("instructions").unwrap_or("null"));
+            stream.input(member("input").unwrap_or("null"));
+        }
+    }
+    identity.by_text(stream.0)
+}
+
+impl Identity<'_> {
+    fn by_ids(&self, ids: &Ids) -> Prompt {
+        let salt = Salt::new(self.adapter, self.cache_salt);
+        Prompt {
+            blocks: Blocks {
+                scope: hash::scope(self.model, Known::ByIds),
+                sequence: hash::ids(ids.bytes(), self.block_tokens, salt),
+            },
+            tokens: ids.count().max(1),
+        }
+    }
+
+    fn by_text(&self, text: Text) -> Prompt {
+        let known = Known::ByText {
+            adapter: self.adapter,
+            cache_salt: self.cache_salt,
+        };
+        let tokens = text.tokens();
+        Prompt {
+            blocks: Blocks {
+                scope: hash::scope(self.model, known),
+                sequence: text.finish(),
+            },
+            tokens,
+        }
+    }
+}
+
+/// vLLM's member, else Dynamo's, else what was said elsewhere. An empty one says nothing.
+fn cache_salt<'a>(request: &Request<'a>, identity: &Identity<'a>) -> Option<Cow<'a, [u8]>> {
+    let said = |value: &'a str| match plain(value) {
+        text if text.is_empty() || value == "null" => None,
+        Cow::Borrowed(text) => Some(Cow::Borrowed(text.as_bytes())),
+        Cow::Owned(text) => Some(Cow::Owned(text.into_bytes())),
+    };
+    let own = request
+        .body
+        .get("cache_salt")
+        .and_then(|own| said(own.value));
+    let nvext = || {
+        let nvext = members(request.body.get("nvext")?.value, &[])?;
+        said(find(&nvext, "cache_salt")?)
+    };
+    own.or_else(nvext)
+        .or(identity.cache_salt.map(Cow::Borrowed))
+}
+
+/// The canonical stream of a prompt in text.
+struct Stream(Text);
+
+impl Stream {
+    /// One prompt, or a batch of them.
+    fn prompts(&mut self, prompt: &str) {
+        if shape(prompt) != Shape::List {
+            return self.text_or_value(prompt);
+        }
+        let mut first = true;
+        elements(prompt, |prompt| {
+            if !first {
+                self.0.mark(Mark::Prompt);
+            }
+            first = false;
+            self.text_or_value(prompt);
+        });
+    }
+
+    /// Tools come first, since templates put them into the system prompt.
+    fn tools(&mut self, tools: Option<&str>, functions: Option<&str>) {
+        for (key, value) in [("tools", tools), ("functions", functions)] {
+            let Some(value) = value else { continue };
+            if shape(value) != Shape::Null && !is_empty_list(value) {
+                self.member(key);
+                canonical::value(value, &mut self.0);
+            }
+        }
+    }
+
+    fn messages(&mut self, messages: &str) {
+        elements(messages, |message| self.message(message));
+    }
+
+    /// What the Responses interface takes for a system prompt.
+    fn instructions(&mut self, instructions: &str) {
+        if shape(instructions) != Shape::Null {
+            self.0.mark(Mark::Message);
+            self.0.put(b"system");
+            self.content(instructions);
+        }
+    }
+
+    /// The input of the Responses interface: items, or one message of the user.
+    fn input(&mut self, input: &str) {
+        if shape(input) == Shape::List {
+            return self.messages(input);
+        }
+        self.0.mark(Mark::Message);
+        self.0.put(b"user");
+        self.content(input);
+    }
+
+    /// A message, or an item of the Responses interface.
+    fn message(&mut self, message: &str) {
+        self.0.mark(Mark::Message);
+        let Some(members) = members(message, &MESSAGE) else {
+            return canonical::value(message, &mut self.0);
+        };
+        for (key, value) in &members {
+            match key.as_ref() {
+                "role" => self.text_or_value(value),
+                "content" => self.content(value),
+                "tool_calls" => self.calls(value),
+                "function_call" => {
+                    self.member(key);
+                    self.call(value);
+                }
+                // An item that says nothing of its type is a message too.
+                "type" if *value == "\"message\"" => {}
+                _ => {
+                    self.member(key);
+                    canonical::value(value, &mut self.0);
+                }
+            }
+        }
+    }
+
+    /// A message's content: a string is a list of one text. What is empty leaves no trace, as no content does.
+    fn content(&mut self, content: &str) {
+        if shape(content) != Shape::List {
+            self.part(Mark::Content, content);
+            return;
+        }
+        let mut border = Mark::Content;
+        elements(content, |part| {
+            if self.part(border, part) == Written::Something {
+                border = Mark::Part;
+            }
+        });
+    }
+
+    fn part(&mut self, border: Mark, part: &str) -> Written {
+        let members = members(part, &[]);
+        let part = Part::of(part, members.as_deref());
+        if matches!(part, Part::Text("")) {
+            return Written::Nothing;
+        }
+        self.0.mark(border);
+        match part {
+            Part::Text(text) => canonical::text(text, &mut self.0),
+            Part::Medium(members) => self.medium(members),
+            Part::Other(raw) => canonical::value(raw, &mut self.0),
+        }
+        Written::Something
+    }
+
+    /// A medium is known by its hash: it takes as much room as it is taken to have tokens, whatever its data.
+    fn medium(&mut self, members: &[Member<'_>]) {
+        self.0.mark(Mark::Media);
+        self.0.put(&medium_hash(members).to_le_bytes());
+        self.0.put(&MEDIA_REST);
+    }
+
+    fn calls(&mut self, calls: &str) {
+        if is_empty_list(calls) {
+            return;
+        }
+        self.member("tool_calls");
+        if shape(calls) != Shape::List {
+            return canonical::value(calls, &mut self.0);
+        }
+        elements(calls, |call| {
+            self.0.mark(Mark::Part);
+            self.call(call);
+        });
+    }
+
+    /// A call, or the function in it.
+    fn call(&mut self, call: &str) {
+        let Some(members) = members(call, &CALL) else {
+            return canonical::value(call, &mut self.0);
+        };
+        for (key, value) in &members {
+            if CALL_OMITS.contains(&key.as_ref()) {
+                continue;
+            }
+            self.member(key);
+            match key.as_ref() {
+                "function" => self.function(value),
+                _ => canonical::value(value, &mut self.0),
+            }
+        }
+    }
+
+    fn function(&mut self, function: &str) {
+        let Some(members) = members(function, &CALL) else {
+            return canonical::value(function, &mut self.0);
+        };
+        for (key, value) in &members {
+            self.member(key);
+            canonical::value(value, &mut self.0);
+        }
+    }
+
+    fn member(&mut self, key: &str) {
+        self.0.mark(Mark::Member);
+        self.0.put(key.as_bytes());
+        self.0.mark(Mark::Value);
+    }
+
+    fn text_or_value(&mut self, value: &str) {
+        match shape(value) {
+            Shape::String(text) => canonical::text(text, &mut self.0),
+            _ => canonical::value(value, &mut self.0),
+        }
+    }
+}
+
+/// Whether a part left a trace in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Nothing,
+    Something,
+}
+
+/// A part of a content.
+enum Part<'a, 'm> {
+    /// The inside of a string.
+    Text(&'a str),
+    Medium(&'m [Member<'a>]),
+    Other(&'a str),
+}
+
+impl<'a, 'm> Part<'a, 'm> {
+    /// What a part is, by its type, or without one by the member that it has. Engines see it so too.
+    fn of(raw: &'a str, members: Option<&'m [Member<'a>]>) -> Self {
+        let Some(members) = members else {
+            return match shape(raw) {
+                Shape::Null => Self::Text(""),
+                Shape::String(text) => Self::Text(text),
+                _ => Self::Other(raw),
+            };
+        };
+        let is = |kinds: &[&str]| match find(members, "type") {
+            Some(kind) => kinds.contains(&plain(kind).as_ref()),
+            None => kinds.iter().any(|kind| find(members, kind).is_some()),
+        };
+        match find(members, "text").map(shape) {
+            Some(Shape::String(text)) if is(&TEXT_PARTS) => Self::Text(text),
+            _ if is(&MEDIA_PARTS) => Self::Medium(members),
+            _ => Self::Other(raw),
+        }
+    }
+}
+
+/// The hash of all that a medium's part says but its type. A URL and an object that holds only a URL are the same.
+fn medium_hash(part: &[Member<'_>]) -> u64 {
+    let mut hash = Xxh3Default::new();
+    let mut put = |key: &str, value: &str| {
+        hash.mark(Mark::Member);
+        hash.put(key.as_bytes());
+        hash.mark(Mark::Value);
+        canonical::value(value, &mut hash);
+    };
+    for (key, value) in part.iter().filter(|(key, _)| key != "type") {
+        let inside = members(value, &["url"]);
+        match inside.as_deref() {
+            Some([(name, url), others @ ..]) if name == "url" => {
+                put(key, url);
+                others.iter().for_each(|(name, value)| put(name, value));
+            }
+            _ => put(key, value),
+        }
+    }
+    hash.digest()
+}
+
+fn is_empty_list(value: &str) -> bool {
+    let inside = value
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    inside.is_some_and(|inside| inside.trim_ascii().is_empty())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,307 @@
+//! Owns the canonical bytes of JSON values: those of two spellings of one value are the same.
+//!
+//! Text stands as it is, unescaped. What structures it are marks, bytes that text in UTF-8 never contains, so that no text
+//! can be taken for structure. The values must be valid JSON, as those of a body that was read are.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer as _, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::prefix::hash::Text;
+
+/// Members of one object that are told apart; an object with more is taken as it is written, and not held in memory.
+const MAX_MEMBERS: usize = 64;
+
+/// What structures the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mark {
+    /// A quote that opens a string inside another value.
+    Open = 0xf5,
+    /// A quote that closes it.
+    Close = 0xf6,
+    /// A message begins: its role follows.
+    Message = 0xf7,
+    /// A member begins: its key follows.
+    Member = 0xf8,
+    /// Its value follows.
+    Value = 0xf9,
+    /// A message's content follows.
+    Content = 0xfa,
+    /// The next part of a list.
+    Part = 0xfb,
+    /// An image or another medium: its hash follows.
+    Media = 0xfc,
+    /// The next prompt of a batch.
+    Prompt = 0xfd,
+}
+
+/// What takes the stream.
+pub trait Sink {
+    /// Takes the next bytes.
+    fn put(&mut self, bytes: &[u8]);
+
+    /// Takes the next byte.
+    fn push(&mut self, byte: u8);
+
+    /// Takes a mark.
+    fn mark(&mut self, mark: Mark) {
+        self.push(mark as u8);
+    }
+}
+
+impl Sink for Text {
+    fn put(&mut self, bytes: &[u8]) {
+        Text::put(self, bytes);
+    }
+
+    fn push(&mut self, byte: u8) {
+        Text::push(self, byte);
+    }
+}
+
+impl Sink for Xxh3Default {
+    fn put(&mut self, bytes: &[u8]) {
+        self.update(bytes);
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.update(&[byte]);
+    }
+}
+
+/// What a value is, seen from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape<'a> {
+    /// `null`
+    Null,
+    /// A string: what is between its quotes, escapes and all.
+    String(&'a str),
+    /// A list.
+    List,
+    /// An object.
+    Object,
+    /// A number, true, false.
+    Other,
+}
+
+/// The shape of a value that has no white space around it.
+pub fn shape(value: &str) -> Shape<'_> {
+    match value.as_bytes().first() {
+        Some(b'"') => {
+            let quoted = value.strip_prefix('"').unwrap_or_default();
+            Shape::String(quoted.strip_suffix('"').unwrap_or(quoted))
+        }
+        Some(b'[') => Shape::List,
+        Some(b'{') => Shape::Object,
+        Some(b'n') => Shape::Null,
+        _ => Shape::Other,
+    }
+}
+
+/// Puts the inside of a string, unescaped.
+pub fn text(inside: &str, sink: &mut impl Sink) {
+    put_string(inside.as_bytes(), sink);
+}
+
+/// Puts a value as it is written, without white space, strings unescaped and between marks.
+pub fn value(raw: &str, sink: &mut impl Sink) {
+    let mut rest = raw.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        rest = match byte {
+            b'"' => {
+                sink.mark(Mark::Open);
+                let closed = put_string(after, sink);
+                sink.mark(Mark::Close);
+                closed
+            }
+            b' ' | b'\t' | b'\n' | b'\r' => after,
+            bare => {
+                sink.push(*bare);
+                after
+            }
+        };
+    }
+}
+
+/// Puts a string whose opening quote is past, unescaped, and says what follows its closing quote.
+fn put_string<'a>(opened: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
+    let mut rest = opened;
+    loop {
+        let Some((plain, stop)) = rest.split_at_checked(plain_bytes(rest)) else {
+            return &[];
+        };
+        sink.put(plain);
+        rest = match stop.split_first() {
+            Some((b'\\', after)) => unescape(after, sink),
+            Some((_, after)) => return after,
+            None => return &[],
+        };
+    }
+}
+
+/// How many bytes stand before the next quote or backslash. Eight are looked at in one step: prompts are long.
+fn plain_bytes(text: &[u8]) -> usize {
+    const ONES: u64 = u64::MAX / 0xff;
+    // The lowest bit that is set marks the first byte that is equal; of those above it some may be wrong.
+    let equal = |word: u64, byte: u8| {
+        let zero_where_equal = word ^ (ONES * u64::from(byte));
+        zero_where_equal.wrapping_sub(ONES) & !zero_where_equal & (ONES << 7)
+    };
+    let (words, rest) = text.as_chunks::<8>();
+    let mut before = 0usize;
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        let stops = equal(word, b'"') | equal(word, b'\\');
+        if stops != 0 {
+            return before.saturating_add(stops.trailing_zeros() as usize / 8);
+        }
+        before = before.saturating_add(8);
+    }
+    let stop = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+    before.saturating_add(stop.unwrap_or(rest.len()))
+}
+
+/// Puts what stands behind a backslash, and says what follows it.
+fn unescape<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
+    let Some((letter, rest)) = after.split_first() else {
+        return after;
+    };
+    let byte = match letter {
+        b'b' => 8,
+        b'f' => 12,
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'u' => return unescape_unicode(rest, sink),
+        itself => *itself,
+    };
+    sink.push(byte);
+    rest
+}
+
+/// The same behind `\u`: four digits, or two such escapes that make one character.
+fn unescape_unicode<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
+    let Some((first, rest)) = unit(after) else {
+        return &[];
+    };
+    let second = rest.strip_prefix(b"\\u").and_then(unit);
+    let (low, behind_both) = second.unwrap_or((0, rest));
+    match char::decode_utf16([first, low]).next() {
+        Some(Ok(found)) => {
+            sink.put(found.encode_utf8(&mut [0; 4]).as_bytes());
+            match found.len_utf16() {
+                2 => behind_both,
+                _ => rest,
+            }
+        }
+        // Half a character, which stands for itself: written as UTF-8 would write it if it could.
+        _ => {
+            let [high, low] = first.to_be_bytes();
+            let middle = 0x80 | ((high & 0x0f) << 2) | (low >> 6);
+            sink.put(&[0xe0 | (high >> 4), middle, 0x80 | (low & 0x3f)]);
+            rest
+        }
+    }
+}
+
+/// Four hexadecimal digits, and what follows them.
+fn unit(text: &[u8]) -> Option<(u16, &[u8])> {
+    let (digits, rest) = text.split_first_chunk::<4>()?;
+    let digits = std::str::from_utf8(digits).ok()?;
+    Some((u16::from_str_radix(digits, 16).ok()?, rest))
+}
+
+/// A member: its key, unescaped, and its value as written.
+pub type Member<'a> = (Cow<'a, str>, &'a str);
+
+/// The members of an object that are not null, sorted: those that `order` names first, then the others by key. Of
+/// duplicates the last one counts. None if this is no object, or has very many members.
+pub fn members<'a>(object: &'a str, order: &[&str]) -> Option<Vec<Member<'a>>> {
+    if shape(object) != Shape::Object {
+        return None;
+    }
+    let mut json = serde_json::Deserializer::from_str(object);
+    let mut members = json.deserialize_map(Members).ok()?;
+    let place = |key: &str| order.iter().position(|named| *named == key);
+    members.sort_by(|(left, _), (right, _)| {
+        let rank = |key: &str| place(key).unwrap_or(order.len());
+        rank(left).cmp(&rank(right)).then_with(|| left.cmp(right))
+    });
+    // The sort is stable, so the last of equal keys is the last one written.
+    members.dedup_by(|later, kept| {
+        let same = later.0 == kept.0;
+        if same {
+            kept.1 = later.1;
+        }
+        same
+    });
+    members.retain(|(_, value)| shape(value) != Shape::Null);
+    Some(members)
+}
+
+/// The value of a member, if it is there and not null.
+pub fn find<'a>(members: &[Member<'a>], key: &str) -> Option<&'a str> {
+    let found = members.iter().find(|(name, _)| name == key);
+    found.map(|(_, value)| *value)
+}
+
+/// Calls `each` with every element of a list, and does nothing with another value.
+pub fn elements<'a>(list: &'a str, each: impl FnMut(&'a str)) {
+    if shape(list) == Shape::List {
+        let mut json = serde_json::Deserializer::from_str(list);
+        // It cannot fail: the list is part of a body that was read.
+        let _ = json.deserialize_seq(Elements(each));
+    }
+}
+
+/// The text of a string, or another value as it is written.
+pub fn plain(value: &str) -> Cow<'_, str> {
+    serde_json::from_str::<Key<'_>>(value).map_or(Cow::Borrowed(value), |key| key.0)
+}
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+struct Members;
+
+impl<'a> Visitor<'a> for Members {
+    type Value = Vec<Member<'a>>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a JSON object")
+    }
+
+    fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+        let mut members = Vec::with_capacity(8);
+        while let Some(Key(key)) = map.next_key()? {
+            if members.len() >= MAX_MEMBERS {
+                return Err(M::Error::custom("very many members"));
+            }
+            members.push((key, map.next_value::<&RawValue>()?.get()));
+        }
+        Ok(members)
+    }
+}
+
+struct Elements<F>(F);
+
+impl<'a, F: FnMut(&'a str)> Visitor<'a> for Elements<F> {
+    type Value = ();
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a JSON list")
+    }
+
+    fn visit_seq<S: SeqAccess<'a>>(mut self, mut list: S) -> Result<(), S::Error> {
+        while let Some(element) = list.next_element::<&RawValue>()? {
+            (self.0)(element.get());
+        }
+        Ok(())
+    }
+}
