@@ -72,6 +72,22 @@ pub struct Worker {
     /// Its place, and how far its KV may travel.
     #[serde(default)]
     pub topology: Option<Topology>,
+    /// How much it can hold and do.
+    #[serde(default)]
+    pub capacity: Capacity,
+    /// The LoRA adapters that it has loaded, by the names that requests ask for them with.
+    #[serde(default)]
+    pub adapters: Vec<String>,
+}
+
+/// How much one rank of a worker can hold and do, as far as its source tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Capacity {
+    /// KV blocks that fit.
+    pub kv_blocks: Option<u32>,
+    /// Tokens that one step of the engine computes at most (vLLM's `max_num_batched_tokens`).
+    pub batched_tokens: Option<u64>,
 }
 
 impl Worker {

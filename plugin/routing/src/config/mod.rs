@@ -1,6 +1,7 @@
 //! Owns the plugin's configuration: one JSON document, its defaults, and what makes it wrong.
 
 mod check;
+mod selection;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -72,6 +73,14 @@ pub struct Pool {
     /// Tokens in one KV block.
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
+    /// KV blocks that fit on one rank of a worker that does not say so itself; absent: not known.
+    pub kv_blocks: Option<u32>,
+    /// What is remembered of the workers' caches.
+    #[serde(default)]
+    pub prefixes: PrefixKnowledge,
+    /// Milliseconds after which a booking that no chunk has renewed counts no more.
+    #[serde(default = "default_booking_expiry")]
+    pub booking_expiry_ms: u64,
     /// Whether callers may steer: pin workers, ask who would be picked, demand taints. For gateways behind a gateway.
     #[serde(default)]
     pub trust_clients: bool,
@@ -155,6 +164,11 @@ impl Default for CleanUp {
             held_bytes: 64 * 1024 * 1024,
         }
     }
+}
+
+/// Five minutes, as Dynamo's stale guard has it.
+fn default_booking_expiry() -> u64 {
+    300_000
 }
 
 /// vLLM's default block size.
@@ -244,6 +258,13 @@ pub struct ListedWorker {
     pub bootstrap_port: Option<u16>,
     /// Its place, and how far its KV may travel.
     pub topology: Option<Topology>,
+    /// KV blocks that fit on one of its ranks; default: the pool's `kv_blocks`.
+    pub kv_blocks: Option<u32>,
+    /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`).
+    pub batched_tokens: Option<u64>,
+    /// LoRA adapters it has loaded, by the names that requests ask for them with.
+    #[serde(default)]
+    pub adapters: Vec<String>,
 }
 
 fn one() -> u32 {
@@ -300,27 +321,6 @@ impl Default for Clusters {
             decode: "decode".to_owned(),
         }
     }
-}
-
-/// Which policy picks, for each role.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Selection {
-    /// Among prefill workers.
-    pub prefill: PolicyName,
-    /// Among decode workers, and among those that run whole requests.
-    pub decode: PolicyName,
-}
-
-/// The policies there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PolicyName {
-    /// Everyone once per turn, in an order drawn anew each turn.
-    #[default]
-    RoundRobin,
-    /// None is picked: the caller must name the worker.
-    Direct,
 }
 
 /// Limits of the prefill leg.
@@ -409,6 +409,7 @@ impl Config {
 }
 
 pub(crate) use check::check_workers;
+pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 
 #[cfg(test)]
 mod tests;

@@ -59,6 +59,8 @@ mod tests {
             set: String::new(),
             bootstrap_port: None,
             topology: None,
+            capacity: Default::default(),
+            adapters: Vec::new(),
         };
         ids.iter().map(worker).collect()
     }

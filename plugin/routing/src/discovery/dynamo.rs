@@ -61,6 +61,8 @@ fn worker(instance: Instance, mapping: &DynamoDiscovery) -> Option<Worker> {
         set: instance.component,
         bootstrap_port: None,
         topology: None,
+        capacity: Default::default(),
+        adapters: Vec::new(),
     })
 }
 

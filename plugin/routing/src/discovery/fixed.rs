@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::ListedWorker;
-use crate::fleet::{Worker, WorkerId};
+use crate::fleet::{Capacity, Worker, WorkerId};
 
 /// The workers of a list.
 pub fn workers(list: &[ListedWorker]) -> Vec<Worker> {
@@ -27,5 +27,10 @@ fn worker(listed: &ListedWorker) -> Worker {
         set: listed.set.clone(),
         bootstrap_port: listed.bootstrap_port,
         topology: listed.topology.clone(),
+        capacity: Capacity {
+            kv_blocks: listed.kv_blocks,
+            batched_tokens: listed.batched_tokens,
+        },
+        adapters: listed.adapters.clone(),
     }
 }

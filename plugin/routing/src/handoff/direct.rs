@@ -106,6 +106,8 @@ mod tests {
             set: String::new(),
             bootstrap_port: None,
             topology: None,
+            capacity: Default::default(),
+            adapters: Vec::new(),
         };
         Target {
             worker: Rc::new(worker),

@@ -1,5 +1,6 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
+pub mod prompt;
 pub mod steering;
 
 pub use steering::{Pin, Steering};
@@ -102,6 +103,10 @@ pub const MEMBERS: &[&str] = &[
     "messages",
     "prompt",
     "input",
+    "instructions",
+    "tools",
+    "functions",
+    "cache_salt",
     "stream",
     "stream_options",
     "max_tokens",
@@ -182,6 +187,14 @@ impl Request<'_> {
         options
             .and_then(|options| options.include_usage)
             .unwrap_or(false)
+    }
+
+    /// The most tokens that the answer may have, where the client says so.
+    pub fn max_tokens(&self) -> Option<u64> {
+        let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
+        names
+            .iter()
+            .find_map(|name| self.body.get(name)?.value.parse().ok())
     }
 
     /// The prompt as token ids, where the client sent it so.

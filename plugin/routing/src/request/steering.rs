@@ -6,8 +6,10 @@
 use serde::Deserialize;
 
 use super::Refusal;
+use crate::config::KvWeights;
 use crate::fleet::{Role, WorkerId};
 use crate::rendezvous::Mode;
+use crate::selection::cost::Tracking;
 use crate::topology::Constraints;
 
 /// The annotation that makes a request a query.
@@ -31,6 +33,73 @@ pub struct Steering {
     pub constraints: Constraints,
     /// The prompt as token ids, where the caller has them.
     pub token_data: Option<Vec<u32>>,
+    /// What the caller knows of the answer to come.
+    pub hints: Hints,
+    /// What it would have weighed otherwise.
+    pub weights: WeightOverride,
+}
+
+/// What a caller knows beforehand (`nvext.agent_hints`).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Hints {
+    /// Tokens that the answer will have, by its estimate.
+    pub expected_tokens: Option<u64>,
+    /// Seconds of head start in a queue.
+    pub priority: f64,
+}
+
+/// What a caller would have weighed otherwise for this request (Dynamo's `RouterConfigOverride`).
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WeightOverride {
+    /// What a cached block is worth, in blocks that need not be computed.
+    pub overlap_score_credit: Option<f64>,
+    /// What prefill counts for; with 0 nothing of it does.
+    pub prefill_load_scale: Option<f64>,
+    /// The older name of that.
+    overlap_score_weight: Option<f64>,
+    /// How often dearer workers are picked.
+    pub router_temperature: Option<f64>,
+    /// Whether prefill counts at all.
+    pub track_prefill_tokens: Option<bool>,
+}
+
+impl WeightOverride {
+    /// Whether all of it can be meant.
+    fn is_sane(&self) -> bool {
+        let given = [
+            self.overlap_score_credit,
+            self.prefill_load_scale,
+            self.overlap_score_weight,
+            self.router_temperature,
+        ];
+        given
+            .into_iter()
+            .flatten()
+            .all(|value| value.is_finite() && value >= 0.0)
+    }
+
+    /// The pool's weights, as far as nothing else is said.
+    pub fn over(&self, pool: KvWeights) -> KvWeights {
+        let scale = self.prefill_load_scale.or(self.overlap_score_weight);
+        // With the older name, 0 meant that neither cache nor load counted.
+        let legacy_credit = (self.overlap_score_weight == Some(0.0)).then_some(0.0);
+        let credit = self.overlap_score_credit.or(legacy_credit);
+        KvWeights {
+            overlap_score_credit: credit.unwrap_or(pool.overlap_score_credit),
+            prefill_load_scale: scale.unwrap_or(pool.prefill_load_scale),
+            router_temperature: self.router_temperature.unwrap_or(pool.router_temperature),
+            ..pool
+        }
+    }
+
+    /// Whether prefill counts.
+    pub fn tracking(&self) -> Tracking {
+        match self.track_prefill_tokens {
+            Some(false) => Tracking::DecodeOnly,
+            Some(true) | None => Tracking::Prefill,
+        }
+    }
 }
 
 /// A worker that the caller names, and a rank.
@@ -98,6 +167,26 @@ struct Nvext {
     prefill_dp_rank: Option<u32>,
     routing_constraints: Option<Constraints>,
     token_data: Option<Vec<u32>>,
+    agent_hints: Option<AgentHints>,
+    router_config_override: Option<WeightOverride>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AgentHints {
+    osl: Option<u64>,
+    priority: Option<f64>,
+    latency_sensitivity: Option<f64>,
+}
+
+impl AgentHints {
+    fn hints(&self) -> Hints {
+        let jump = self.priority.or(self.latency_sensitivity).unwrap_or(0.0);
+        Hints {
+            expected_tokens: self.osl,
+            priority: if jump.is_finite() { jump.max(0.0) } else { 0.0 },
+        }
+    }
 }
 
 impl Steering {
@@ -112,11 +201,18 @@ impl Steering {
         let said: Option<Nvext> = match nvext {
             Some(text) => serde_json::from_str(text).map_err(|_| Refusal::Field {
                 name: "nvext",
-                problem: "must be an object; ids and ranks in it are unsigned numbers, annotations strings",
+                problem: "must be an object; ids and ranks in it are unsigned numbers, annotations strings, overrides those that are documented",
             })?,
             None => None,
         };
         let said = said.unwrap_or_default();
+        let weights = said.router_config_override.unwrap_or_default();
+        if !weights.is_sane() {
+            return Err(Refusal::Field {
+                name: "nvext.router_config_override",
+                problem: "must hold numbers that are not negative",
+            });
+        }
         let number = |field: Field| {
             let names = HEADERS
                 .iter()
@@ -156,6 +252,8 @@ impl Steering {
                 .map(WorkerId),
             constraints: said.routing_constraints.unwrap_or_default(),
             token_data: said.token_data,
+            hints: said.agent_hints.unwrap_or_default().hints(),
+            weights,
         })
     }
 

@@ -1,31 +1,49 @@
-//! Owns who is picked: the place first, then a pair of workers in it, or one that runs the request whole.
+//! Owns who is picked at a place: a pair of workers, or one that runs the request whole.
 
 use std::rc::Rc;
 
-use super::{PinProblem, Refusal, Router, runs_whole};
+use super::ask::Case;
+use super::health::Mark;
+use super::pinned::Pinned;
+use super::roster::{Member, Roster};
+use super::{Refusal, Router};
 use crate::config::Protocol;
-use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
+use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::sglang::Bootstrap;
-use crate::load::Ledger;
-use crate::prefill_router::{Place, PlaceState};
-use crate::rendezvous::{NotServed, Verdict};
+use crate::rendezvous::NotServed;
+use crate::request::Pin;
 use crate::request::steering::header_for;
-use crate::request::{Pin, Steering};
-use crate::selection::{Policy, Random};
+use crate::selection::cost::DecodeCredit;
+use crate::selection::eligibility::{Eligible, Filter};
+use crate::selection::{Candidate, Reads, Task};
 use crate::topology::{self, Constraints};
+
+/// A worker rank that was picked, and how many leading blocks of the prompt it is thought to hold.
+#[derive(Debug, Clone)]
+pub struct Chosen {
+    pub(super) target: Target,
+    pub(super) slot: usize,
+    pub(super) overlap: u32,
+}
+
+impl Chosen {
+    pub(super) fn key(&self) -> TargetKey {
+        self.target.key()
+    }
+}
 
 /// A prefill and a decode worker that may exchange KV, and who else could decode.
 #[derive(Debug)]
 pub struct Pair {
-    pub(super) prefill: Target,
-    pub(super) decode: Target,
+    pub(super) prefill: Chosen,
+    pub(super) decode: Chosen,
     pub(super) others: Vec<Target>,
 }
 
 /// A worker that runs a whole request, and who else could.
 #[derive(Debug)]
 pub struct Whole {
-    pub(super) decode: Target,
+    pub(super) decode: Chosen,
     pub(super) others: Vec<Target>,
 }
 
@@ -63,151 +81,54 @@ enum Step {
 }
 
 impl Router {
-    /// The place that a request goes to, and what it gets there. Of several that would serve it one is drawn, by the number
-    /// of their workers.
-    pub(super) fn choose_place(
-        &mut self,
-        model: Option<&str>,
-        steering: &Steering,
-    ) -> Result<(Place, Verdict), Refusal> {
-        let mode = steering.mode();
-        let absent = self.absent_policy();
-        let mut places: Vec<(Place, PlaceState)> = self
-            .places
-            .of_model(model)
-            .into_iter()
-            .map(|(place, state)| (place.clone(), *state))
-            .collect();
-        // In the map's order the draw would not be the same for the same seed.
-        places.sort_by(|a, b| a.0.cmp(&b.0));
-        self.keep_pinned(&mut places, steering)?;
-
-        let verdict = |state: &PlaceState| state.verdict(mode, absent);
-        let served: Vec<&(Place, PlaceState)> = places
-            .iter()
-            .filter(|(_, state)| !matches!(verdict(state), Verdict::Refused(_)))
-            .collect();
-        let weights: Vec<u64> = served
-            .iter()
-            .map(|(place, _)| self.count_workers(place))
-            .collect();
-        if let Some(index) = weighted(&weights, &mut self.random)
-            && let Some((place, state)) = served.get(index)
-        {
-            return Ok((place.clone(), verdict(state)));
-        }
-        let reasons = places.iter().filter_map(|(_, state)| match verdict(state) {
-            Verdict::Refused(reason) => Some(reason),
-            Verdict::Pair | Verdict::Whole => None,
-        });
-        Err(Refusal::NotServed(
-            reasons.min().unwrap_or(NotServed::Vacant),
-        ))
-    }
-
-    /// A worker that is named must exist; then only its places count.
-    fn keep_pinned(
-        &self,
-        places: &mut Vec<(Place, PlaceState)>,
-        steering: &Steering,
-    ) -> Result<(), Refusal> {
-        for (field, id) in [
-            ("prefill_worker_id", steering.prefill.worker),
-            ("decode_worker_id", steering.decode.worker),
-            ("backend_instance_id", steering.backend),
-        ] {
-            let Some(id) = id else {
-                continue;
-            };
-            let problem = |problem| Refusal::Pin { field, id, problem };
-            let worker = self
-                .fleet
-                .get(id)
-                .ok_or_else(|| problem(PinProblem::Unknown))?;
-            places.retain(|(place, _)| place.holds(worker));
-            if places.is_empty() {
-                return Err(problem(PinProblem::Elsewhere));
-            }
-        }
-        Ok(())
-    }
-
-    fn count_workers(&self, place: &Place) -> u64 {
-        self.fleet
-            .workers()
-            .filter(|worker| place.holds(worker))
-            .count() as u64
-    }
-
     /// Decides how the request is handed over, and picks and books nothing if it is not.
-    pub(super) fn resolve(
-        &mut self,
-        place: &Place,
-        steering: &Steering,
-        prompt_tokens: u64,
-    ) -> Result<Resolution, Refusal> {
-        if let Some(backpressure) = self.backpressure(place, prompt_tokens) {
+    pub(super) fn resolve(&mut self, case: &Case<'_>) -> Result<Resolution, Refusal> {
+        if let Some(backpressure) = self.backpressure(case) {
             return Ok(backpressure);
         }
-        let pair = self.pick_pair(place, steering)?;
+        let pair = self.pick_pair(case)?;
         if self.pool.protocol != Protocol::Sglang {
             return Ok(Resolution::NoBootstrapEndpoint { pair });
         }
-        match self.bindings.get(&pair.prefill.worker.id).cloned() {
+        match self.bindings.get(&pair.prefill.target.worker.id).cloned() {
             Some(bootstrap) => Ok(Resolution::Resolved { pair, bootstrap }),
             // Only bound workers are eligible.
             None => Err(Refusal::NotServed(NotServed::Pending)),
         }
     }
 
-    fn backpressure(&self, place: &Place, prompt_tokens: u64) -> Option<Resolution> {
+    fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
-        let prefills = self
-            .fleet
-            .of_role(Role::Prefill)
-            .filter(|worker| place.holds(worker));
+        let prefills = case.roster.of_role(Role::Prefill).iter();
         let queued_tokens: u64 = prefills
-            .map(|worker| self.ledger.worker_load(worker.id).prefill_tokens)
+            .map(|member| self.ledger.load(member.target.key()).prefill_tokens)
             .sum();
-        (queued_tokens.saturating_add(prompt_tokens) > allowed_tokens && queued_tokens > 0)
-            .then_some(Resolution::Backpressure {
-                queued_tokens,
-                allowed_tokens,
-            })
+        let after = queued_tokens.saturating_add(case.asked.prompt_tokens);
+        (after > allowed_tokens && queued_tokens > 0).then_some(Resolution::Backpressure {
+            queued_tokens,
+            allowed_tokens,
+        })
     }
 
     /// Picks a pair for good.
-    pub(super) fn pick_pair(
-        &mut self,
-        place: &Place,
-        steering: &Steering,
-    ) -> Result<Pair, Refusal> {
-        self.choose_pair(place, steering, Step::Commit)
+    pub(super) fn pick_pair(&mut self, case: &Case<'_>) -> Result<Pair, Refusal> {
+        self.choose_pair(case, Step::Commit)
     }
 
     /// The pair that would be picked; nothing moves.
-    pub(super) fn look_at_pair(
-        &mut self,
-        place: &Place,
-        steering: &Steering,
-    ) -> Result<(Target, Target), Refusal> {
-        let pair = self.choose_pair(place, steering, Step::Peek)?;
-        Ok((pair.prefill, pair.decode))
+    pub(super) fn look_at_pair(&mut self, case: &Case<'_>) -> Result<(Target, Target), Refusal> {
+        let pair = self.choose_pair(case, Step::Peek)?;
+        Ok((pair.prefill.target, pair.decode.target))
     }
 
-    fn choose_pair(
-        &mut self,
-        place: &Place,
-        steering: &Steering,
-        step: Step,
-    ) -> Result<Pair, Refusal> {
-        let decode = self.named_decode(place, steering);
-        let prefill = self.choose_prefill(place, steering, &[], decode.as_ref(), step)?;
-        let (decode, others) = self.choose_decode(place, steering, &prefill.worker)?;
+    fn choose_pair(&mut self, case: &Case<'_>, step: Step) -> Result<Pair, Refusal> {
+        let decode = self.named_decode(case);
+        let prefill = self.choose_prefill(case, &[], decode.as_ref(), step)?;
+        let (decode, others) = self.choose_decode(case, &prefill.target.worker)?;
         // Only now: a request that is refused for want of the other worker takes nobody's turn.
         if step == Step::Commit {
-            self.take_turn(Role::Prefill, steering.prefill_pin(), &prefill);
-            self.take_turn(Role::Decode, steering.decode_pin(), &decode);
+            self.take(Role::Prefill, case, case.steering.prefill_pin(), &prefill);
+            self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         }
         Ok(Pair {
             prefill,
@@ -217,34 +138,51 @@ impl Router {
     }
 
     /// The decode worker that the caller names, where it is one: only a prefill worker that may hand over to it will do.
-    fn named_decode(&self, place: &Place, steering: &Steering) -> Option<Rc<Worker>> {
-        let worker = self.fleet.get(steering.decode_pin().worker?)?;
-        (worker.role == Role::Decode && place.holds(worker)).then(|| Rc::clone(worker))
+    fn named_decode(&self, case: &Case<'_>) -> Option<Rc<Worker>> {
+        let worker = self.fleet.get(case.steering.decode_pin().worker?)?;
+        (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
-    /// Moves the cursor on. One who names a worker takes nobody's turn.
-    fn take_turn(&mut self, role: Role, pin: Pin, taken: &Target) {
-        if pin.worker.is_some() {
-            return;
+    /// It is taken: the cursor moves on, unless the caller named the worker, who takes nobody's turn; and what it will hold
+    /// is remembered, also where the caller named it.
+    fn take(&mut self, role: Role, case: &Case<'_>, pin: Pin, chosen: &Chosen) {
+        if pin.worker.is_none() {
+            match role {
+                Role::Prefill => self.prefill_policy.commit(chosen.key()),
+                Role::Decode | Role::Aggregated => self.decode_policy.commit(chosen.key()),
+            }
         }
+        if self.remembers(role) {
+            self.prefixes
+                .learn(chosen.slot, &case.asked.blocks, self.ledger.now());
+        }
+    }
+
+    /// Whether what workers of a role hold matters to any choice.
+    fn remembers(&self, role: Role) -> bool {
         match role {
-            Role::Prefill => self.prefill_policy.commit(taken.key()),
-            Role::Decode | Role::Aggregated => self.decode_policy.commit(taken.key()),
+            Role::Prefill => self.prefill_policy.reads() == Reads::Overlap,
+            Role::Decode => self.decode_credit() == DecodeCredit::Counts,
+            Role::Aggregated => self.decode_policy.reads() == Reads::Overlap,
         }
+    }
+
+    /// Whether what a decode worker holds is worth something to it.
+    pub(super) fn decode_credit(&self) -> DecodeCredit {
+        DecodeCredit::Nothing
     }
 
     /// Another prefill worker, for a decode worker that has been picked already.
     pub(super) fn choose_next_prefill(
         &mut self,
-        place: &Place,
-        steering: &Steering,
+        case: &Case<'_>,
         tried: &[WorkerId],
         decode: &Rc<Worker>,
-    ) -> Option<Target> {
+    ) -> Option<Chosen> {
         let next = self
-            .choose_prefill(place, steering, tried, Some(decode), Step::Commit)
+            .choose_prefill(case, tried, Some(decode), Step::Commit)
             .ok()?;
-        self.take_turn(Role::Prefill, steering.prefill_pin(), &next);
+        self.take(Role::Prefill, case, case.steering.prefill_pin(), &next);
         Some(next)
     }
 
@@ -252,326 +190,400 @@ impl Router {
     /// hand over to; where decode has been picked already, to just that worker.
     fn choose_prefill(
         &mut self,
-        place: &Place,
-        steering: &Steering,
+        case: &Case<'_>,
         tried: &[WorkerId],
         decode: Option<&Rc<Worker>>,
         step: Step,
-    ) -> Result<Target, Refusal> {
-        let pin = steering.prefill_pin();
-        let here: Vec<Rc<Worker>> = self
-            .fleet
-            .workers()
-            .filter(|worker| place.holds(worker))
-            .cloned()
-            .collect();
-        let prefills = here
-            .iter()
-            .filter(|worker| worker.role == Role::Prefill && !tried.contains(&worker.id));
-        let is_bound = |worker: &Worker| {
-            self.pool.protocol != Protocol::Sglang || self.bindings.contains_key(&worker.id)
-        };
-        let named = |worker: &&Rc<Worker>| pin.worker == Some(worker.id);
-        if step == Step::Commit && prefills.clone().any(|w| named(&w) && !is_bound(w)) {
-            return Err(Refusal::NotServed(NotServed::Pending));
-        }
-        let needs_binding = step == Step::Commit
-            || (pin.worker.is_none() && prefills.clone().any(|worker| is_bound(worker)));
+    ) -> Result<Chosen, Refusal> {
+        let pin = case.steering.prefill_pin();
+        let members = case.roster.of_role(Role::Prefill);
+        let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
         let mut unreachable = None;
-        let mut targets = Vec::new();
-        for worker in prefills.filter(|worker| !needs_binding || is_bound(worker)) {
-            match hands_over_to(worker, &here, &steering.constraints, decode) {
-                Ok(true) => targets.extend(worker.targets()),
-                Ok(false) => {
-                    unreachable.get_or_insert(Refusal::Topology {
-                        problem: format!(
-                            "no decode worker is where worker {} may transfer to",
-                            worker.name
-                        ),
-                    });
-                }
-                Err(error) => {
-                    unreachable.get_or_insert(Refusal::Topology {
-                        problem: error.to_string(),
-                    });
-                }
-            }
-        }
-        let pinned = Pinned {
-            field: field_of("prefill_worker_id", steering.prefill),
-            role: Role::Prefill,
+        let eligible = Eligible::all(members.len())
+            .and_then(|all| self.narrow_to_bound(all, members, pin, step))
+            .and_then(|bound| match tried {
+                [] => Ok(bound),
+                _ => bound.narrow(Filter::Failed, |index| {
+                    worker(index).is_some_and(|worker| !tried.contains(&worker.id))
+                }),
+            })
+            .and_then(|left| match is_restricted(case) {
+                false => Ok(left),
+                true => left.narrow(Filter::Taints, |index| {
+                    worker(index).is_some_and(|worker| {
+                        hands_over(worker, case, decode)
+                            .map_err(|problem| unreachable.get_or_insert(problem).clone())
+                            .is_ok()
+                    })
+                }),
+            });
+        let eligible = eligible.map_err(|filter| match (filter, unreachable.take()) {
+            (Filter::Taints, Some(problem)) => Refusal::Topology { problem },
+            (Filter::Role | Filter::Failed, _) => Refusal::NotServed(NotServed::NotActivated),
+            (Filter::Binding, _) => Refusal::NotServed(NotServed::Pending),
+            (filter, _) => Refusal::NoneEligible {
+                role: Role::Prefill,
+                filter,
+            },
+        })?;
+        let pinned = Pinned::new(
+            Role::Prefill,
+            "prefill_worker_id",
+            case.steering.prefill,
             pin,
+        );
+        let chosen = self.choose(case, eligible, pinned, &Constraints::default())?;
+        chosen.ok_or(Refusal::NotServed(NotServed::NotActivated))
+    }
+
+    /// Where a bootstrap server must be known: those of whom it is. One who is only asked about need not be, where none is.
+    fn narrow_to_bound(
+        &self,
+        all: Eligible,
+        members: &[Member],
+        pin: Pin,
+        step: Step,
+    ) -> Result<Eligible, Filter> {
+        if self.pool.protocol != Protocol::Sglang {
+            return Ok(all);
+        }
+        let is_bound = |member: &Member| self.bindings.contains_key(&member.target.worker.id);
+        let named = |member: &&Member| pin.worker == Some(member.target.worker.id);
+        let is_needed = match step {
+            Step::Commit if members.iter().any(|m| named(&m) && !is_bound(m)) => {
+                return Err(Filter::Binding);
+            }
+            Step::Commit => true,
+            Step::Peek => pin.worker.is_none() && members.iter().any(is_bound),
         };
-        let absent = unreachable.unwrap_or(Refusal::NotServed(NotServed::NotActivated));
-        let index = self.choose(&targets, pinned)?.ok_or(absent)?;
-        take(targets, index)
-            .map(|(prefill, _)| prefill)
-            .ok_or(Refusal::NotServed(NotServed::NotActivated))
+        match is_needed {
+            true => all.narrow(Filter::Binding, |index| {
+                members.get(index).is_some_and(is_bound)
+            }),
+            false => Ok(all),
+        }
     }
 
     fn choose_decode(
         &mut self,
-        place: &Place,
-        steering: &Steering,
-        prefill: &Worker,
-    ) -> Result<(Target, Vec<Target>), Refusal> {
-        let constraints = self.constraints(place, steering, prefill)?;
-        let decodes = self
-            .fleet
-            .of_role(Role::Decode)
-            .filter(|worker| place.holds(worker));
-        let admitted = decodes.filter(|worker| constraints.admit(worker));
-        let targets = preferred_first(admitted.cloned().collect(), &constraints);
-        let pinned = Pinned {
-            field: field_of("decode_worker_id", steering.decode),
-            role: Role::Decode,
-            pin: steering.decode_pin(),
-        };
-        let chosen = self.choose(&targets.first, pinned)?;
-        let (targets, index) = match chosen {
-            Some(index) => (targets, index),
-            None => return Err(Refusal::NotServed(NotServed::NoDecode)),
-        };
-        let (decode, mut others) =
-            take(targets.first, index).ok_or(Refusal::NotServed(NotServed::NoDecode))?;
-        others.extend(targets.rest);
-        if steering.decode_pin().worker.is_some() {
-            // One who names a worker means that worker.
-            others.clear();
-        }
+        case: &Case<'_>,
+        prefill: &Rc<Worker>,
+    ) -> Result<(Chosen, Vec<Target>), Refusal> {
+        let constraints = constraints(case, prefill)?;
+        let members = case.roster.of_role(Role::Decode);
+        let pin = case.steering.decode_pin();
+        let eligible = admitted(members, &constraints).map_err(|filter| match filter {
+            Filter::Role | Filter::Taints => Refusal::NotServed(NotServed::NoDecode),
+            filter => Refusal::NoneEligible {
+                role: Role::Decode,
+                filter,
+            },
+        })?;
+        let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
+        let others = eligible.clone();
+        let decode = self
+            .choose(case, eligible, pinned, &constraints)?
+            .ok_or(Refusal::NotServed(NotServed::NoDecode))?;
+        let others = self.others(members, &others, &decode, pin, &constraints);
         Ok((decode, others))
-    }
-
-    /// What the transfer from `prefill`, and the request itself, demand of the decode worker.
-    fn constraints(
-        &self,
-        place: &Place,
-        steering: &Steering,
-        prefill: &Worker,
-    ) -> Result<Constraints, Refusal> {
-        let here = self
-            .fleet
-            .workers()
-            .filter(|worker| place.holds(worker))
-            .map(|worker| &**worker);
-        match topology::constraints(prefill, here) {
-            Ok(derived) => Ok(steering.constraints.clone().merged(derived)),
-            Err(error) => Err(Refusal::Topology {
-                problem: error.to_string(),
-            }),
-        }
     }
 
     /// Another decode worker, where the one that was picked has left before its leg was dispatched.
     pub(super) fn replace_decode(
         &mut self,
-        place: &Place,
-        steering: &Steering,
-        prefill: &Worker,
-    ) -> Result<(Target, Vec<Target>), Refusal> {
-        let (decode, others) = self.choose_decode(place, steering, prefill)?;
-        self.take_turn(Role::Decode, steering.decode_pin(), &decode);
+        case: &Case<'_>,
+        prefill: &Rc<Worker>,
+    ) -> Result<(Chosen, Vec<Target>), Refusal> {
+        let (decode, others) = self.choose_decode(case, prefill)?;
+        self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         Ok((decode, others))
     }
 
     /// A worker that runs the request whole.
-    pub(super) fn pick_whole(
-        &mut self,
-        place: &Place,
-        steering: &Steering,
-    ) -> Result<Whole, Refusal> {
-        let workers = self.fleet.workers().filter(|worker| place.holds(worker));
-        let able = workers
-            .filter(|worker| runs_whole(&self.pool, worker) && steering.constraints.admit(worker));
-        let targets = preferred_first(able.cloned().collect(), &steering.constraints);
-        let pinned = Pinned {
-            field: field_of("decode_worker_id", steering.decode),
-            role: Role::Aggregated,
-            pin: steering.decode_pin(),
-        };
-        let index = self
-            .choose(&targets.first, pinned)?
+    pub(super) fn pick_whole(&mut self, case: &Case<'_>) -> Result<Whole, Refusal> {
+        let constraints = &case.steering.constraints;
+        let members = case.roster.of_role(Role::Aggregated);
+        let pin = case.steering.decode_pin();
+        let eligible = admitted(members, constraints).map_err(|filter| match filter {
+            Filter::Role | Filter::Taints => Refusal::NotServed(NotServed::NotActivated),
+            filter => Refusal::NoneEligible {
+                role: Role::Aggregated,
+                filter,
+            },
+        })?;
+        let pinned = Pinned::new(
+            Role::Aggregated,
+            "decode_worker_id",
+            case.steering.decode,
+            pin,
+        );
+        let others = eligible.clone();
+        let decode = self
+            .choose(case, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NotActivated))?;
-        let (decode, mut others) =
-            take(targets.first, index).ok_or(Refusal::NotServed(NotServed::NotActivated))?;
-        if !steering.query {
-            self.take_turn(Role::Aggregated, steering.decode_pin(), &decode);
+        if !case.steering.query {
+            self.take(Role::Aggregated, case, pin, &decode);
         }
-        others.extend(targets.rest);
-        if steering.decode_pin().worker.is_some() {
-            others.clear();
-        }
+        let others = self.others(members, &others, &decode, pin, constraints);
         Ok(Whole { decode, others })
     }
 
-    /// The index of the pinned target, or of the one that the role's policy picks; none where there is nobody. No cursor
-    /// moves.
-    fn choose(&mut self, targets: &[Target], pinned: Pinned) -> Result<Option<usize>, Refusal> {
-        if let Some(id) = pinned.pin.worker {
-            return pinned
-                .find(id, targets, &self.fleet, &self.ledger)
-                .map(Some);
+    /// The pinned one of those eligible, or the one that the role's policy picks; none where there is nobody. No cursor moves.
+    fn choose(
+        &mut self,
+        case: &Case<'_>,
+        eligible: Eligible,
+        pinned: Pinned,
+        wanted: &Constraints,
+    ) -> Result<Option<Chosen>, Refusal> {
+        let members = case.roster.of_role(pinned.role);
+        let reads_overlap = self.remembers(pinned.role) && !case.asked.blocks.sequence.is_empty();
+        if reads_overlap {
+            self.prefixes
+                .depths(&case.asked.blocks, self.ledger.now(), &mut self.depths);
+        } else {
+            self.depths.clear();
         }
-        let candidates = pinned.of_rank(targets)?;
-        let policy: &mut dyn Policy = match pinned.role {
+        let chosen = |depths: &[u32], index: usize| {
+            let member = members.get(index)?;
+            Some(Chosen {
+                target: member.target.clone(),
+                slot: member.slot,
+                overlap: depths.get(member.slot).copied().unwrap_or(0),
+            })
+        };
+        if let Some(id) = pinned.pin.worker {
+            let index = pinned.find(id, members, &eligible.indexes, &self.fleet, &self.ledger)?;
+            return Ok(chosen(&self.depths, index));
+        }
+        let eligible = self.narrow_further(case, eligible, pinned)?;
+        let index = self.pick(case, members, eligible, pinned.role, wanted)?;
+        Ok(index.and_then(|index| chosen(&self.depths, index)))
+    }
+
+    /// The filters that are the same for all roles and do not apply to a worker that the caller names.
+    fn narrow_further(
+        &self,
+        case: &Case<'_>,
+        eligible: Eligible,
+        pinned: Pinned,
+    ) -> Result<Eligible, Refusal> {
+        let members = case.roster.of_role(pinned.role);
+        let target = |index: usize| members.get(index).map(|member| &member.target);
+        let mut left = eligible;
+        if let Some(subset) = &case.asked.subset {
+            let holds = |index| target(index).is_some_and(|t| subset.holds(t.worker.address));
+            left = left
+                .narrow(Filter::Subset, holds)
+                .map_err(|filter| Refusal::NoneEligible {
+                    role: pinned.role,
+                    filter,
+                })?;
+        }
+        if let Some(rank) = pinned.pin.rank {
+            let on_rank = |index| target(index).is_some_and(|t| t.rank.unwrap_or(0) == rank);
+            left = left
+                .narrow(Filter::Rank, on_rank)
+                .map_err(|_| Refusal::RankOutOfRange {
+                    role: pinned.role,
+                    rank,
+                })?;
+        }
+        if let Some(adapter) = case
+            .asked
+            .adapter
+            .as_deref()
+            .filter(|_| case.roster.has_adapters)
+        {
+            // Any of them can load it, at a cost.
+            let has = |index| {
+                target(index).is_some_and(|t| t.worker.adapters.iter().any(|own| own == adapter))
+            };
+            left = left.prefer(has);
+        }
+        if !self.health.is_clear() {
+            let now = self.ledger.now();
+            let has = |index: usize, mark: Mark| {
+                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
+            };
+            // Where all are marked, a mark tells them apart no more.
+            left = left.prefer(|index| !has(index, Mark::Unreachable));
+            left = left.prefer(|index| !has(index, Mark::Overloaded));
+        }
+        Ok(left)
+    }
+
+    /// The index of the one that the policy picks among those who are not too busy.
+    fn pick(
+        &mut self,
+        case: &Case<'_>,
+        members: &[Member],
+        mut eligible: Eligible,
+        role: Role,
+        wanted: &Constraints,
+    ) -> Result<Option<usize>, Refusal> {
+        let policy = match role {
             Role::Prefill => self.prefill_policy.as_mut(),
             Role::Decode | Role::Aggregated => self.decode_policy.as_mut(),
         };
-        if policy.needs_pin() && !candidates.is_empty() {
+        if policy.needs_pin() {
             return Err(Refusal::WorkerIdRequired {
-                role: pinned.role,
-                header: header_for(pinned.role),
+                role,
+                header: header_for(role),
             });
         }
-        let Some(picked) = policy
-            .peek(&candidates, &mut self.random)
-            .and_then(|index| candidates.get(index))
-        else {
-            return Ok(None);
-        };
-        Ok(targets
-            .iter()
-            .position(|target| target.key() == picked.key()))
-    }
-}
-
-/// A pin, and what it is a pin for.
-struct Pinned {
-    field: &'static str,
-    role: Role,
-    pin: Pin,
-}
-
-impl Pinned {
-    /// The named worker among the targets: on the named rank, else on the least busy one. No cursor moves.
-    fn find(
-        &self,
-        id: WorkerId,
-        targets: &[Target],
-        fleet: &Fleet,
-        ledger: &Ledger,
-    ) -> Result<usize, Refusal> {
-        let problem = |problem| Refusal::Pin {
-            field: self.field,
-            id,
-            problem,
-        };
-        let worker = fleet.get(id).ok_or_else(|| problem(PinProblem::Unknown))?;
-        if let Some(rank) = self.pin.rank.filter(|rank| *rank >= worker.dp_size) {
-            return Err(problem(PinProblem::RankOutOfRange {
-                rank,
-                dp_size: worker.dp_size,
-            }));
+        if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
+            eligible = most_preferred(members, eligible, wanted);
         }
-        let of_worker = targets
+        let slots = eligible
+            .indexes
             .iter()
-            .enumerate()
-            .filter(|(_, target)| target.worker.id == id);
-        let on_rank = of_worker.filter(|(_, target)| {
-            self.pin
-                .rank
-                .is_none_or(|rank| target.rank.unwrap_or(0) == rank)
-        });
-        let least = on_rank.min_by_key(|(_, target)| {
-            let load = ledger.load(target.key());
-            load.prefills.saturating_add(load.decodes)
-        });
-        least.map(|(index, _)| index).ok_or_else(|| {
-            problem(match worker.role == self.role {
-                true => PinProblem::NotEligible,
-                false => PinProblem::WrongRole { is: worker.role },
-            })
-        })
-    }
-
-    /// Where a rank is named without a worker, only targets on that rank count.
-    fn of_rank(&self, targets: &[Target]) -> Result<Vec<Target>, Refusal> {
-        let Some(rank) = self.pin.rank else {
-            return Ok(targets.to_vec());
+            .map(|index| members.get(*index).map_or(usize::MAX, |member| member.slot));
+        let speed = self.ledger.standings(slots, &mut self.standings);
+        let depths = &self.depths;
+        let mut candidates = Vec::with_capacity(eligible.indexes.len());
+        candidates.extend(eligible.indexes.iter().zip(&self.standings).filter_map(
+            |(index, standing)| {
+                let member = members.get(*index)?;
+                Some(Candidate {
+                    target: &member.target,
+                    standing: *standing,
+                    overlap: depths.get(member.slot).copied().unwrap_or(0),
+                    factor: match wanted.preferred_taints.is_empty() {
+                        true => 1.0,
+                        false => wanted.cost_factor(&member.target.worker),
+                    },
+                })
+            },
+        ));
+        let task = Task {
+            role,
+            prompt_tokens: case.asked.prompt_tokens,
+            block_tokens: self.pool.block_tokens,
+            blocks: &case.asked.blocks,
+            session: case.asked.session.as_deref(),
+            weights: case.asked.weights,
+            tracking: case.asked.tracking,
+            decode_credit: DecodeCredit::Nothing,
+            speed,
         };
-        let on_rank: Vec<Target> = targets
-            .iter()
-            .filter(|target| target.rank.unwrap_or(0) == rank)
-            .cloned()
-            .collect();
-        match on_rank.is_empty() && !targets.is_empty() {
-            true => Err(Refusal::RankOutOfRange {
-                role: self.role,
-                rank,
-            }),
-            false => Ok(on_rank),
+        let picked = policy.peek(&task, &candidates, &mut self.random);
+        Ok(picked.and_then(|picked| eligible.indexes.get(picked).copied()))
+    }
+
+    /// Who else the same bytes may go to: as many as the proxy may try, of the same rank, in random order, those who are
+    /// preferred first. One who names a worker means that worker.
+    fn others(
+        &mut self,
+        members: &[Member],
+        eligible: &Eligible,
+        chosen: &Chosen,
+        pin: Pin,
+        constraints: &Constraints,
+    ) -> Vec<Target> {
+        let wanted = self.decode_attempts().saturating_sub(1);
+        if pin.worker.is_some() || wanted == 0 {
+            return Vec::new();
         }
+        let fits = |target: &Target| {
+            target.rank == chosen.target.rank && target.worker.id != chosen.target.worker.id
+        };
+        let mut fitting = eligible
+            .indexes
+            .iter()
+            .filter_map(|index| members.get(*index))
+            .filter(|member| fits(&member.target));
+        // Drawn in one pass: each as likely as the others. Where some are preferred all are drawn.
+        let room = match constraints.preferred_taints.is_empty() {
+            true => wanted,
+            false => usize::MAX,
+        };
+        let mut drawn: Vec<&Member> = fitting.by_ref().take(room).collect();
+        let mut seen = drawn.len();
+        for member in fitting {
+            seen = seen.saturating_add(1);
+            if let Some(place) = drawn.get_mut(self.random.usize(0..seen)) {
+                *place = member;
+            }
+        }
+        self.random.shuffle(&mut drawn);
+        if !constraints.preferred_taints.is_empty() {
+            let preference = |member: &Member| constraints.preference(&member.target.worker);
+            drawn.sort_by(|a, b| preference(b).total_cmp(&preference(a)));
+        }
+        drawn.truncate(wanted);
+        drawn
+            .into_iter()
+            .map(|member| member.target.clone())
+            .collect()
     }
 }
 
-/// The field that named a worker: the phase's own, else the one that stands for it.
-fn field_of(own: &'static str, pin: Pin) -> &'static str {
-    match pin.worker {
-        Some(_) => own,
-        None => "backend_instance_id",
+/// Whether anything is demanded of a pair at all.
+fn is_restricted(case: &Case<'_>) -> bool {
+    case.roster.has_topology || !case.steering.constraints.required_taints.is_empty()
+}
+
+/// What the transfer from `prefill`, and the request itself, demand of the decode worker.
+fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constraints, Refusal> {
+    if !case.roster.has_topology {
+        return Ok(case.steering.constraints.clone());
+    }
+    let here = case.roster.workers.iter().map(|worker| &**worker);
+    match topology::constraints(prefill, here) {
+        Ok(derived) => Ok(case.steering.constraints.clone().merged(derived)),
+        Err(error) => Err(Refusal::Topology {
+            problem: error.to_string(),
+        }),
     }
 }
 
-/// Whether a prefill worker may hand over to the decode worker that has been picked, or to any that is here.
-fn hands_over_to(
+/// Those who have all that is required.
+fn admitted(members: &[Member], constraints: &Constraints) -> Result<Eligible, Filter> {
+    let all = Eligible::all(members.len())?;
+    if constraints.required_taints.is_empty() {
+        return Ok(all);
+    }
+    all.narrow(Filter::Taints, |index| {
+        members
+            .get(index)
+            .is_some_and(|member| constraints.admit(&member.target.worker))
+    })
+}
+
+/// Whether a prefill worker may hand over to the decode worker that has been picked, or to any that is here; else why not.
+fn hands_over(
     prefill: &Rc<Worker>,
-    here: &[Rc<Worker>],
-    asked: &Constraints,
+    case: &Case<'_>,
     decode: Option<&Rc<Worker>>,
-) -> Result<bool, topology::TopologyError> {
-    let derived = topology::constraints(prefill, here.iter().map(|worker| &**worker))?;
-    let demanded = asked.clone().merged(derived);
-    Ok(match decode {
+) -> Result<(), String> {
+    let Roster { workers, .. } = &*case.roster;
+    let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
+        .map_err(|error| error.to_string())?;
+    let demanded = case.steering.constraints.clone().merged(derived);
+    let found = match decode {
         Some(decode) => demanded.admit(decode),
-        None => here
+        None => workers
             .iter()
             .any(|worker| worker.role == Role::Decode && demanded.admit(worker)),
-    })
+    };
+    match found {
+        true => Ok(()),
+        false => Err(format!(
+            "no decode worker is where worker {} may transfer to",
+            prefill.name
+        )),
+    }
 }
 
-/// Targets that are preferred most, and the rest.
-struct Preferred {
-    first: Vec<Target>,
-    rest: Vec<Target>,
-}
-
-fn preferred_first(workers: Vec<Rc<Worker>>, constraints: &Constraints) -> Preferred {
-    let most = workers
-        .iter()
-        .map(|worker| constraints.preference(worker))
+fn most_preferred(members: &[Member], eligible: Eligible, wanted: &Constraints) -> Eligible {
+    let preference = |index: usize| {
+        let member = members.get(index);
+        member.map_or(f64::NEG_INFINITY, |m| wanted.preference(&m.target.worker))
+    };
+    let indexes = eligible.indexes.iter();
+    let most = indexes
+        .map(|index| preference(*index))
         .fold(f64::NEG_INFINITY, f64::max);
-    let (first, rest): (Vec<_>, Vec<_>) = workers
-        .iter()
-        .partition(|worker| constraints.preference(worker) >= most);
-    let targets =
-        |workers: Vec<&Rc<Worker>>| workers.into_iter().flat_map(Worker::targets).collect();
-    Preferred {
-        first: targets(first),
-        rest: targets(rest),
-    }
-}
-
-/// The one at `index`, and the others.
-fn take(mut targets: Vec<Target>, index: usize) -> Option<(Target, Vec<Target>)> {
-    if index >= targets.len() {
-        return None;
-    }
-    let taken = targets.swap_remove(index);
-    Some((taken, targets))
-}
-
-/// An index drawn by weight; none where there is no weight.
-fn weighted(weights: &[u64], random: &mut Random) -> Option<usize> {
-    let total: u64 = weights.iter().sum();
-    if total == 0 {
-        return None;
-    }
-    let mut drawn = random.u64(0..total);
-    weights.iter().position(|weight| match drawn < *weight {
-        true => true,
-        false => {
-            drawn -= *weight;
-            false
-        }
-    })
+    eligible.prefer(|index| preference(index) >= most)
 }

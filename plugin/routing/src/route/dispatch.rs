@@ -20,7 +20,7 @@ pub struct Dispatch {
 
 impl Router {
     /// To a worker, and behind it the others to whom the same bytes may go if it refuses the connection.
-    pub(super) fn dispatch_to(&mut self, first: &Target, others: &[Target]) -> Dispatch {
+    pub(super) fn dispatch_to(&self, first: &Target, others: &[Target]) -> Dispatch {
         Dispatch {
             destinations: self.addresses(first, others),
             headers: rank_header(first),
@@ -28,14 +28,9 @@ impl Router {
         }
     }
 
-    /// The chosen one, then those of the same rank, in random order.
-    fn addresses(&mut self, first: &Target, others: &[Target]) -> Vec<SocketAddr> {
-        let mut rest: Vec<SocketAddr> = others
-            .iter()
-            .filter(|other| other.rank == first.rank && other.worker.id != first.worker.id)
-            .filter_map(|other| other.worker.address)
-            .collect();
-        self.random.shuffle(&mut rest);
+    /// The chosen one, then the others in their order.
+    fn addresses(&self, first: &Target, others: &[Target]) -> Vec<SocketAddr> {
+        let rest = others.iter().filter_map(|other| other.worker.address);
         first
             .worker
             .address
@@ -65,7 +60,7 @@ impl Router {
         }
     }
 
-    fn decode_attempts(&self) -> usize {
+    pub(super) fn decode_attempts(&self) -> usize {
         usize::try_from(self.pool.decode.attempts).unwrap_or(usize::MAX)
     }
 }

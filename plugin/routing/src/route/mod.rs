@@ -6,13 +6,21 @@
 //! forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or beside, which is consumed
 //! by prefill's answer.
 
+mod ask;
 mod choice;
 mod dispatch;
+mod health;
+mod pinned;
+mod place;
 mod prefill;
 mod query;
 mod refusal;
+mod reserve;
+mod roster;
 mod seat;
+mod workers;
 
+pub use ask::Ask;
 pub use choice::Resolution;
 pub use dispatch::Dispatch;
 pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
@@ -21,22 +29,31 @@ pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use seat::{Fallback, Seat};
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::config::{BootstrapSource, Discovery, OnPrefillAbsent, Pool, Protocol};
+use crate::config::{Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
-use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
+use crate::fleet::{Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::handoff::sglang::Bootstrap;
 use crate::json::Edits;
-use crate::load::{DecodeCharge, Ledger, Load};
+use crate::load::{Ledger, Load, Standing};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
+use crate::prefix::Blocks;
+use crate::prefix::index::{Bounds, Index};
 use crate::rendezvous::{Mode, NotServed, Verdict};
+use crate::request::prompt::{self, Identity, Prompt};
 use crate::request::{Generation, Request, Steering};
-use crate::selection::{Policy, Random, policy};
+use crate::selection::eligibility::Subset;
+use crate::selection::{Policy, Random, Reads, policy};
 
-use choice::Pair;
+use ask::{Asked, Case};
+use choice::{Pair, Whole};
+use health::Health;
+use roster::Roster;
+use workers::Opened;
 
 /// Routes the requests of one pool on one thread.
 pub struct Router {
@@ -45,12 +62,22 @@ pub struct Router {
     places: PrefillRouters,
     bindings: HashMap<WorkerId, Bootstrap>,
     ledger: Ledger,
+    prefixes: Index,
+    /// The ranks that are known to `prefixes`.
+    opened: HashMap<TargetKey, Opened>,
+    rosters: HashMap<Place, Rc<Roster>>,
+    /// Adapters by name, each with the model it is one of.
+    adapters: HashMap<String, Option<String>>,
+    health: Health,
     prefill_policy: Box<dyn Policy>,
     decode_policy: Box<dyn Policy>,
     next_frontend: usize,
     rooms: Rooms,
     random: Random,
     transitions: Vec<Transition>,
+    /// Kept between choices for their memory alone.
+    depths: Vec<u32>,
+    standings: Vec<Standing>,
 }
 
 /// What happens with a request.
@@ -68,12 +95,18 @@ pub enum Plan {
 }
 
 /// What a request says beside its body.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Told<'a> {
     /// The headers that steer, where the pool trusts its callers; empty otherwise.
     pub headers: &'a [(Vec<u8>, Vec<u8>)],
-    /// Seconds since 1970, for answers given here.
-    pub now_s: u64,
+    /// The time since 1970.
+    pub now: Duration,
+    /// The session that a header names.
+    pub session: Option<&'a [u8]>,
+    /// The tenant that a header names: tenants share no cache.
+    pub tenant: Option<&'a [u8]>,
+    /// The endpoints that the gateway allows; none: all.
+    pub subset: Option<&'a Subset>,
 }
 
 impl Router {
@@ -88,12 +121,22 @@ impl Router {
             places: PrefillRouters::default(),
             bindings: HashMap::new(),
             ledger: Ledger::default(),
+            prefixes: Index::new(Bounds {
+                max_pairs: pool.prefixes.max_blocks,
+                ttl: Duration::from_millis(pool.prefixes.ttl_ms),
+            }),
+            opened: HashMap::new(),
+            rosters: HashMap::new(),
+            adapters: HashMap::new(),
+            health: Health::default(),
             prefill_policy: policy(pool.selection.prefill),
             decode_policy: policy(pool.selection.decode),
             next_frontend: 0,
             rooms: Rooms::new(owner),
             random: Random::with_seed(seed),
             transitions: Vec::new(),
+            depths: Vec::new(),
+            standings: Vec::new(),
             pool,
         };
         router.adopt(Fleet::new(0, workers));
@@ -108,11 +151,6 @@ impl Router {
     /// The pool's configuration.
     pub fn pool(&self) -> &Pool {
         &self.pool
-    }
-
-    /// What is booked on a worker, on all its ranks together.
-    pub fn worker_load(&self, worker: WorkerId) -> Load {
-        self.ledger.worker_load(worker)
     }
 
     /// What is booked in all.
@@ -130,17 +168,6 @@ impl Router {
         self.rooms = Rooms::new(owner);
     }
 
-    /// Takes over another fleet, whole.
-    pub fn adopt(&mut self, fleet: Fleet) {
-        self.prefill_policy.keep(&fleet);
-        self.decode_policy.keep(&fleet);
-        self.ledger.keep(&fleet);
-        self.bindings.retain(|id, _| fleet.contains(*id));
-        self.fleet = fleet;
-        self.bind_what_is_known();
-        self.recompute();
-    }
-
     /// The changes of state since this was last asked, each told once.
     pub fn take_transitions(&mut self) -> Vec<Transition> {
         std::mem::take(&mut self.transitions)
@@ -149,62 +176,6 @@ impl Router {
     /// The places and their states.
     pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> + Clone {
         self.places.places()
-    }
-
-    fn recompute(&mut self) {
-        let Self {
-            places,
-            fleet,
-            bindings,
-            pool,
-            ..
-        } = self;
-        let needs_binding = pool.protocol == Protocol::Sglang;
-        let changed = places.update(
-            fleet,
-            |id| !needs_binding || bindings.contains_key(&id),
-            |worker| runs_whole(pool, worker),
-        );
-        self.transitions.extend(changed);
-    }
-
-    /// Bindings that need no asking: where the bootstrap server's port is configured, or told by discovery.
-    fn bind_what_is_known(&mut self) {
-        if self.pool.protocol != Protocol::Sglang {
-            return;
-        }
-        let common = match self.pool.bootstrap {
-            BootstrapSource::Port(port) => Some(port),
-            BootstrapSource::Ask => None,
-        };
-        for worker in self.fleet.of_role(Role::Prefill) {
-            if let (Some(address), Some(port)) = (worker.address, worker.bootstrap_port.or(common))
-            {
-                self.bindings
-                    .insert(worker.id, Bootstrap::beside(address, port));
-            }
-        }
-    }
-
-    /// The prefill workers whose binding is yet to be built: they must be asked for their bootstrap server's port.
-    pub fn unbound(&self) -> Vec<Rc<Worker>> {
-        if self.pool.protocol != Protocol::Sglang {
-            return Vec::new();
-        }
-        let unbound = self
-            .fleet
-            .of_role(Role::Prefill)
-            .filter(|worker| !self.bindings.contains_key(&worker.id));
-        unbound.cloned().collect()
-    }
-
-    /// A binding has been built. One for a worker that has left meanwhile is discarded.
-    pub fn bound(&mut self, id: WorkerId, port: u16) {
-        let Some(address) = self.fleet.get(id).and_then(|worker| worker.address) else {
-            return;
-        };
-        self.bindings.insert(id, Bootstrap::beside(address, port));
-        self.recompute();
     }
 
     /// Whether some model's normal request would be served now.
@@ -219,9 +190,9 @@ impl Router {
     /// # Errors
     /// The refusal that a request would get.
     pub fn can_serve_requests(&self, model: &str) -> Result<(), Refusal> {
-        self.check_model(model)?;
+        let (model, _) = self.model_of(model)?;
         let absent = self.absent_policy();
-        let places = self.places.of_model(Some(model));
+        let places = self.places.of_model(Some(&model));
         let outcomes = places
             .into_iter()
             .map(|(_, place)| place.can_serve_requests(absent));
@@ -247,7 +218,7 @@ impl Router {
             .filter(|worker| worker.role != Role::Prefill);
         let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
         self.random.shuffle(&mut targets);
-        targets.sort_by_key(|target| self.ledger.worker_load(target.worker.id).decodes);
+        targets.sort_by_cached_key(|target| self.ledger.worker_load(&target.worker).decodes);
         let Some((first, others)) = targets.split_first() else {
             return Err(Refusal::NotServed(NotServed::Vacant));
         };
@@ -271,19 +242,22 @@ impl Router {
             }
             Err(refusal) => return Err(refusal),
         };
+        self.advance(told.now);
         let steering = self.steering(&request, told)?;
-        self.check_model(&request.model)?;
-        let (place, verdict) = self.choose_place(Some(&request.model), &steering)?;
+        let (model, adapter) = self.model_of(&request.model)?;
+        let (place, verdict) = self.choose_place(Some(&model), &steering)?;
+        let asked = self.asked(&request, &steering, told, adapter);
+        let case = self.case(&place, &steering, &asked);
         let splittable = generation != Generation::Other || self.pool.protocol == Protocol::Direct;
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
             Verdict::Pair if !splittable => {
-                self.plan_whole(&place, &request, &steering, told, Refusal::NoHandoffForPath)
+                self.plan_whole(&case, &request, told, Refusal::NoHandoffForPath)
             }
-            Verdict::Pair => self.plan_pair(&place, &request, &steering, told),
+            Verdict::Pair => self.plan_pair(&case, &request, told),
             Verdict::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
-                self.plan_whole(&place, &request, &steering, told, otherwise)
+                self.plan_whole(&case, &request, told, otherwise)
             }
         }
     }
@@ -302,11 +276,13 @@ impl Router {
             .into_iter()
             .map(|(place, state)| (place.clone(), *state))
             .collect();
+        let asked = Asked::nothing(self.pool.selection.kv);
         // A pool that says "fail" wants no request to run whole.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
         for (place, _) in places.iter().filter(|_| may_run_whole) {
-            if let Ok(whole) = self.pick_whole(place, &nothing) {
-                return Ok(self.forward_whole(whole, 0, None, None));
+            let case = self.case(place, &nothing, &asked);
+            if let Ok(whole) = self.pick_whole(&case) {
+                return Ok(self.forward_whole(whole, &asked, None, None));
             }
         }
         if self.pool.protocol != Protocol::Direct {
@@ -316,8 +292,9 @@ impl Router {
             .iter()
             .find(|(_, state)| state.verdict(Mode::Normal, absent) == Verdict::Pair);
         let (place, _) = served.ok_or(otherwise)?;
-        let pair = self.pick_pair(place, &nothing)?;
-        Ok(self.forward_pair(pair, 0, None))
+        let case = self.case(place, &nothing, &asked);
+        let pair = self.pick_pair(&case)?;
+        Ok(self.forward_pair(pair, &asked, None))
     }
 
     /// What the caller says of where the request goes: heard only where the pool trusts its callers.
@@ -335,6 +312,67 @@ impl Router {
         )
     }
 
+    /// The model that is asked for, and the adapter where it is one's name.
+    fn model_of(&self, name: &str) -> Result<(String, Option<Rc<str>>), Refusal> {
+        let base = self.adapters.get(name);
+        let adapter = base.is_some().then(|| Rc::from(name));
+        let model = base.cloned().flatten().unwrap_or_else(|| name.to_owned());
+        self.check_model(&model)?;
+        Ok((model, adapter))
+    }
+
+    /// What of a request matters to a choice.
+    fn asked(
+        &self,
+        request: &Request<'_>,
+        steering: &Steering,
+        told: Told<'_>,
+        adapter: Option<Rc<str>>,
+    ) -> Asked {
+        let prompt = self.prompt(request, steering, told, adapter.as_deref());
+        let ask = Ask {
+            model: &request.model,
+            prompt_tokens: prompt.tokens,
+            blocks: &prompt.blocks,
+            expected_tokens: steering
+                .hints
+                .expected_tokens
+                .or_else(|| request.max_tokens()),
+            session: told.session,
+        };
+        Asked {
+            adapter,
+            subset: told.subset.cloned().map(Rc::new),
+            tracking: steering.weights.tracking(),
+            ..Asked::of(&ask, steering.weights.over(self.pool.selection.kv))
+        }
+    }
+
+    /// The prompt's blocks, where any policy looks at them.
+    fn prompt(
+        &self,
+        request: &Request<'_>,
+        steering: &Steering,
+        told: Told<'_>,
+        adapter: Option<&str>,
+    ) -> Prompt {
+        let reads = self.prefill_policy.reads().max(self.decode_policy.reads());
+        if reads == Reads::Nothing {
+            return Prompt {
+                blocks: Blocks::default(),
+                tokens: request.prompt_tokens,
+            };
+        }
+        let identity = Identity {
+            model: &request.model,
+            adapter,
+            cache_salt: told.tenant,
+            token_data: steering.token_data.as_deref(),
+            block_tokens: self.pool.block_tokens,
+        };
+        prompt::read(request, &identity)
+    }
+
     fn check_model(&self, model: &str) -> Result<(), Refusal> {
         if self.places.places().next().is_none() {
             return Err(Refusal::NoFleet);
@@ -349,24 +387,24 @@ impl Router {
 
     fn plan_pair(
         &mut self,
-        place: &Place,
+        case: &Case<'_>,
         request: &Request<'_>,
-        steering: &Steering,
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
-        if steering.query {
-            let (prefill, decode) = self.look_at_pair(place, steering)?;
+        if case.steering.query {
+            let (prefill, decode) = self.look_at_pair(case)?;
+            let block_tokens = self.pool.block_tokens;
             let answer = query::answer(
                 request,
-                steering,
+                case,
                 Some(&prefill),
                 &decode,
-                self.pool.block_tokens,
-                told.now_s,
+                block_tokens,
+                told.now,
             );
             return Ok(Plan::Answer(answer));
         }
-        let resolution = self.resolve(place, steering, request.prompt_tokens)?;
+        let resolution = self.resolve(case)?;
         let (pair, bootstrap) = match resolution {
             Resolution::Resolved { pair, bootstrap } => (pair, Some(bootstrap)),
             Resolution::NoBootstrapEndpoint { pair } => (pair, None),
@@ -381,70 +419,40 @@ impl Router {
             }
         };
         match self.pool.protocol {
-            Protocol::Direct => Ok(self.forward_pair(pair, request.prompt_tokens, Some(request))),
+            Protocol::Direct => Ok(self.forward_pair(pair, case.asked, Some(request))),
             Protocol::Nixl | Protocol::Sglang => {
-                Ok(self.prefill_phase(place, pair, bootstrap, request, steering))
+                Ok(self.prefill_phase(case, pair, bootstrap, request))
             }
         }
     }
 
     fn plan_whole(
         &mut self,
-        place: &Place,
+        case: &Case<'_>,
         request: &Request<'_>,
-        steering: &Steering,
         told: Told<'_>,
         otherwise: Refusal,
     ) -> Result<Plan, Refusal> {
-        let whole = match self.pick_whole(place, steering) {
+        let whole = match self.pick_whole(case) {
             Ok(whole) => whole,
             Err(Refusal::NotServed(_)) => return Err(otherwise),
             Err(refusal) => return Err(refusal),
         };
-        if steering.query {
+        let decode = &whole.decode.target;
+        if case.steering.query {
             let block_tokens = self.pool.block_tokens;
-            let answer = query::answer(
-                request,
-                steering,
-                None,
-                &whole.decode,
-                block_tokens,
-                told.now_s,
-            );
+            let answer = query::answer(request, case, None, decode, block_tokens, told.now);
             return Ok(Plan::Answer(answer));
         }
-        let fallback =
-            (whole.decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
-        Ok(self.forward_whole(whole, request.prompt_tokens, fallback, Some(request)))
+        let fallback = (decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
+        Ok(self.forward_whole(whole, case.asked, fallback, Some(request)))
     }
 
-    fn charge_decode(&mut self, target: &Target, prompt_tokens: u64) -> DecodeCharge {
-        let blocks = prompt_tokens
-            .div_ceil(u64::from(self.pool.block_tokens.max(1)))
-            .max(1);
-        self.ledger.charge_decode(target.key(), blocks)
-    }
-
-    fn forward_pair(
-        &mut self,
-        pair: Pair,
-        prompt_tokens: u64,
-        request: Option<&Request<'_>>,
-    ) -> Plan {
-        let mut dispatch =
-            self.through_frontends(crate::handoff::direct::pair(&pair.prefill, &pair.decode));
+    fn forward_pair(&mut self, pair: Pair, asked: &Asked, request: Option<&Request<'_>>) -> Plan {
+        let headers = crate::handoff::direct::pair(&pair.prefill.target, &pair.decode.target);
+        let mut dispatch = self.through_frontends(headers);
         dispatch.edits = self.unheard(request);
-        let seat = Seat {
-            prefill_charge: Some(
-                self.ledger
-                    .charge_prefill(pair.prefill.key(), prompt_tokens),
-            ),
-            decode_charge: Some(self.charge_decode(&pair.decode, prompt_tokens)),
-            prefill: Some(pair.prefill.worker),
-            decode: Some(pair.decode.worker),
-            fallback: None,
-        };
-        Plan::Forward(dispatch, seat)
+        Plan::Forward(dispatch, self.seat_pair(pair, asked))
     }
 
     /// What a frontend must not hear from a caller who is not trusted.
@@ -457,25 +465,25 @@ impl Router {
 
     fn forward_whole(
         &mut self,
-        whole: choice::Whole,
-        prompt_tokens: u64,
+        whole: Whole,
+        asked: &Asked,
         fallback: Option<Fallback>,
         request: Option<&Request<'_>>,
     ) -> Plan {
         let dispatch = match self.pool.protocol {
             Protocol::Direct => {
-                let mut dispatch =
-                    self.through_frontends(crate::handoff::direct::whole(&whole.decode));
+                let headers = crate::handoff::direct::whole(&whole.decode.target);
+                let mut dispatch = self.through_frontends(headers);
                 dispatch.edits = self.unheard(request);
                 dispatch
             }
-            Protocol::Nixl | Protocol::Sglang => self.dispatch_to(&whole.decode, &whole.others),
+            Protocol::Nixl | Protocol::Sglang => {
+                self.dispatch_to(&whole.decode.target, &whole.others)
+            }
         };
         let seat = Seat {
-            decode_charge: Some(self.charge_decode(&whole.decode, prompt_tokens)),
-            decode: Some(whole.decode.worker),
             fallback,
-            ..Seat::default()
+            ..self.seat_whole(whole, asked)
         };
         Plan::Forward(dispatch, seat)
     }

@@ -4,8 +4,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use super::choice::Pair;
+use super::ask::{Asked, Case};
+use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
+use super::health::Mark;
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
 use crate::config::OnPrefillFailure;
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
@@ -25,11 +27,11 @@ pub struct PrefillPhase {
     place: Place,
     steering: Steering,
     form: Form,
-    prefill: Target,
-    decode: Target,
+    asked: Asked,
+    prefill: Chosen,
+    decode: Chosen,
     others: Vec<Target>,
-    charge: PrefillCharge,
-    prompt_tokens: u64,
+    charge: Option<PrefillCharge>,
     tried: Vec<WorkerId>,
     legs: Legs,
 }
@@ -155,26 +157,25 @@ impl Router {
     /// Books a pair, and prepares what its legs are sent.
     pub(super) fn prefill_phase(
         &mut self,
-        place: &Place,
+        case: &Case<'_>,
         pair: Pair,
         bootstrap: Option<Bootstrap>,
         request: &Request<'_>,
-        steering: &Steering,
     ) -> Plan {
-        let prompt_tokens = request.prompt_tokens;
         let seat = Seat {
-            prefill: Some(Rc::clone(&pair.prefill.worker)),
-            decode: Some(Rc::clone(&pair.decode.worker)),
-            decode_charge: Some(self.charge_decode(&pair.decode, prompt_tokens)),
+            prefill: Some(Rc::clone(&pair.prefill.target.worker)),
+            decode: Some(Rc::clone(&pair.decode.target.worker)),
+            decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
             ..Seat::default()
         };
         let legs = match bootstrap {
             Some(bootstrap) => Legs::Concurrent {
                 prefill: sglang::prefill_edits(request),
                 decode: sglang::decode_edits(request),
-                room: self
-                    .rooms
-                    .draw(pair.prefill.rank.unwrap_or(0), pair.prefill.worker.dp_size),
+                room: self.rooms.draw(
+                    pair.prefill.target.rank.unwrap_or(0),
+                    pair.prefill.target.worker.dp_size,
+                ),
                 bootstrap,
             },
             None => Legs::Sequential {
@@ -185,16 +186,14 @@ impl Router {
             },
         };
         let phase = PrefillPhase {
-            place: place.clone(),
-            steering: steering.clone(),
+            place: case.place.clone(),
+            steering: case.steering.clone(),
+            asked: case.asked.clone(),
             form: request.form(),
-            charge: self
-                .ledger
-                .charge_prefill(pair.prefill.key(), prompt_tokens),
+            charge: Some(self.charge_prefill(&pair.prefill, case.asked)),
             prefill: pair.prefill,
             decode: pair.decode,
             others: pair.others,
-            prompt_tokens,
             tried: Vec::new(),
             legs,
         };
@@ -202,20 +201,36 @@ impl Router {
     }
 }
 
+impl Router {
+    /// What a prefill worker's answer says of the worker itself. One that cannot be reached is thought to have lost its cache.
+    fn heard_of(&mut self, key: TargetKey, answer: PrefillAnswer<'_>) {
+        let mark = match answer {
+            PrefillAnswer::NotSent
+            | PrefillAnswer::Broken
+            | PrefillAnswer::Whole {
+                status: 503 | 504, ..
+            } => Mark::Unreachable,
+            PrefillAnswer::Whole { status: 429, .. } => Mark::Overloaded,
+            PrefillAnswer::Whole { .. } => return self.health.clear(key.worker),
+        };
+        self.mark(key.worker, mark);
+    }
+}
+
 impl PrefillPhase {
     /// The worker that is called.
     pub fn worker(&self) -> &Rc<Worker> {
-        &self.prefill.worker
+        &self.prefill.target.worker
     }
 
     /// Where the call goes; none cannot be, since configuration demands an address.
     pub fn destination(&self) -> Option<SocketAddr> {
-        self.prefill.worker.address
+        self.prefill.target.worker.address
     }
 
     /// Headers to be set on the call.
     pub fn headers(&self) -> Vec<HeaderValue> {
-        rank_header(&self.prefill)
+        rank_header(&self.prefill.target)
     }
 
     /// The call's body, made from the client's.
@@ -250,7 +265,7 @@ impl PrefillPhase {
         let mut edits = decode.clone();
         bootstrap.put_into(*room, &mut edits);
         // A room is used once: the same bytes fit no other worker.
-        let mut dispatch = router.dispatch_to(&self.decode, &[]);
+        let mut dispatch = router.dispatch_to(&self.decode.target, &[]);
         dispatch.edits = Some(edits);
         Some(dispatch)
     }
@@ -267,13 +282,14 @@ impl PrefillPhase {
         }
     }
 
-    /// Takes the answer and says what follows.
+    /// Takes the answer and says what follows. The router must have been told the time.
     pub fn answered(
         self,
         answer: PrefillAnswer<'_>,
         client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
+        router.heard_of(self.prefill.key(), answer);
         match answer {
             PrefillAnswer::Whole {
                 status: 200..=299,
@@ -293,7 +309,10 @@ impl PrefillPhase {
         }
     }
 
-    fn succeeded(self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
+    fn succeeded(mut self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
+        if let Some(charge) = self.charge.take() {
+            charge.finish(router.ledger.now());
+        }
         if matches!(self.legs, Legs::Concurrent { .. }) {
             return AfterPrefill::Good;
         }
@@ -316,7 +335,7 @@ impl PrefillPhase {
             return AfterPrefill::Refused(refusal);
         }
         let blocks = handoff.blocks();
-        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         if let Legs::Sequential { decode, .. } = self.legs {
             let mut edits = decode;
             handoff.put_into(&mut edits);
@@ -325,7 +344,7 @@ impl PrefillPhase {
         AfterPrefill::Decode {
             dispatch,
             blocks,
-            target: (Rc::clone(&self.decode.worker), self.decode.key()),
+            target: (Rc::clone(&self.decode.target.worker), self.decode.key()),
         }
     }
 
@@ -333,16 +352,18 @@ impl PrefillPhase {
     fn revalidate_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         self.others
             .retain(|other| router.fleet.contains(other.worker.id));
-        let known = router.fleet.get(self.decode.worker.id);
-        if known.is_some_and(|worker| worker.role == self.decode.worker.role) {
+        let decode = &self.decode.target.worker;
+        let known = router.fleet.get(decode.id);
+        if known.is_some_and(|worker| worker.role == decode.role) {
             return Ok(());
         }
         if self.steering.decode_pin().worker.is_some() {
             // It was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
-        let prefill = Rc::clone(&self.prefill.worker);
-        let (decode, others) = router.replace_decode(&self.place, &self.steering, &prefill)?;
+        let prefill = Rc::clone(&self.prefill.target.worker);
+        let case = router.case(&self.place, &self.steering, &self.asked);
+        let (decode, others) = router.replace_decode(&case, &prefill)?;
         self.decode = decode;
         self.others = others;
         Ok(())
@@ -360,7 +381,7 @@ impl PrefillPhase {
             return AfterPrefill::Nothing;
         };
         handoff.put_into(&mut cleanup);
-        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(cleanup);
         AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }
@@ -375,7 +396,7 @@ impl PrefillPhase {
         if client == Client::Left {
             return AfterPrefill::Nothing;
         }
-        self.tried.push(self.prefill.worker.id);
+        self.tried.push(self.prefill.target.worker.id);
         for step in router.pool.on_prefill_failure.clone() {
             match step {
                 OnPrefillFailure::RetryOther => match self.next_prefill(cause, router) {
@@ -398,7 +419,7 @@ impl PrefillPhase {
 
     /// Another worker that may hand over to the same decode worker. None for one who named the worker, and none for a
     /// hand-off whose decode leg is under way: its room is used up.
-    fn next_prefill(&self, cause: PrefillFailure, router: &mut Router) -> Option<Target> {
+    fn next_prefill(&self, cause: PrefillFailure, router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
         let under_way =
             matches!(self.legs, Legs::Concurrent { .. }) && cause != PrefillFailure::NotSent;
@@ -406,25 +427,21 @@ impl PrefillPhase {
         {
             return None;
         }
-        router.choose_next_prefill(
-            &self.place,
-            &self.steering,
-            &self.tried,
-            &self.decode.worker,
-        )
+        let case = router.case(&self.place, &self.steering, &self.asked);
+        router.choose_next_prefill(&case, &self.tried, &self.decode.target.worker)
     }
 
-    fn again(mut self, next: Target, router: &mut Router) -> AfterPrefill {
-        self.charge = router.ledger.charge_prefill(next.key(), self.prompt_tokens);
+    fn again(mut self, next: Chosen, router: &mut Router) -> AfterPrefill {
+        self.charge = Some(router.charge_prefill(&next, &self.asked));
         if let Legs::Concurrent {
             room, bootstrap, ..
         } = &mut self.legs
-            && let Some(other) = router.bindings.get(&next.worker.id)
+            && let Some(other) = router.bindings.get(&next.target.worker.id)
         {
             *bootstrap = other.clone();
             *room = router
                 .rooms
-                .draw(next.rank.unwrap_or(0), next.worker.dp_size);
+                .draw(next.target.rank.unwrap_or(0), next.target.worker.dp_size);
         }
         self.prefill = next;
         AfterPrefill::Again(self)
@@ -435,14 +452,15 @@ impl PrefillPhase {
         let Legs::Sequential { whole, .. } = &mut self.legs else {
             return None;
         };
-        if !router.pool.decode.runs_whole_requests || !router.fleet.contains(self.decode.worker.id)
+        if !router.pool.decode.runs_whole_requests
+            || !router.fleet.contains(self.decode.target.worker.id)
         {
             return None;
         }
         let edits = whole.take();
         self.others
             .retain(|other| router.fleet.contains(other.worker.id));
-        let mut dispatch = router.dispatch_to(&self.decode, &self.others);
+        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = edits;
         Some(AfterPrefill::Whole {
             dispatch,

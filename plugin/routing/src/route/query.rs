@@ -1,10 +1,13 @@
 //! Owns the answer to a mere query: which workers would be picked. Nothing is booked, and no backend is touched.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
+use super::ask::Case;
 use crate::fleet::Target;
 use crate::handoff::terminal::Form;
-use crate::request::{Generation, Request, Steering};
+use crate::request::{Generation, Request};
 
 /// An answer given by the router itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,12 +22,13 @@ pub struct LocalAnswer {
 /// them the prompt's token ids where the request carried them, else its length in blocks.
 pub(super) fn answer(
     request: &Request<'_>,
-    steering: &Steering,
+    case: &Case<'_>,
     prefill: Option<&Target>,
     decode: &Target,
     block_tokens: u32,
-    now_s: u64,
+    now: Duration,
 ) -> LocalAnswer {
+    let now_s = now.as_secs();
     let prefill = prefill.unwrap_or(decode);
     let mut nvext = json!({"worker_id": {
         "prefill_worker_id": prefill.worker.id.0,
@@ -32,7 +36,11 @@ pub(super) fn answer(
         "decode_worker_id": decode.worker.id.0,
         "decode_dp_rank": decode.rank.unwrap_or(0),
     }});
-    let ids = steering.token_data.clone().or_else(|| request.prompt_ids());
+    let ids = case
+        .steering
+        .token_data
+        .clone()
+        .or_else(|| request.prompt_ids());
     let (name, value) = match ids {
         Some(ids) => ("token_ids", json!(ids)),
         None => {

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::fleet::{Role, WorkerId};
 use crate::rendezvous::NotServed;
+use crate::selection::eligibility::Filter;
 
 /// A request that pd-router itself answers with an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -78,6 +79,34 @@ pub enum Refusal {
         queued_tokens: u64,
         /// Tokens that may.
         allowed_tokens: u64,
+    },
+    /// Workers are there, but none of them may take this request.
+    #[error("no {} worker may take this request: the filter `{}` left none", role.name(), filter.name())]
+    NoneEligible {
+        /// The role.
+        role: Role,
+        /// The filter that left nobody.
+        filter: Filter,
+    },
+    /// All who could take it are busier than their threshold.
+    #[error("every {} worker is overloaded", role.name())]
+    Overloaded {
+        /// The role.
+        role: Role,
+    },
+    /// As many requests wait already as may.
+    #[error("the queue is full: {waiting} requests wait, {allowed} may")]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+        /// Requests that may.
+        allowed: usize,
+    },
+    /// It waited for a worker as long as it may.
+    #[error("no worker became free within {deadline_ms} ms")]
+    QueueDeadline {
+        /// Milliseconds that a request may wait.
+        deadline_ms: u64,
     },
     /// Nothing is known of any worker yet.
     #[error("no worker is known yet")]
@@ -171,7 +200,10 @@ impl Refusal {
             | Self::WorkerIdRequired { .. } => 400,
             Self::UnknownModel { .. } => 404,
             Self::Encoded => 415,
-            Self::Backpressure { .. } => 429,
+            Self::Backpressure { .. }
+            | Self::Overloaded { .. }
+            | Self::QueueFull { .. }
+            | Self::QueueDeadline { .. } => 429,
             Self::Internal => 500,
             Self::NoHandoffForPath => 501,
             Self::PrefillFailed {
@@ -179,6 +211,7 @@ impl Refusal {
                 ..
             } => 502,
             Self::NotServed(_)
+            | Self::NoneEligible { .. }
             | Self::Topology { .. }
             | Self::NoFleet
             | Self::Busy
@@ -205,6 +238,10 @@ impl Refusal {
             Self::WorkerIdRequired { .. } => "worker_id_required",
             Self::Topology { .. } => "topology",
             Self::Backpressure { .. } => "backpressure",
+            Self::NoneEligible { .. } => "no_eligible_worker",
+            Self::Overloaded { .. } => "overloaded",
+            Self::QueueFull { .. } => "queue_full",
+            Self::QueueDeadline { .. } => "queue_deadline",
             Self::NoFleet => "no_fleet",
             Self::Busy => "bodies_in_flight",
             Self::PrefillFailed {

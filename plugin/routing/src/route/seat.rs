@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::Router;
+use super::health::Mark;
 use crate::fleet::{Role, TargetKey, Worker};
 use crate::load::{DecodeCharge, PrefillCharge};
 
@@ -41,9 +43,18 @@ impl Fallback {
 }
 
 impl Seat {
-    /// The first token was seen: prefill is over.
-    pub fn first_token(&mut self) {
-        self.prefill_charge = None;
+    /// The first token was seen at `now`, since 1970: prefill is over, and its worker is known to be as quick.
+    pub fn first_token(&mut self, now: Duration) {
+        if let Some(charge) = self.prefill_charge.take() {
+            charge.finish(now);
+        }
+    }
+
+    /// Something of the answer came; `tokens` of it in all.
+    pub fn generated(&mut self, tokens: u64) {
+        if let Some(charge) = &self.decode_charge {
+            charge.renew(tokens);
+        }
     }
 
     /// The stream ended.
@@ -65,6 +76,9 @@ impl Router {
             .cloned();
         seat.decode_charge = Some(match served {
             Some(worker) if worker.id != charge.target().worker => {
+                // It was passed over because it took no connection.
+                self.health
+                    .mark(charge.target().worker, Mark::Unreachable, self.ledger.now());
                 let target = TargetKey {
                     worker: worker.id,
                     rank: charge.target().rank,

@@ -34,7 +34,10 @@ fn router_with(protocol: &str, workers: &[(&str, u16)], fields: &str) -> Router 
 
 const UNTOLD: Told<'static> = Told {
     headers: &[],
-    now_s: 1,
+    now: Duration::from_secs(1),
+    session: None,
+    tenant: None,
+    subset: None,
 };
 
 const TWO_BY_TWO: &[(&str, u16)] = &[
@@ -107,7 +110,8 @@ fn prefill_then_decode_and_each_charge_ends_in_its_time() {
 
 #[test]
 fn everyone_is_used_evenly_and_all_pairs_meet() {
-    let mut router = router("nixl", TWO_BY_TWO);
+    let turns = r#","selection":{"prefill":"round_robin","decode":"round_robin"}"#;
+    let mut router = router_with("nixl", TWO_BY_TWO, turns);
     let mut pairs: HashMap<(u64, u64), u32> = HashMap::new();
     for _ in 0..200 {
         let (phase, seat) = prefill_first(&mut router);
@@ -261,7 +265,7 @@ fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
         (router.total_load().prefills, router.total_load().decodes),
         (1, 1)
     );
-    seat.first_token();
+    seat.first_token(Duration::from_secs(2));
     assert_eq!(
         (router.total_load().prefills, router.total_load().decodes),
         (0, 1)

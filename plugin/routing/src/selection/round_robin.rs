@@ -3,8 +3,8 @@
 //! The order is drawn anew each turn. In a fixed order two policies of related lengths move in lock-step, so that the
 //! same prefill worker always meets the same decode worker, and the threads of one proxy march together.
 
-use super::{Policy, Random};
-use crate::fleet::{Fleet, Target, TargetKey};
+use super::{Candidate, Policy, Random, Task};
+use crate::fleet::{Fleet, TargetKey};
 
 /// The targets that still have their turn to come.
 #[derive(Debug, Default)]
@@ -13,7 +13,12 @@ pub struct RoundRobin {
 }
 
 impl Policy for RoundRobin {
-    fn peek(&mut self, candidates: &[Target], random: &mut Random) -> Option<usize> {
+    fn peek(
+        &mut self,
+        _task: &Task<'_>,
+        candidates: &[Candidate<'_>],
+        random: &mut Random,
+    ) -> Option<usize> {
         if candidates.is_empty() {
             return None;
         }
@@ -21,7 +26,7 @@ impl Policy for RoundRobin {
             return Some(index);
         }
         // A new turn is drawn here and stays: looking again finds the same one.
-        let mut turn: Vec<TargetKey> = candidates.iter().map(Target::key).collect();
+        let mut turn: Vec<TargetKey> = candidates.iter().map(|c| c.target.key()).collect();
         random.shuffle(&mut turn);
         self.turn.extend(turn);
         self.next_of(candidates)
@@ -40,23 +45,27 @@ impl Policy for RoundRobin {
 
 impl RoundRobin {
     /// The first whose turn it is and who is eligible now; the others keep their turn.
-    fn next_of(&self, candidates: &[Target]) -> Option<usize> {
+    fn next_of(&self, candidates: &[Candidate<'_>]) -> Option<usize> {
         self.turn
             .iter()
-            .find_map(|key| candidates.iter().position(|target| target.key() == *key))
+            .find_map(|key| candidates.iter().position(|c| c.target.key() == *key))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{Role, Worker, WorkerId};
+    use crate::fleet::Target;
+    use crate::selection::tests::{TASK, idle, targets};
     use std::collections::{HashMap, HashSet};
-    use std::rc::Rc;
 
-    fn pick(policy: &mut RoundRobin, candidates: &[Target], random: &mut Random) -> Option<usize> {
-        let index = policy.peek(candidates, random)?;
-        policy.commit(candidates[index].key());
+    fn peek(policy: &mut RoundRobin, targets: &[Target], random: &mut Random) -> Option<usize> {
+        policy.peek(&TASK, &idle(targets), random)
+    }
+
+    fn pick(policy: &mut RoundRobin, targets: &[Target], random: &mut Random) -> Option<usize> {
+        let index = peek(policy, targets, random)?;
+        policy.commit(targets[index].key());
         Some(index)
     }
 
@@ -66,31 +75,13 @@ mod tests {
         let all = targets(0..4);
         let mut policy = RoundRobin::default();
         for _ in 0..40 {
-            let first = policy.peek(&all, &mut random).unwrap();
-            assert!((0..5).all(|_| policy.peek(&all, &mut random) == Some(first)));
+            let first = peek(&mut policy, &all, &mut random).unwrap();
+            assert!((0..5).all(|_| peek(&mut policy, &all, &mut random) == Some(first)));
             policy.commit(all[first].key());
             let left = policy.turn.len();
             policy.commit(all[first].key());
             assert_eq!(policy.turn.len(), left);
         }
-    }
-
-    fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
-        ids.map(|id| {
-            Target::whole(&Rc::new(Worker {
-                id: WorkerId(id),
-                name: id.to_string(),
-                address: None,
-                role: Role::Prefill,
-                model: None,
-                namespace: String::new(),
-                dp_size: 1,
-                set: String::new(),
-                bootstrap_port: None,
-                topology: None,
-            }))
-        })
-        .collect()
     }
 
     #[test]

@@ -149,8 +149,18 @@ fn ids_are_64_bits_and_pinned_requests_are_booked_like_others() {
     let named = json!({"prefill_worker_id": max, "decode_worker_id": max - 1});
     assert_eq!(query(&mut router, named.clone()), (max, max - 1));
     let (phase, seat) = prefill(ask(&mut router, named));
-    assert_eq!(router.worker_load(WorkerId(max)).prefills, 1);
-    assert_eq!(router.worker_load(WorkerId(max - 1)).decodes, 1);
+    assert_eq!(
+        router
+            .worker_load(router.fleet().get(WorkerId(max)).unwrap())
+            .prefills,
+        1
+    );
+    assert_eq!(
+        router
+            .worker_load(router.fleet().get(WorkerId(max - 1)).unwrap())
+            .decodes,
+        1
+    );
     // One who names a worker means that worker: nobody stands behind it.
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
@@ -324,7 +334,8 @@ fn a_query_is_answered_in_the_form_that_was_asked_for() {
     let mut router = router("nixl", &fleet(), json!({}));
     let told = Told {
         headers: &[],
-        now_s: 5,
+        now: std::time::Duration::from_secs(5),
+        ..Told::default()
     };
     let mut answer = |body: Value| {
         let generation = match body.get("prompt") {

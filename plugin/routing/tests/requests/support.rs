@@ -45,9 +45,10 @@ pub fn configured(protocol: &str, workers: &[Value], fields: Value) -> Result<Co
     Config::parse(document.to_string().as_bytes())
 }
 
-/// A router whose callers are trusted, unless the fields say otherwise.
+/// A router whose callers are trusted and whose workers take turns, unless the fields say otherwise.
 pub fn router(protocol: &str, workers: &[Value], fields: Value) -> Router {
-    let fields = with(json!({"trust_clients": true}), fields);
+    let turns = json!({"prefill": "round_robin", "decode": "round_robin"});
+    let fields = with(json!({"trust_clients": true, "selection": turns}), fields);
     let config = configured(protocol, workers, fields).unwrap();
     Router::new(config.pools[0].clone(), 42, 7)
 }
@@ -85,7 +86,8 @@ pub fn ask_with(
         .collect();
     let told = Told {
         headers: &headers,
-        now_s: 1,
+        now: std::time::Duration::from_secs(1),
+        ..Told::default()
     };
     router.plan(Generation::Chat, &body(&nvext), told)
 }

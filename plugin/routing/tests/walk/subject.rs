@@ -144,7 +144,8 @@ impl Subject for Real {
         let body = ask.body();
         let told = Told {
             headers: &[],
-            now_s: 1,
+            now: std::time::Duration::from_secs(1),
+            ..Told::default()
         };
         match self.router.plan(Generation::Chat, &body, told) {
             Ok(plan) => planned(&plan),

@@ -157,6 +157,8 @@ impl World {
             set: SETS[life.set].to_owned(),
             bootstrap_port: None,
             topology: None,
+            capacity: Default::default(),
+            adapters: Vec::new(),
         })
         .collect()
     }

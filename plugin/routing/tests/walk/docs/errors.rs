@@ -6,6 +6,7 @@ use std::fmt::Write;
 use routing::fleet::{Role, WorkerId};
 use routing::rendezvous::NotServed;
 use routing::route::{PinProblem, PrefillFailure, Refusal};
+use routing::selection::eligibility::Filter;
 
 /// An error, what Dynamo's router calls it, and when it comes.
 struct Line {
@@ -179,6 +180,36 @@ fn lines() -> Vec<Line> {
             "more prompt tokens wait than `prefill.max_queued_tokens`; no worker is called",
         ),
         line(
+            Refusal::NoneEligible {
+                role: Role::Prefill,
+                filter: Filter::Subset,
+            },
+            "no endpoints",
+            "workers are there, but a filter leaves none: the message names it",
+        ),
+        line(
+            Refusal::Overloaded {
+                role: Role::Prefill,
+            },
+            "all eligible workers overloaded",
+            "all who could take it are busier than `admission` allows",
+        ),
+        line(
+            Refusal::QueueFull {
+                waiting: 256,
+                allowed: 256,
+            },
+            "queue rejected",
+            "all are busy, and as many requests wait as `admission.queue` allows",
+        ),
+        line(
+            Refusal::QueueDeadline {
+                deadline_ms: 10_000,
+            },
+            "due time passed",
+            "it waited for a worker as long as `admission.queue.deadline_ms`",
+        ),
+        line(
             Refusal::Busy,
             "",
             "`limits.bodies_in_flight_bytes` is reached",
@@ -248,6 +279,10 @@ fn name(refusal: &Refusal) -> &'static str {
         },
         Refusal::Topology { .. } => "topology",
         Refusal::Backpressure { .. } => "back-pressure",
+        Refusal::NoneEligible { .. } => "none eligible",
+        Refusal::Overloaded { .. } => "overloaded",
+        Refusal::QueueFull { .. } => "queue full",
+        Refusal::QueueDeadline { .. } => "queue deadline",
         Refusal::NoFleet => "no fleet",
         Refusal::Busy => "busy",
         Refusal::PrefillFailed { cause, .. } => match cause {
@@ -262,7 +297,7 @@ fn name(refusal: &Refusal) -> &'static str {
 }
 
 /// How many names there are.
-const NAMES: usize = 28;
+const NAMES: usize = 32;
 
 fn table() -> String {
     let mut text = String::new();

@@ -1,0 +1,105 @@
+//! Owns the configuration of who is picked: the policies, what they weigh, and what is remembered for them.
+
+use serde::Deserialize;
+
+/// Which policy picks, for each role.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Selection {
+    /// Among prefill workers.
+    pub prefill: PolicyName,
+    /// Among decode workers, and among those that run whole requests.
+    pub decode: PolicyName,
+    /// What the policy `kv` weighs.
+    pub kv: KvWeights,
+    /// How the policy `session` knows a session.
+    pub session: SessionAffinity,
+}
+
+/// The policies there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyName {
+    /// The least cost: what must be computed of the prompt and what waits before it, or the KV blocks in use.
+    #[default]
+    Kv,
+    /// Everyone once per turn, in an order drawn anew each turn.
+    RoundRobin,
+    /// Anyone.
+    Random,
+    /// Of two drawn at random the one with fewer requests under way.
+    PowerOfTwo,
+    /// The one with the fewest requests under way.
+    LeastLoaded,
+    /// By the prompt's beginning: consistent hashing with bounded load.
+    PrefixHash,
+    /// By the session that a header names.
+    Session,
+    /// None is picked: the caller must name the worker.
+    Direct,
+}
+
+/// What the policy `kv` weighs. The names and the defaults are Dynamo's.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KvWeights {
+    /// What a cached block is worth, in blocks that need not be computed; from 0.
+    pub overlap_score_credit: f64,
+    /// How quickly that falls for a worker with more prefill booked than the idlest one; 0: not at all.
+    pub overlap_score_credit_decay: f64,
+    /// What prefill counts for, against KV blocks in use; from 0.
+    pub prefill_load_scale: f64,
+    /// What a request being decoded counts for, in blocks; from 0.
+    pub decode_active_request_weight: f64,
+    /// 0: the least cost always; above: the dearer ones now and then, the more often the higher.
+    pub router_temperature: f64,
+}
+
+impl Default for KvWeights {
+    fn default() -> Self {
+        Self {
+            overlap_score_credit: 1.0,
+            overlap_score_credit_decay: 0.0,
+            prefill_load_scale: 1.0,
+            decode_active_request_weight: 0.0,
+            router_temperature: 0.0,
+        }
+    }
+}
+
+/// How the policy `session` knows a session.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SessionAffinity {
+    /// The headers that may name it; the first that a request has counts.
+    pub headers: Vec<String>,
+}
+
+impl Default for SessionAffinity {
+    /// The usual name, and Dynamo's.
+    fn default() -> Self {
+        Self {
+            headers: vec!["x-session-id".to_owned(), "x-dynamo-session-id".to_owned()],
+        }
+    }
+}
+
+/// What is remembered of the workers' caches, in each worker thread.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefixKnowledge {
+    /// Blocks remembered in all, each for each worker that has it: a hard bound on memory, at most 32 bytes each.
+    pub max_blocks: usize,
+    /// Milliseconds that a block is remembered on a worker whose capacity is not known.
+    pub ttl_ms: u64,
+}
+
+impl Default for PrefixKnowledge {
+    /// A million, 32 MiB; two minutes, as Dynamo has it.
+    fn default() -> Self {
+        Self {
+            max_blocks: 1_048_576,
+            ttl_ms: 120_000,
+        }
+    }
+}

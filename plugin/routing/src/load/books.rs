@@ -1,0 +1,290 @@
+//! Owns the figures that charges share: one account for each worker rank, and the sum of all.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Weak;
+use std::time::Duration;
+
+use super::answer::Booking;
+use super::backlog::{Backlog, Rate, Ticket};
+use crate::fleet::TargetKey;
+
+/// Thousandths of a block: charges shrink and grow by less than one, and still add up exactly.
+pub(super) const PARTS: u64 = 1000;
+
+/// What is booked on one worker rank, or on all together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Prompt tokens whose prefill is not known to be done.
+    pub prefill_tokens: u64,
+    /// Prefills under way.
+    pub prefills: u64,
+    /// KV blocks of requests being decoded; one that nears its expected end counts for less.
+    pub decode_blocks: u64,
+    /// Requests being decoded.
+    pub decodes: u64,
+}
+
+impl Load {
+    /// Whether nothing is booked.
+    pub fn is_idle(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
+            prefills: self.prefills.saturating_add(other.prefills),
+            decode_blocks: self.decode_blocks.saturating_add(other.decode_blocks),
+            decodes: self.decodes.saturating_add(other.decodes),
+        }
+    }
+}
+
+/// How things stand on one worker rank at this moment.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Standing {
+    /// Prompt tokens booked on it.
+    pub booked_tokens: u64,
+    /// What is thought to be left of them now.
+    pub queued_tokens: f64,
+    /// Prefills under way.
+    pub prefills: u64,
+    /// KV blocks of requests being decoded.
+    pub decode_blocks: f64,
+    /// Requests being decoded.
+    pub decodes: u64,
+    /// How quickly it reads prompts, in tokens a second; none where that has not been observed yet.
+    pub speed: Option<f64>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    key: Option<TargetKey>,
+    backlog: Backlog,
+    decode_parts: u64,
+    decodes: u64,
+}
+
+impl Account {
+    fn load(&self) -> Load {
+        Load {
+            prefill_tokens: self.backlog.tokens(),
+            prefills: self.backlog.prompts(),
+            decode_blocks: self.decode_parts.div_ceil(PARTS),
+            decodes: self.decodes,
+        }
+    }
+}
+
+/// The figures of one account, or of all together.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    prefill_tokens: u64,
+    prefills: u64,
+    decode_parts: u64,
+    decodes: u64,
+}
+
+impl Sums {
+    fn of(account: &Account) -> Self {
+        Self {
+            prefill_tokens: account.backlog.tokens(),
+            prefills: account.backlog.prompts(),
+            decode_parts: account.decode_parts,
+            decodes: account.decodes,
+        }
+    }
+
+    fn moved(self, from: Self, to: Self) -> Self {
+        let moved = |sum: u64, from: u64, to: u64| sum.saturating_sub(from).saturating_add(to);
+        Self {
+            prefill_tokens: moved(self.prefill_tokens, from.prefill_tokens, to.prefill_tokens),
+            prefills: moved(self.prefills, from.prefills, to.prefills),
+            decode_parts: moved(self.decode_parts, from.decode_parts, to.decode_parts),
+            decodes: moved(self.decodes, from.decodes, to.decodes),
+        }
+    }
+}
+
+/// The accounts. Nothing is borrowed beyond a call.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    now: Cell<Duration>,
+    accounts: RefCell<Vec<Account>>,
+    sums: Cell<Sums>,
+    answers: RefCell<Leases>,
+    looked_at: Cell<Duration>,
+}
+
+/// How often it is looked whether charges have been left unrenewed.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// The answers under way, without keeping them.
+#[derive(Debug, Default)]
+struct Leases {
+    all: Vec<Weak<Booking>>,
+    /// How many there may be before those that ended are dropped.
+    room: usize,
+}
+
+impl Leases {
+    fn add(&mut self, booking: Weak<Booking>) {
+        if self.all.len() >= self.room {
+            self.all.retain(|lease| lease.strong_count() > 0);
+            self.room = self.all.len().saturating_mul(2).saturating_add(64);
+        }
+        self.all.push(booking);
+    }
+}
+
+impl Books {
+    pub(super) fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    /// Time never goes back: a host's clock may.
+    pub(super) fn advance(&self, now: Duration, patience: Duration) {
+        let now = now.max(self.now.get());
+        self.now.set(now);
+        if now.saturating_sub(self.looked_at.get()) < LOOK {
+            return;
+        }
+        self.looked_at.set(now);
+        let Some(then) = now.checked_sub(patience) else {
+            return;
+        };
+        let accounts = self.accounts.borrow().len();
+        for slot in 0..accounts {
+            self.change(slot, |account| account.backlog.expire(then, now));
+        }
+        let answers: Vec<Weak<Booking>> = self.answers.borrow().all.clone();
+        for booking in answers.iter().filter_map(Weak::upgrade) {
+            booking.expire(then);
+        }
+    }
+
+    /// Another account, which must be opened.
+    pub(super) fn add(&self) -> usize {
+        let mut accounts = self.accounts.borrow_mut();
+        accounts.push(Account::default());
+        accounts.len().saturating_sub(1)
+    }
+
+    pub(super) fn open(&self, slot: usize, key: TargetKey) {
+        if let Some(account) = self.accounts.borrow_mut().get_mut(slot) {
+            *account = Account {
+                key: Some(key),
+                backlog: account.backlog.successor(),
+                ..Account::default()
+            };
+        }
+    }
+
+    pub(super) fn close(&self, slot: usize) {
+        if let Some(account) = self.accounts.borrow_mut().get_mut(slot) {
+            account.key = None;
+        }
+    }
+
+    pub(super) fn load(&self, slot: usize) -> Load {
+        let accounts = self.accounts.borrow();
+        accounts.get(slot).map(Account::load).unwrap_or_default()
+    }
+
+    pub(super) fn total(&self) -> Load {
+        let sums = self.sums.get();
+        Load {
+            prefill_tokens: sums.prefill_tokens,
+            prefills: sums.prefills,
+            decode_blocks: sums.decode_parts.div_ceil(PARTS),
+            decodes: sums.decodes,
+        }
+    }
+
+    pub(super) fn standings(
+        &self,
+        slots: impl Iterator<Item = usize> + Clone,
+        out: &mut Vec<Standing>,
+    ) -> Option<f64> {
+        let accounts = self.accounts.borrow();
+        let now = self.now.get();
+        let of = |slot: usize| accounts.get(slot);
+        let rates = slots.clone().filter_map(of);
+        let all = rates.fold(Rate::default(), |sum, account| {
+            sum.plus(account.backlog.rate())
+        });
+        let common = all.per_second();
+        out.clear();
+        out.extend(slots.map(|slot| {
+            of(slot).map_or_else(Standing::default, |account| Standing {
+                booked_tokens: account.backlog.tokens(),
+                queued_tokens: account.backlog.left(now, common),
+                prefills: account.backlog.prompts(),
+                decode_blocks: account.decode_parts as f64 / PARTS as f64,
+                decodes: account.decodes,
+                speed: account.backlog.speed(),
+            })
+        }));
+        common
+    }
+
+    pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {
+        let now = self.now.get();
+        let pushed = self.change(slot, |account| account.backlog.push(tokens, now));
+        pushed.unwrap_or_default()
+    }
+
+    pub(super) fn finish(&self, slot: usize, ticket: Ticket, now: Duration) {
+        let now = now.max(self.now.get());
+        self.now.set(now);
+        self.change(slot, |account| account.backlog.finish(ticket, now));
+    }
+
+    pub(super) fn cancel(&self, slot: usize, ticket: Ticket) {
+        let now = self.now.get();
+        self.change(slot, |account| account.backlog.cancel(ticket, now));
+    }
+
+    pub(super) fn lease(&self, booking: Weak<Booking>) {
+        self.answers.borrow_mut().add(booking);
+    }
+
+    /// Counts an answer, or one that had been left unrenewed, unless its worker is gone.
+    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, parts: u64) -> bool {
+        let begun = self.change(slot, |account| {
+            if account.key != Some(key) {
+                return false;
+            }
+            account.decode_parts = account.decode_parts.saturating_add(parts);
+            account.decodes = account.decodes.saturating_add(1);
+            true
+        });
+        begun.unwrap_or(false)
+    }
+
+    pub(super) fn change_answer(&self, slot: usize, before: u64, parts: u64) {
+        self.change(slot, |account| {
+            let rest = account.decode_parts.saturating_sub(before);
+            account.decode_parts = rest.saturating_add(parts);
+        });
+    }
+
+    pub(super) fn end_answer(&self, slot: usize, parts: u64) {
+        self.change(slot, |account| {
+            account.decode_parts = account.decode_parts.saturating_sub(parts);
+            account.decodes = account.decodes.saturating_sub(1);
+        });
+    }
+
+    /// Changes an account, and the sums with it.
+    fn change<T>(&self, slot: usize, change: impl FnOnce(&mut Account) -> T) -> Option<T> {
+        let mut accounts = self.accounts.borrow_mut();
+        let account = accounts.get_mut(slot)?;
+        let before = Sums::of(account);
+        let outcome = change(account);
+        self.sums
+            .set(self.sums.get().moved(before, Sums::of(account)));
+        Some(outcome)
+    }
+}

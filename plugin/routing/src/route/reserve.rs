@@ -1,0 +1,73 @@
+//! Owns what a choice occupies: the charges of a pair, or of a worker that runs a request whole.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::ask::{Ask, Asked};
+use super::choice::{Chosen, Pair, Whole};
+use super::{Refusal, Router, Seat};
+use crate::load::{DecodeCharge, PrefillCharge};
+use crate::rendezvous::Verdict;
+use crate::request::Steering;
+
+impl Router {
+    /// Selects the workers for a request that has been read already, and books them, in one step: a pair, or one that runs it
+    /// whole. `now` is the time since 1970; virtual time will do. Dropping the seat frees everything.
+    ///
+    /// # Errors
+    /// The refusal that the request would get.
+    pub fn reserve(&mut self, ask: &Ask<'_>, now: Duration) -> Result<Seat, Refusal> {
+        self.advance(now);
+        let steering = Steering::default();
+        let (model, adapter) = self.model_of(ask.model)?;
+        let (place, verdict) = self.choose_place(Some(&model), &steering)?;
+        let asked = Asked {
+            adapter,
+            ..Asked::of(ask, self.pool.selection.kv)
+        };
+        let case = self.case(&place, &steering, &asked);
+        match verdict {
+            Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
+            Verdict::Pair => {
+                let pair = self.pick_pair(&case)?;
+                Ok(self.seat_pair(pair, &asked))
+            }
+            Verdict::Whole => {
+                let whole = self.pick_whole(&case)?;
+                Ok(self.seat_whole(whole, &asked))
+            }
+        }
+    }
+
+    pub(super) fn seat_pair(&mut self, pair: Pair, asked: &Asked) -> Seat {
+        Seat {
+            prefill_charge: Some(self.charge_prefill(&pair.prefill, asked)),
+            decode_charge: Some(self.charge_decode(&pair.decode, asked)),
+            prefill: Some(pair.prefill.target.worker),
+            decode: Some(pair.decode.target.worker),
+            ..Seat::default()
+        }
+    }
+
+    /// One that runs a request whole has its prompt to read too.
+    pub(super) fn seat_whole(&mut self, whole: Whole, asked: &Asked) -> Seat {
+        Seat {
+            prefill_charge: Some(self.charge_prefill(&whole.decode, asked)),
+            decode_charge: Some(self.charge_decode(&whole.decode, asked)),
+            decode: Some(Rc::clone(&whole.decode.target.worker)),
+            ..Seat::default()
+        }
+    }
+
+    /// What must be computed of the prompt: all but what is cached, and at least one token.
+    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Asked) -> PrefillCharge {
+        let cached = u64::from(chosen.overlap).saturating_mul(u64::from(self.pool.block_tokens));
+        let tokens = asked.prompt_tokens.saturating_sub(cached).max(1);
+        self.ledger.charge_prefill(chosen.key(), tokens)
+    }
+
+    pub(super) fn charge_decode(&mut self, chosen: &Chosen, asked: &Asked) -> DecodeCharge {
+        let answer = asked.answer(self.pool.block_tokens);
+        self.ledger.charge_decode(chosen.key(), answer)
+    }
+}

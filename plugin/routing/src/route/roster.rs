@@ -1,0 +1,70 @@
+//! Owns who is at a place: its workers by role, listed once for each fleet, so that a choice looks nobody up.
+
+use std::rc::Rc;
+
+use super::runs_whole;
+use crate::config::Pool;
+use crate::fleet::{Fleet, Role, Target, Worker};
+use crate::load::Ledger;
+use crate::prefill_router::Place;
+
+/// A worker rank, and the number under which it is booked and remembered.
+#[derive(Debug)]
+pub struct Member {
+    /// The rank.
+    pub target: Target,
+    /// Its number.
+    pub slot: usize,
+}
+
+/// The workers of one place.
+#[derive(Debug, Default)]
+pub struct Roster {
+    /// All of them.
+    pub workers: Vec<Rc<Worker>>,
+    prefill: Vec<Member>,
+    decode: Vec<Member>,
+    whole: Vec<Member>,
+    /// Whether any of them has a topology: only then is anything demanded of a pair by itself.
+    pub has_topology: bool,
+    /// Whether any of them says which adapters it has.
+    pub has_adapters: bool,
+}
+
+impl Roster {
+    pub(super) fn of(place: &Place, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) -> Self {
+        let here = fleet.workers().filter(|worker| place.holds(worker));
+        let mut roster = Self::default();
+        for worker in here {
+            roster.has_topology |= worker.topology.is_some();
+            roster.has_adapters |= !worker.adapters.is_empty();
+            let mut members = || {
+                let targets = worker.targets();
+                let member = |target: Target| Member {
+                    slot: ledger.slot(target.key()),
+                    target,
+                };
+                targets.map(member).collect::<Vec<_>>()
+            };
+            match worker.role {
+                Role::Prefill => roster.prefill.extend(members()),
+                Role::Decode => roster.decode.extend(members()),
+                Role::Aggregated => {}
+            }
+            if runs_whole(pool, worker) {
+                roster.whole.extend(members());
+            }
+            roster.workers.push(Rc::clone(worker));
+        }
+        roster
+    }
+
+    /// Those who can take that part. `Aggregated` stands for running a request whole, whoever does.
+    pub fn of_role(&self, role: Role) -> &[Member] {
+        match role {
+            Role::Prefill => &self.prefill,
+            Role::Decode => &self.decode,
+            Role::Aggregated => &self.whole,
+        }
+    }
+}

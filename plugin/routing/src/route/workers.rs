@@ -1,0 +1,207 @@
+//! Owns what follows when the fleet changes: who is remembered, what is booked on whom, which state each place is in.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+
+use super::ask::{Asked, Case};
+use super::health::Mark;
+use super::roster::Roster;
+use super::{Router, runs_whole};
+use crate::config::{BootstrapSource, Protocol};
+use crate::fleet::{Fleet, Role, TargetKey, Worker, WorkerId};
+use crate::handoff::sglang::Bootstrap;
+use crate::load::Load;
+use crate::prefill_router::Place;
+use crate::request::Steering;
+
+/// The adapters that workers have. A name that is a model's too is the model.
+fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
+    let all = fleet.workers().flat_map(|worker| {
+        let pair = |name: &String| (name.clone(), worker.model.clone());
+        worker.adapters.iter().map(pair)
+    });
+    all.filter(|(name, _)| {
+        let is_model = |worker: &Rc<Worker>| worker.model.as_ref() == Some(name);
+        !fleet.workers().any(is_model)
+    })
+    .collect()
+}
+
+/// How a rank is known to the prefix index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Opened {
+    slot: usize,
+    capacity: Option<u32>,
+}
+
+impl Router {
+    /// It is `now`, since 1970. To be called before anything that time matters to: a choice, an answer, a tick.
+    pub fn advance(&mut self, now: Duration) {
+        let patience = Duration::from_millis(self.pool.booking_expiry_ms);
+        self.ledger.advance(now, patience);
+        self.health.expire(self.ledger.now());
+    }
+
+    /// What is booked on a worker, on all its ranks together.
+    pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
+        self.ledger.worker_load(worker)
+    }
+
+    /// How many KV blocks a worker is thought to hold, on all its ranks together.
+    pub fn remembered_blocks(&self, worker: &Rc<Worker>) -> usize {
+        let ranks = worker.targets();
+        let held = ranks.filter_map(|target| {
+            let opened = self.opened.get(&target.key())?;
+            Some(self.prefixes.held(opened.slot))
+        });
+        held.sum()
+    }
+
+    /// Notes what a worker has shown of itself. One that cannot be reached is thought to have lost its cache.
+    pub(super) fn mark(&mut self, worker: WorkerId, mark: Mark) {
+        self.health.mark(worker, mark, self.ledger.now());
+        if mark != Mark::Unreachable {
+            return;
+        }
+        let Some(worker) = self.fleet.get(worker) else {
+            return;
+        };
+        for target in worker.targets() {
+            if let Some(opened) = self.opened.get(&target.key()) {
+                self.prefixes.forget(opened.slot);
+                self.prefixes.open(opened.slot, opened.capacity);
+            }
+        }
+    }
+
+    /// One request at one place.
+    pub(super) fn case<'a>(
+        &mut self,
+        place: &'a Place,
+        steering: &'a Steering,
+        asked: &'a Asked,
+    ) -> Case<'a> {
+        Case {
+            place,
+            roster: self.roster(place),
+            steering,
+            asked,
+        }
+    }
+
+    /// Who is at a place, listed when it is first asked for.
+    fn roster(&mut self, place: &Place) -> Rc<Roster> {
+        if let Some(roster) = self.rosters.get(place) {
+            return Rc::clone(roster);
+        }
+        let roster = Rc::new(Roster::of(place, &self.fleet, &self.pool, &mut self.ledger));
+        self.rosters.insert(place.clone(), Rc::clone(&roster));
+        roster
+    }
+
+    /// Takes over another fleet, whole.
+    pub fn adopt(&mut self, fleet: Fleet) {
+        self.prefill_policy.keep(&fleet);
+        self.decode_policy.keep(&fleet);
+        self.health.keep(&fleet, self.ledger.now());
+        self.bindings.retain(|id, _| fleet.contains(*id));
+        self.rosters.clear();
+        self.adapters = adapters(&fleet);
+        self.fleet = fleet;
+        self.open_ranks();
+        self.bind_what_is_known();
+        self.recompute();
+    }
+
+    /// What is known of workers that left is forgotten, and a number given to those that came.
+    fn open_ranks(&mut self) {
+        let Self {
+            opened,
+            prefixes,
+            fleet,
+            ledger,
+            pool,
+            ..
+        } = self;
+        let wanted: HashMap<TargetKey, Option<u32>> = fleet
+            .workers()
+            .flat_map(|worker| {
+                let capacity = worker.capacity.kv_blocks.or(pool.kv_blocks);
+                worker.targets().map(move |target| (target.key(), capacity))
+            })
+            .collect();
+        opened.retain(|key, known| {
+            let stays = wanted.get(key) == Some(&known.capacity);
+            if !stays {
+                prefixes.forget(known.slot);
+            }
+            stays
+        });
+        ledger.keep(fleet);
+        for (key, capacity) in wanted {
+            opened.entry(key).or_insert_with(|| {
+                let slot = ledger.slot(key);
+                prefixes.open(slot, capacity);
+                Opened { slot, capacity }
+            });
+        }
+    }
+
+    fn recompute(&mut self) {
+        let Self {
+            places,
+            fleet,
+            bindings,
+            pool,
+            ..
+        } = self;
+        let needs_binding = pool.protocol == Protocol::Sglang;
+        let changed = places.update(
+            fleet,
+            |id| !needs_binding || bindings.contains_key(&id),
+            |worker| runs_whole(pool, worker),
+        );
+        self.transitions.extend(changed);
+    }
+
+    /// Bindings that need no asking: where the bootstrap server's port is configured, or told by discovery.
+    fn bind_what_is_known(&mut self) {
+        if self.pool.protocol != Protocol::Sglang {
+            return;
+        }
+        let common = match self.pool.bootstrap {
+            BootstrapSource::Port(port) => Some(port),
+            BootstrapSource::Ask => None,
+        };
+        for worker in self.fleet.of_role(Role::Prefill) {
+            if let (Some(address), Some(port)) = (worker.address, worker.bootstrap_port.or(common))
+            {
+                self.bindings
+                    .insert(worker.id, Bootstrap::beside(address, port));
+            }
+        }
+    }
+
+    /// The prefill workers whose binding is yet to be built: they must be asked for their bootstrap server's port.
+    pub fn unbound(&self) -> Vec<Rc<Worker>> {
+        if self.pool.protocol != Protocol::Sglang {
+            return Vec::new();
+        }
+        let unbound = self
+            .fleet
+            .of_role(Role::Prefill)
+            .filter(|worker| !self.bindings.contains_key(&worker.id));
+        unbound.cloned().collect()
+    }
+
+    /// A binding has been built. One for a worker that has left meanwhile is discarded.
+    pub fn bound(&mut self, id: WorkerId, port: u16) {
+        let Some(address) = self.fleet.get(id).and_then(|worker| worker.address) else {
+            return;
+        };
+        self.bindings.insert(id, Bootstrap::beside(address, port));
+        self.recompute();
+    }
+}

@@ -1,0 +1,159 @@
+//! Owns who may be picked at all: the filters, in the order in which they are tried, and which of them left nobody.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// What a worker is passed over for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Filter {
+    /// It has another role, serves another model, or belongs to another namespace.
+    Role,
+    /// It is not connected yet.
+    Binding,
+    /// It failed this very request.
+    Failed,
+    /// It lacks a taint that is required, or may not exchange KV with the other worker.
+    Taints,
+    /// It is not in the subset that the gateway names.
+    Subset,
+    /// It has just refused connections, or not answered.
+    Health,
+    /// It has not the rank that is asked for.
+    Rank,
+    /// It is busier than its threshold, or has just said so.
+    Overload,
+}
+
+impl Filter {
+    /// All filters, in order.
+    pub const ALL: [Self; 8] = [
+        Self::Role,
+        Self::Binding,
+        Self::Failed,
+        Self::Taints,
+        Self::Subset,
+        Self::Health,
+        Self::Rank,
+        Self::Overload,
+    ];
+
+    /// The name used in messages, metrics and codes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Role => "role",
+            Self::Binding => "binding",
+            Self::Failed => "failed",
+            Self::Taints => "taints",
+            Self::Subset => "subset",
+            Self::Health => "health",
+            Self::Rank => "rank",
+            Self::Overload => "overload",
+        }
+    }
+}
+
+/// Those who are left, as indexes into a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Eligible {
+    /// In ascending order.
+    pub indexes: Vec<usize>,
+}
+
+impl Eligible {
+    /// Everyone of a list of that length.
+    ///
+    /// # Errors
+    /// [`Filter::Role`] when there is nobody.
+    pub fn all(length: usize) -> Result<Self, Filter> {
+        match length {
+            0 => Err(Filter::Role),
+            _ => Ok(Self {
+                indexes: (0..length).collect(),
+            }),
+        }
+    }
+
+    /// Those who pass.
+    ///
+    /// # Errors
+    /// The filter, when it leaves nobody.
+    pub fn narrow(
+        mut self,
+        filter: Filter,
+        mut passes: impl FnMut(usize) -> bool,
+    ) -> Result<Self, Filter> {
+        self.indexes.retain(|index| passes(*index));
+        match self.indexes.is_empty() {
+            true => Err(filter),
+            false => Ok(self),
+        }
+    }
+
+    /// Those who pass; where nobody would, all stay.
+    pub fn prefer(mut self, passes: impl Fn(usize) -> bool) -> Self {
+        if self.indexes.iter().any(|index| passes(*index)) {
+            self.indexes.retain(|index| passes(*index));
+        }
+        self
+    }
+}
+
+/// The endpoints that a gateway allows, as the endpoint picker protocol has it: `ip:port`, or an address alone, which stands
+/// for all its ports. One that allows nobody is not the same as none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Subset {
+    whole: Vec<SocketAddr>,
+    hosts: Vec<IpAddr>,
+}
+
+impl Subset {
+    /// Reads a list that is separated by commas. What is no address allows nobody.
+    pub fn parse(text: &str) -> Self {
+        Self::of(text.split(','))
+    }
+
+    /// The subset of these entries.
+    pub fn of<'t>(entries: impl Iterator<Item = &'t str>) -> Self {
+        let mut subset = Self::default();
+        for entry in entries.map(str::trim) {
+            if let Ok(address) = entry.parse() {
+                subset.whole.push(address);
+            } else if let Ok(host) = entry.trim_matches(['[', ']']).parse() {
+                subset.hosts.push(host);
+            }
+        }
+        subset
+    }
+
+    /// Whether a worker at that address is in it.
+    pub fn holds(&self, address: Option<SocketAddr>) -> bool {
+        address.is_some_and(|address| {
+            self.whole.contains(&address) || self.hosts.contains(&address.ip())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_that_leaves_nobody_is_told() {
+        assert_eq!(Eligible::all(0), Err(Filter::Role));
+        let all = Eligible::all(4).unwrap();
+        let even = all.narrow(Filter::Taints, |index| index % 2 == 0).unwrap();
+        assert_eq!(even.indexes, [0, 2]);
+        assert_eq!(even.clone().prefer(|index| index > 5), even);
+        assert_eq!(even.clone().prefer(|index| index > 1).indexes, [2]);
+        assert_eq!(even.narrow(Filter::Subset, |_| false), Err(Filter::Subset));
+    }
+
+    #[test]
+    fn a_subset_names_endpoints_or_hosts() {
+        let subset = Subset::parse(" 10.0.0.1:8000, 10.0.0.2 ,[fd00::1]:80,fd00::2,nonsense,");
+        let holds = |address: &str| subset.holds(Some(address.parse().unwrap()));
+        assert!(holds("10.0.0.1:8000") && !holds("10.0.0.1:8001"));
+        assert!(holds("10.0.0.2:1") && holds("[fd00::1]:80") && holds("[fd00::2]:9"));
+        assert!(!holds("10.0.0.3:8000") && !subset.holds(None));
+        assert!(!Subset::parse("").holds(Some("10.0.0.1:1".parse().unwrap())));
+    }
+}

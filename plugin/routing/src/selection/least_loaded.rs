@@ -1,0 +1,18 @@
+//! Owns selection by load: the fewest requests under way, as they are booked here.
+
+use super::{Candidate, Policy, Random, Task, pick};
+
+/// Picks the one with the fewest requests; of several anyone.
+#[derive(Debug)]
+pub struct LeastLoaded;
+
+impl Policy for LeastLoaded {
+    fn peek(
+        &mut self,
+        task: &Task<'_>,
+        candidates: &[Candidate<'_>],
+        random: &mut Random,
+    ) -> Option<usize> {
+        pick::least(candidates.iter().map(|c| c.requests(task.role)), random)
+    }
+}
