@@ -5,32 +5,27 @@ use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
+use routing::answer::{Form, Watch};
 use routing::config::Protocol;
 use routing::request::{Head, Kind};
-use routing::route::{Plan, Refusal, Told};
+use routing::route::{Plan, Refusal, Turn};
 
 use crate::endpoints;
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::prefill_call;
+use crate::planning::{self, Next};
 use crate::stream::{Beside, Response, Stage, Stream};
-
-/// The event that ends a stream of events well.
-const DONE: &[u8] = b"[DONE]";
 
 /// The filter's part in one stream.
 pub struct StreamContext {
     id: u32,
     gateway: Rc<Gateway>,
     stream: Option<Rc<Stream>>,
-    /// The headers that steer, of a caller who is trusted.
-    steering: Vec<Header>,
     /// What the client reads instead of the proxy's own words.
     replacement: Option<String>,
-    token_seen: bool,
-    /// The last bytes of the chunk before, in which the end of a stream may have begun.
-    tail: Vec<u8>,
+    /// Reads an answer that is charged to a worker.
+    watch: Option<Watch>,
 }
 
 impl StreamContext {
@@ -40,23 +35,18 @@ impl StreamContext {
             id,
             gateway,
             stream: None,
-            steering: Vec::new(),
             replacement: None,
-            token_seen: false,
-            tail: Vec::new(),
+            watch: None,
         }
     }
 
     /// Takes up a request: what a client must not set is removed, and its id is made sure of.
-    fn open(&mut self, received: &[Header]) -> Result<Rc<Stream>, HostError> {
+    fn open(&self, received: &[Header]) -> Result<Rc<Stream>, HostError> {
         let steering = received
             .iter()
             .filter(|(name, _)| headers::is_not_a_clients(name));
         for (name, _) in steering.clone() {
             host::remove_header(Map::Request, name)?;
-        }
-        if self.gateway.router.borrow().pool().trust_clients {
-            self.steering = steering.cloned().collect();
         }
         let sent_id =
             find(received, headers::REQUEST_ID).and_then(|id| std::str::from_utf8(id).ok());
@@ -66,7 +56,20 @@ impl StreamContext {
         };
         self.gateway.telemetry.stream_opened();
         let told_length = find(received, "content-length").is_some();
-        Ok(Rc::new(Stream::new(self.id, request_id, told_length)))
+        let stream = Stream::new(self.id, request_id, told_length);
+        let mut spoken = stream.spoken.borrow_mut();
+        if self.gateway.router.borrow().pool().trust_clients {
+            spoken.steering = steering.cloned().collect();
+        }
+        let value = |name: &str| find(received, name).map(<[u8]>::to_vec);
+        spoken.tenant = value(headers::TENANT);
+        spoken.session = self
+            .gateway
+            .session_headers
+            .iter()
+            .find_map(|name| value(name));
+        drop(spoken);
+        Ok(Rc::new(stream))
     }
 
     fn give_id(&self) -> Result<String, HostError> {
@@ -80,11 +83,8 @@ impl StreamContext {
     fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
         let Kind::Generation(generation) = head.kind() else {
             let outcome = self.gateway.router.borrow_mut().plain();
-            return self.finish(
-                stream,
-                outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat)),
-                &[],
-            );
+            let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
+            return action(planning::carry_out(&self.gateway, stream, plan, &[]));
         };
         stream.stage.set(match head.is_encoded() {
             true => Stage::ReadingEncoded,
@@ -98,71 +98,30 @@ impl StreamContext {
 
     /// The body is complete: the request is routed.
     fn route(&self, stream: &Rc<Stream>) -> Action {
-        let body = host::buffer(Buffer::Request).unwrap_or_default();
-        let told = Told {
-            headers: &self.steering,
-            now_s: host::now_ns() / 1_000_000_000,
-        };
-        let outcome = match stream.stage.get() {
-            Stage::Reading(generation) => self
-                .gateway
-                .router
-                .borrow_mut()
-                .plan(generation, &body, told),
-            _ => self
-                .gateway
-                .router
-                .borrow_mut()
-                .plan_unread(Refusal::Encoded),
-        };
-        self.finish(stream, outcome, &body)
-    }
-
-    /// Carries out what was decided.
-    fn finish(&self, stream: &Rc<Stream>, outcome: Result<Plan, Refusal>, body: &[u8]) -> Action {
-        let done = match outcome {
-            Ok(Plan::Forward(dispatch, seat)) => {
-                if let Some(fallback) = seat.fallback {
-                    log::info!("[{}] runs whole: {}", stream.request_id(), fallback.name());
-                    self.gateway.telemetry.fell_back(fallback.name());
-                }
-                stream.seat.replace(seat);
-                stream.forward(&dispatch, body).map(|()| Action::Continue)
+        let next = match stream.stage.get() {
+            Stage::Reading(generation) => {
+                planning::plan(&self.gateway, stream, generation, Turn::New)
             }
-            Ok(Plan::Prefill(phase, seat)) => {
-                stream.seat.replace(seat);
-                stream.stage.set(Stage::Prefilling);
-                prefill_call::submit(&self.gateway, phase, stream).map(|()| Action::Pause)
-            }
-            Ok(Plan::Answer(answer)) => {
-                let kind = (
-                    b"content-type".to_vec(),
-                    answer.content_type.as_bytes().to_vec(),
-                );
-                stream.answer(200, &[kind], answer.body.as_bytes());
-                Ok(Action::Pause)
-            }
-            Err(refusal) => {
-                log::info!("[{}] refused: {refusal}", stream.request_id());
-                stream.refuse(&self.gateway, &refusal);
-                Ok(Action::Pause)
+            _ => {
+                let mut router = self.gateway.router.borrow_mut();
+                router.advance(host::now());
+                let outcome = router.plan_unread(Refusal::Encoded);
+                drop(router);
+                let body = host::buffer(Buffer::Request).unwrap_or_default();
+                planning::carry_out(&self.gateway, stream, outcome, &body)
             }
         };
-        self.gateway.report_load();
-        done.unwrap_or_else(|error| {
-            log::error!(
-                "[{}] the request could not be forwarded: {error}",
-                stream.request_id()
-            );
-            stream.refuse(&self.gateway, &Refusal::Internal);
-            Action::Pause
-        })
+        action(next)
     }
 
     /// The response of a worker has begun.
     fn worker_answered(&self, stream: &Stream, is_error: bool) {
         if !is_error {
             stream.staged.set(None);
+        }
+        if let Some(explanation) = stream.explanation.take() {
+            // For people only, as the names are: a response that cannot be marked is still a response.
+            let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
         }
         let names_wanted = self.gateway.config.response_headers;
         if stream.destinations.get() > 1 || names_wanted {
@@ -233,25 +192,41 @@ impl StreamContext {
         }
     }
 
-    /// Whether this chunk must wait until the prefill beside is known to be good: it ends the answer well.
-    fn ends_well(&mut self, end_of_stream: bool) -> bool {
-        if end_of_stream {
-            return true;
+    /// Begins to read an answer that is charged to a worker. An error is none: it tells nothing of the worker's speed.
+    fn begin_watch(&mut self, stream: &Stream, is_error: bool) {
+        let mut seat = stream.seat.borrow_mut();
+        if is_error || seat.decode.is_none() {
+            seat.release();
+            return;
         }
-        let chunk = host::buffer(Buffer::Response).unwrap_or_default();
-        let mut seen = std::mem::take(&mut self.tail);
-        seen.extend_from_slice(&chunk);
-        let found = seen.windows(DONE.len()).any(|window| window == DONE);
-        let kept = seen.len().saturating_sub(DONE.len().saturating_sub(1));
-        self.tail = seen.split_off(kept);
-        found
+        let kind = host::header(Map::Response, "content-type").unwrap_or_default();
+        self.watch = Some(Watch::new(Form::of(&kind)));
+    }
+
+    /// Reads a chunk of the answer: its first token ends the prefill charge, the others let decode's grow.
+    fn read_chunk(&mut self, stream: &Stream) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        let had_begun = watch.has_begun();
+        watch.read(&host::buffer(Buffer::Response).unwrap_or_default());
+        let has_begun_now = watch.has_begun() && !had_begun;
+        let mut seat = stream.seat.borrow_mut();
+        seat.generated(watch.tokens());
+        if has_begun_now {
+            seat.first_token(host::now());
+            drop(seat);
+            self.gateway.report_load();
+            planning::call_waiting(&self.gateway);
+            stream.enter();
+        }
     }
 
     /// The response's body while a prefill runs beside it.
     fn body_beside(&mut self, stream: &Stream, end_of_stream: bool) -> Action {
         match stream.response.get() {
             Response::Held | Response::EndHeld => Action::Pause,
-            Response::Awaited | Response::Flowing => match self.ends_well(end_of_stream) {
+            Response::Awaited | Response::Flowing => match end_of_stream || self.is_done() {
                 true => {
                     stream.response.set(Response::EndHeld);
                     Action::Pause
@@ -261,9 +236,20 @@ impl StreamContext {
         }
     }
 
+    fn reads_events(&self) -> bool {
+        let kind = host::header(Map::Response, "content-type").unwrap_or_default();
+        Form::of(&kind) == Form::Events
+    }
+
+    /// Whether the event that ends the answer well has come. It must wait until the prefill beside is known to be good.
+    fn is_done(&self) -> bool {
+        self.watch.as_ref().is_some_and(Watch::is_done)
+    }
+
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
             stream.settle(&self.gateway);
+            planning::call_waiting(&self.gateway);
         }
     }
 }
@@ -303,7 +289,9 @@ impl HttpContext for StreamContext {
         match stream.stage.get() {
             Stage::Reading(_) | Stage::ReadingEncoded => {}
             Stage::Forwarded => return Action::Continue,
-            Stage::Prefilling | Stage::Answered | Stage::Ended => return Action::Pause,
+            Stage::Waiting(_) | Stage::Prefilling | Stage::Answered | Stage::Ended => {
+                return Action::Pause;
+            }
         }
         stream.body.replace(None);
         let Some(held) = self.gateway.hold_body(size) else {
@@ -326,7 +314,7 @@ impl HttpContext for StreamContext {
         match stream.stage.get() {
             Stage::Reading(_) | Stage::ReadingEncoded => self.route(&stream),
             Stage::Forwarded => Action::Continue,
-            Stage::Prefilling | Stage::Answered | Stage::Ended => Action::Pause,
+            Stage::Waiting(_) | Stage::Prefilling | Stage::Answered | Stage::Ended => Action::Pause,
         }
     }
 
@@ -348,8 +336,9 @@ impl HttpContext for StreamContext {
         } else if status == b"503" && !end_of_stream {
             self.nobody_reached(&stream);
         }
+        self.begin_watch(&stream, is_error);
         self.gateway.report_load();
-        if stream.beside.get() == Beside::Running && !is_error && !is_event_stream() {
+        if stream.beside.get() == Beside::Running && !is_error && !self.reads_events() {
             // Nobody reads half a document: all of it waits, so that a failure can still be told as an error.
             stream.response.set(Response::Held);
             return Action::Pause;
@@ -371,10 +360,8 @@ impl HttpContext for StreamContext {
         let Some(stream) = self.stream.clone() else {
             return Action::Continue;
         };
-        if size > 0 && !self.token_seen {
-            self.token_seen = true;
-            stream.seat.borrow_mut().first_token();
-            self.gateway.report_load();
+        if size > 0 {
+            self.read_chunk(&stream);
         }
         match stream.beside.get() {
             Beside::Nothing => Action::Continue,
@@ -394,9 +381,11 @@ impl Drop for StreamContext {
     }
 }
 
-fn is_event_stream() -> bool {
-    host::header(Map::Response, "content-type")
-        .is_some_and(|kind| kind.starts_with(b"text/event-stream"))
+fn action(next: Next) -> Action {
+    match next {
+        Next::GoesOn => Action::Continue,
+        Next::Stays => Action::Pause,
+    }
 }
 
 /// The first value of a header.

@@ -1,6 +1,7 @@
 //! Owns what the filter answers itself: readiness, the models that are ready, and the status where it is turned on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use routing::config::{Pool, Protocol};
 use routing::fleet::{Role, Worker};
@@ -225,6 +226,8 @@ struct Status<'a> {
     protocol: &'static str,
     fleet_version: u64,
     bookings: Bookings,
+    /// Requests that wait for a worker.
+    waiting: usize,
     places: Vec<PlaceStatus<'a>>,
     workers: Vec<WorkerStatus<'a>>,
 }
@@ -246,6 +249,8 @@ struct WorkerStatus<'a> {
     role: &'static str,
     model: Option<&'a str>,
     namespace: &'a str,
+    /// KV blocks that it is thought to hold.
+    prefix_blocks: usize,
     bookings: Bookings,
 }
 
@@ -278,6 +283,7 @@ fn status(router: &Router) -> Answer {
         protocol: protocol_name(pool),
         fleet_version: router.fleet().version(),
         bookings: router.total_load().into(),
+        waiting: router.waiting(),
         places: places
             .iter()
             .map(|(place, state)| PlaceStatus {
@@ -299,14 +305,15 @@ fn status(router: &Router) -> Answer {
     Answer::of(200, &status)
 }
 
-fn worker_status<'a>(router: &Router, worker: &'a Worker) -> WorkerStatus<'a> {
+fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a> {
     WorkerStatus {
         name: &worker.name,
         id: worker.id.to_string(),
         role: worker.role.name(),
         model: worker.model.as_deref(),
         namespace: &worker.namespace,
-        bookings: router.worker_load(worker.id).into(),
+        prefix_blocks: router.remembered_blocks(worker),
+        bookings: router.worker_load(worker).into(),
     }
 }
 

@@ -3,12 +3,17 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use routing::config::{Config, Pool};
+use hashbrown::HashMap;
+use routing::admission::Waiter;
+use routing::config::{Config, PolicyName, Pool};
 use routing::fleet::{Fleet, WorkerId};
+use routing::request::Generation;
 use routing::route::Router;
 
+use crate::host;
 use crate::prefill_call::Calls;
 use crate::shared;
+use crate::stream::{Stage, Stream};
 use crate::telemetry::Telemetry;
 
 /// The state of a plugin in a VM.
@@ -19,6 +24,10 @@ pub struct Gateway {
     pub config: Config,
     /// Who goes where.
     pub router: RefCell<Router>,
+    /// The requests that wait for a worker, each with the kind that it is.
+    pub waiting: RefCell<HashMap<Waiter, (Rc<Stream>, Generation)>>,
+    /// The headers that may name a session, where a policy goes by it.
+    pub session_headers: Vec<String>,
     /// Prefill calls, waiting and under way.
     pub calls: RefCell<Calls>,
     /// What is told to the outside.
@@ -41,8 +50,10 @@ impl Gateway {
         let bodies = Budget::of(config.limits.bodies_in_flight_bytes);
         let estates = Budget::of(pool.cleanup.held_bytes);
         let gateway = Self {
+            session_headers: session_headers(&pool),
             root_id,
             router: RefCell::new(Router::new(pool, seed, seed)),
+            waiting: RefCell::default(),
             calls: RefCell::default(),
             telemetry: Telemetry::new(),
             bodies,
@@ -122,9 +133,29 @@ impl Gateway {
         }
     }
 
+    /// A request waits for a worker.
+    pub fn wait(&self, waiter: Waiter, stream: &Rc<Stream>, generation: Generation) {
+        stream.stage.set(Stage::Waiting(waiter));
+        let waiting = (Rc::clone(stream), generation);
+        self.waiting.borrow_mut().insert(waiter, waiting);
+        self.report_load();
+    }
+
+    /// Its client has left.
+    pub fn waits_no_more(&self, waiter: Waiter) {
+        self.waiting.borrow_mut().remove(&waiter);
+        self.router.borrow_mut().gives_up(waiter);
+    }
+
+    /// It is now: work under way has come further.
+    pub fn advance(&self) {
+        self.router.borrow_mut().advance(host::now());
+    }
+
     /// Tells the outside what is booked now. To be called after every change.
     pub fn report_load(&self) {
-        self.telemetry.load(self.router.borrow().total_load());
+        let router = self.router.borrow();
+        self.telemetry.load(router.total_load(), router.waiting());
     }
 
     /// Takes a share of the budget for buffered bodies; none when it is used up.
@@ -136,6 +167,13 @@ impl Gateway {
     pub fn hold_estate(&self, bytes: usize) -> Option<Share> {
         self.estates.take(bytes)
     }
+}
+
+fn session_headers(pool: &Pool) -> Vec<String> {
+    let selection = &pool.selection;
+    let goes_by_session = [selection.prefill, selection.decode].contains(&PolicyName::Session);
+    let names = selection.session.headers.iter().filter(|_| goes_by_session);
+    names.map(|name| name.to_ascii_lowercase()).collect()
 }
 
 /// A number of bytes that may be held at once.

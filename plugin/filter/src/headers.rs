@@ -12,13 +12,21 @@ pub const BEFORE_SENT: &str = "connect-failure,refused-stream,reset-before-reque
 pub const PREFILL: &str = "x-pd-router-prefill";
 /// The chosen decode worker, for people.
 pub const DECODE: &str = "x-pd-router-decode";
+/// The endpoints that a gateway in front allows.
+pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+/// Asks for the terms of the choice, and answers with them.
+pub const EXPLAIN: &str = "x-pd-router-explain";
+/// Tenants share no cache.
+pub const TENANT: &str = "x-tenant-id";
 /// The request's id, the same on both legs.
 pub const REQUEST_ID: &str = "x-request-id";
 
 /// Headers by which a client could pick a worker or change how the proxy retries and times out.
 const NOT_A_CLIENTS: &[&str] = &[
     DESTINATION,
-    "x-gateway-destination-endpoint-subset",
+    SUBSET,
+    EXPLAIN,
+    "x-bypass-remote-prefill",
     "x-gateway-destination-endpoint-served",
     "x-prefiller-host-port",
     "x-data-parallel-host-port",

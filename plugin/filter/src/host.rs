@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use proxy_wasm::types::LogLevel;
+
 pub use proxy_wasm::types::Status;
 
 /// The header maps that are used.
@@ -164,6 +166,16 @@ pub fn now_ns() -> u64 {
     // SAFETY: the host writes one u64.
     let status = unsafe { proxy_get_current_time_nanoseconds(&mut time) };
     if status == OK { time } else { 0 }
+}
+
+/// The same.
+pub fn now() -> Duration {
+    Duration::from_nanos(now_ns())
+}
+
+/// How much the host wants to be told; only the gravest where it does not say.
+pub fn log_level() -> LogLevel {
+    proxy_wasm::hostcalls::get_log_level().unwrap_or(LogLevel::Info)
 }
 
 /// Asks for a tick every `period`.

@@ -9,6 +9,7 @@ mod endpoints;
 mod gateway;
 mod headers;
 mod host;
+mod planning;
 mod prefill_call;
 mod root;
 mod shared;

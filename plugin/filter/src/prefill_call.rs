@@ -220,6 +220,7 @@ fn proceed(gateway: &Gateway, job: Job, answer: PrefillAnswer<'_>) {
         true => Client::Waits,
         false => Client::Left,
     };
+    gateway.advance();
     let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
     match after {
         AfterPrefill::Again(phase) => try_another(gateway, Job { phase, client }, &worker, answer),

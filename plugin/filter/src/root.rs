@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
@@ -12,6 +13,7 @@ use crate::context::StreamContext;
 use crate::discovery::{Poller, TICK};
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
+use crate::planning;
 use crate::prefill_call;
 use crate::shared::Lease;
 
@@ -20,6 +22,9 @@ thread_local! {
     /// drained; only the newest may poll.
     static NEWEST: Cell<u32> = const { Cell::new(0) };
 }
+
+/// How often the time is told where nothing else needs a tick: often enough for the leases of bookings.
+const SLOW_TICK: Duration = Duration::from_secs(10);
 
 /// A root context.
 pub struct Root {
@@ -51,9 +56,13 @@ impl Root {
         };
         self.poller = Poller::new(&pool);
         self.asker = must_ask(&pool).then(Asker::default);
-        if self.poller.is_some() || self.asker.is_some() {
-            host::set_tick(TICK).map_err(|error| error.to_string())?;
-        }
+        let is_waited_for = pool.admission.queue.is_some();
+        let tick = match self.poller.is_some() || self.asker.is_some() || is_waited_for {
+            true => TICK,
+            false => SLOW_TICK,
+        };
+        host::set_tick(tick).map_err(|error| error.to_string())?;
+        proxy_wasm::set_log_level(host::log_level());
         let seed = host::now_ns() ^ u64::from(self.id).rotate_left(32);
         self.gateway = Some(Rc::new(Gateway::new(self.id, config, pool, seed)));
         NEWEST.set(self.id);
@@ -92,6 +101,7 @@ impl Context for Root {
         if !polled && !told && !prefill_call::answered(gateway, token, has_headers) {
             log::error!("an answer came to call {token}, which nobody made");
         }
+        planning::call_waiting(gateway);
     }
 }
 
@@ -114,6 +124,9 @@ impl RootContext for Root {
         let Some(gateway) = &self.gateway else {
             return;
         };
+        proxy_wasm::set_log_level(host::log_level());
+        gateway.advance();
+        planning::refuse_late(gateway);
         if let Some(poller) = &mut self.poller {
             poller.tick(gateway);
         }
@@ -123,6 +136,8 @@ impl RootContext for Root {
             }
             asker.tick(gateway);
         }
+        // The fleet may have changed.
+        planning::call_waiting(gateway);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use routing::admission::Waiter;
 use routing::fleet::Worker;
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Refusal, Seat};
@@ -12,6 +13,7 @@ use routing::route::{AbortLeg, Dispatch, Refusal, Seat};
 use crate::gateway::{Gateway, Share};
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
+use crate::planning::Spoken;
 
 /// How far a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub enum Stage {
     Reading(Generation),
     /// Its body is compressed, and is buffered only to be let through whole.
     ReadingEncoded,
+    /// All who could take it are too busy: it waits for one of them.
+    Waiting(Waiter),
     /// A prefill worker is being called, and the client waits for it.
     Prefilling,
     /// The proxy forwards it.
@@ -75,6 +79,10 @@ pub struct Stream {
     pub response: Cell<Response>,
     /// The prefill beside decode.
     pub beside: Cell<Beside>,
+    /// What its headers say to the router.
+    pub spoken: RefCell<Spoken>,
+    /// The terms of its choice, for a caller who asked for them.
+    pub explanation: RefCell<Option<String>>,
     /// What it occupies.
     pub seat: RefCell<Seat>,
     /// Blocks that a prefill worker holds for a decode that is not known to have begun.
@@ -100,6 +108,8 @@ impl Stream {
             stage: Cell::new(Stage::Forwarded),
             response: Cell::new(Response::Awaited),
             beside: Cell::new(Beside::Nothing),
+            spoken: RefCell::default(),
+            explanation: RefCell::default(),
             seat: RefCell::default(),
             staged: Cell::new(None),
             destinations: Cell::new(0),
@@ -149,13 +159,16 @@ impl Stream {
     }
 
     /// Answers the client with what a worker said.
-    pub fn answer(&self, status: u32, headers: &[Header], body: &[u8]) {
+    pub fn answer(&self, status: u32, kept: &[Header], body: &[u8]) {
         self.stage.set(Stage::Answered);
-        let headers: Vec<(&str, &[u8])> = headers
+        let explanation = self.explanation.take();
+        let mut sent: Vec<(&str, &[u8])> = kept
             .iter()
             .filter_map(|(name, value)| Some((std::str::from_utf8(name).ok()?, value.as_slice())))
             .collect();
-        if let Err(error) = host::respond(status, &headers, body) {
+        let told = explanation.as_ref();
+        sent.extend(told.map(|json| (headers::EXPLAIN, json.as_bytes())));
+        if let Err(error) = host::respond(status, &sent, body) {
             log::error!(
                 "[{}] the answer {status} could not be sent: {error}",
                 self.request_id
@@ -249,8 +262,10 @@ impl Stream {
                 self.request_id
             );
         }
-        if stage == Stage::Prefilling {
-            self.leave_estate(gateway);
+        match stage {
+            Stage::Prefilling => self.leave_estate(gateway),
+            Stage::Waiting(waiter) => gateway.waits_no_more(waiter),
+            _ => {}
         }
         if self.beside.replace(Beside::Nothing) == Beside::Running {
             self.call_off(gateway);

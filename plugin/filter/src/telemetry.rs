@@ -45,11 +45,13 @@ pub struct Telemetry {
     streams: Metric,
     prefill_charges: Metric,
     decode_charges: Metric,
+    waiting: Metric,
     fleet_workers: [Metric; Role::ALL.len()],
     by_word: RefCell<BTreeMap<String, Metric>>,
     clean_ups: Metric,
     places: [Metric; State::ALL.len()],
     reported: Cell<Load>,
+    reported_waiting: Cell<u64>,
 }
 
 impl Telemetry {
@@ -75,11 +77,13 @@ impl Telemetry {
             streams: gauge("pd_router_streams"),
             prefill_charges: gauge("pd_router_prefill_charges"),
             decode_charges: gauge("pd_router_decode_charges"),
+            waiting: gauge("pd_router_queue_requests"),
             fleet_workers: Role::ALL.map(of_role),
             by_word: RefCell::default(),
             clean_ups: counter("pd_router_clean_ups_total"),
             places: State::ALL.map(of_state),
             reported: Cell::default(),
+            reported_waiting: Cell::default(),
         }
     }
 
@@ -154,8 +158,9 @@ impl Telemetry {
     }
 
     /// What is booked in this VM now; the gauges are sums over all VMs, so only the difference is told.
-    pub fn load(&self, now: Load) {
+    pub fn load(&self, now: Load, waiting: usize) {
         let before = self.reported.replace(now);
+        let waited = self.reported_waiting.replace(waiting as u64);
         let tell = |metric: Metric, before: u64, now: u64| {
             let difference =
                 i64::try_from(now).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX);
@@ -165,6 +170,7 @@ impl Telemetry {
         };
         tell(self.prefill_charges, before.prefills, now.prefills);
         tell(self.decode_charges, before.decodes, now.decodes);
+        tell(self.waiting, waited, waiting as u64);
     }
 
     /// The fleet that is routed to; every VM tells the same.

@@ -13,6 +13,8 @@
     )
 )]
 
+pub mod admission;
+pub mod answer;
 pub mod config;
 pub mod discovery;
 pub mod fleet;

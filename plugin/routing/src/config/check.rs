@@ -2,9 +2,11 @@
 
 use hashbrown::HashSet;
 
+use crate::fleet::Role;
+
 use super::{
-    BootstrapSource, Config, ConfigError, Discovery, DocumentDiscovery, DynamoDiscovery,
-    ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
+    BootstrapSource, ConditionalPolicy, Config, ConfigError, Discovery, DocumentDiscovery,
+    DynamoDiscovery, ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
 };
 
 impl Config {
@@ -64,6 +66,9 @@ impl Pool {
                 "must be from 1 to 120000",
             ));
         }
+        self.check_selection(at)?;
+        self.check_admission(at)?;
+        self.check_conditional(at)?;
         self.check_frontends(at)?;
         self.check_policies(at)?;
         match &self.discovery {
@@ -74,6 +79,110 @@ impl Pool {
             ),
             Discovery::Dynamo(poll) => poll.check(self.protocol, &format!("{at}.discovery.dynamo")),
             Discovery::Document(poll) => poll.check(&format!("{at}.discovery.document")),
+        }
+    }
+
+    fn check_selection(&self, at: &str) -> Result<(), ConfigError> {
+        let kv = &self.selection.kv;
+        for (name, number) in [
+            ("overlap_score_credit", kv.overlap_score_credit),
+            ("overlap_score_credit_decay", kv.overlap_score_credit_decay),
+            ("prefill_load_scale", kv.prefill_load_scale),
+            (
+                "decode_active_request_weight",
+                kv.decode_active_request_weight,
+            ),
+            ("router_temperature", kv.router_temperature),
+        ] {
+            not_negative(Some(number), &format!("{at}.selection.kv.{name}"))?;
+        }
+        if self.selection.session.headers.is_empty() {
+            return Err(value(
+                &format!("{at}.selection.session.headers"),
+                "must name at least one header, as [\"x-session-id\"]",
+            ));
+        }
+        if self.prefixes.max_blocks > MAX_REMEMBERED {
+            return Err(value(
+                &format!("{at}.prefixes.max_blocks"),
+                "must be at most 16777216, half of what a VM may hold",
+            ));
+        }
+        if self.booking_expiry_ms == 0 {
+            return Err(value(
+                &format!("{at}.booking_expiry_ms"),
+                "must be at least 1",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_admission(&self, at: &str) -> Result<(), ConfigError> {
+        let admission = &self.admission;
+        not_negative(
+            admission.prefill.fraction,
+            &format!("{at}.admission.prefill.fraction"),
+        )?;
+        is_share(
+            admission.decode.fraction,
+            &format!("{at}.admission.decode.fraction"),
+        )?;
+        let has_threshold = admission.has_threshold(Role::Aggregated);
+        match &admission.queue {
+            Some(_) if !has_threshold => Err(value(
+                &format!("{at}.admission.queue"),
+                "without a threshold in admission.prefill or admission.decode nobody is ever too busy, and nothing waits",
+            )),
+            Some(queue) if queue.max_requests == 0 => Err(value(
+                &format!("{at}.admission.queue.max_requests"),
+                "must be at least 1; leave the queue out to refuse at once",
+            )),
+            Some(queue) if queue.deadline_ms == 0 => Err(value(
+                &format!("{at}.admission.queue.deadline_ms"),
+                "must be at least 1",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_conditional(&self, at: &str) -> Result<(), ConfigError> {
+        let Some(conditional) = &self.conditional else {
+            return Ok(());
+        };
+        let at = format!("{at}.conditional");
+        if !self.decode.runs_whole_requests {
+            return Err(value(
+                &at,
+                "needs decode.runs_whole_requests: a decode-only worker cannot read a prompt",
+            ));
+        }
+        if self.enforce_disagg {
+            return Err(value(
+                &at,
+                "contradicts enforce_disagg; leave one of them out",
+            ));
+        }
+        is_share(
+            Some(conditional.uncached_share),
+            &format!("{at}.uncached_share"),
+        )?;
+        is_share(
+            conditional.decode_busy_fraction,
+            &format!("{at}.decode_busy_fraction"),
+        )?;
+        not_negative(
+            conditional.prefill_busy_fraction,
+            &format!("{at}.prefill_busy_fraction"),
+        )?;
+        let has_load = conditional.prefill_busy_tokens.is_some()
+            || conditional.prefill_busy_fraction.is_some();
+        match conditional.policy {
+            ConditionalPolicy::IslBounding => Ok(()),
+            _ if has_load => Ok(()),
+            _ => Err(value(
+                &at,
+                "policies by prefill load need prefill_busy_tokens or prefill_busy_fraction",
+            )),
         }
     }
 
@@ -120,6 +229,23 @@ impl Pool {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+/// Blocks remembered at most, at 32 bytes each: half of the 1 GiB that a VM may hold.
+const MAX_REMEMBERED: usize = 16 * 1024 * 1024;
+
+fn not_negative(number: Option<f64>, path: &str) -> Result<(), ConfigError> {
+    match number.is_none_or(|number| number.is_finite() && number >= 0.0) {
+        true => Ok(()),
+        false => Err(value(path, "must be 0 or more")),
+    }
+}
+
+fn is_share(number: Option<f64>, path: &str) -> Result<(), ConfigError> {
+    match number.is_none_or(|number| (0.0..=1.0).contains(&number)) {
+        true => Ok(()),
+        false => Err(value(path, "must be from 0 to 1")),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Owns the plugin's configuration: one JSON document, its defaults, and what makes it wrong.
 
+mod admission;
 mod check;
 mod selection;
 
@@ -78,6 +79,11 @@ pub struct Pool {
     /// What is remembered of the workers' caches.
     #[serde(default)]
     pub prefixes: PrefixKnowledge,
+    /// Back-pressure by how busy workers are, and the requests that wait.
+    #[serde(default)]
+    pub admission: Admission,
+    /// Which prompts stay on a decode worker; absent: none. Needs `decode.runs_whole_requests`.
+    pub conditional: Option<Conditional>,
     /// Milliseconds after which a booking that no chunk has renewed counts no more.
     #[serde(default = "default_booking_expiry")]
     pub booking_expiry_ms: u64,
@@ -408,6 +414,9 @@ impl Config {
     }
 }
 
+pub use admission::{
+    Admission, Conditional, ConditionalPolicy, DecodeBusy, PrefillBusy, Queue, QueuePolicy,
+};
 pub(crate) use check::check_workers;
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 

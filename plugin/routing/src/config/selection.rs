@@ -1,6 +1,6 @@
 //! Owns the configuration of who is picked: the policies, what they weigh, and what is remembered for them.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Which policy picks, for each role.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -17,7 +17,7 @@ pub struct Selection {
 }
 
 /// The policies there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyName {
     /// The least cost: what must be computed of the prompt and what waits before it, or the KV blocks in use.

@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use self::canonical::{Mark, Member, Shape, Sink, elements, find, members, plain, shape};
 use self::ids::Ids;
 use super::{Generation, Request};
+use crate::json::Object;
 use crate::prefix::Blocks;
 use crate::prefix::hash::{self, Known, Salt, Text};
 
@@ -166,8 +167,9 @@ fn cache_salt<'a>(request: &Request<'a>, identity: &Identity<'a>) -> Option<Cow<
         .get("cache_salt")
         .and_then(|own| said(own.value));
     let nvext = || {
-        let nvext = members(request.body.get("nvext")?.value, &[])?;
-        said(find(&nvext, "cache_salt")?)
+        let nvext = request.body.get("nvext")?.value.as_bytes();
+        let nvext = Object::parse(nvext, &["cache_salt"]).ok()?;
+        said(nvext.get("cache_salt")?.value)
     };
     own.or_else(nvext)
         .or(identity.cache_salt.map(Cow::Borrowed))
@@ -408,5 +410,7 @@ fn is_empty_list(value: &str) -> bool {
     inside.is_some_and(|inside| inside.trim_ascii().is_empty())
 }
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod tests;

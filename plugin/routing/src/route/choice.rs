@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use super::ask::Case;
+use super::explain::Explained;
 use super::health::Mark;
 use super::pinned::Pinned;
 use super::roster::{Member, Roster};
@@ -124,7 +125,8 @@ impl Router {
     fn choose_pair(&mut self, case: &Case<'_>, step: Step) -> Result<Pair, Refusal> {
         let decode = self.named_decode(case);
         let prefill = self.choose_prefill(case, &[], decode.as_ref(), step)?;
-        let (decode, others) = self.choose_decode(case, &prefill.target.worker)?;
+        let constraints = constraints(case, &prefill.target.worker)?;
+        let (decode, others) = self.choose_decode(case, &constraints)?;
         // Only now: a request that is refused for want of the other worker takes nobody's turn.
         if step == Step::Commit {
             self.take(Role::Prefill, case, case.steering.prefill_pin(), &prefill);
@@ -137,6 +139,20 @@ impl Router {
         })
     }
 
+    /// The prefill worker that would be picked; nothing moves.
+    pub(super) fn look_at_prefill(&mut self, case: &Case<'_>) -> Result<Chosen, Refusal> {
+        let decode = self.named_decode(case);
+        self.choose_prefill(case, &[], decode.as_ref(), Step::Commit)
+    }
+
+    /// The decode worker that would be picked, whoever hands over to it; nothing moves.
+    pub(super) fn look_at_decode(
+        &mut self,
+        case: &Case<'_>,
+    ) -> Result<(Chosen, Vec<Target>), Refusal> {
+        self.choose_decode(case, &case.steering.constraints)
+    }
+
     /// The decode worker that the caller names, where it is one: only a prefill worker that may hand over to it will do.
     fn named_decode(&self, case: &Case<'_>) -> Option<Rc<Worker>> {
         let worker = self.fleet.get(case.steering.decode_pin().worker?)?;
@@ -145,7 +161,7 @@ impl Router {
 
     /// It is taken: the cursor moves on, unless the caller named the worker, who takes nobody's turn; and what it will hold
     /// is remembered, also where the caller named it.
-    fn take(&mut self, role: Role, case: &Case<'_>, pin: Pin, chosen: &Chosen) {
+    pub(super) fn take(&mut self, role: Role, case: &Case<'_>, pin: Pin, chosen: &Chosen) {
         if pin.worker.is_none() {
             match role {
                 Role::Prefill => self.prefill_policy.commit(chosen.key()),
@@ -163,13 +179,19 @@ impl Router {
         match role {
             Role::Prefill => self.prefill_policy.reads() == Reads::Overlap,
             Role::Decode => self.decode_credit() == DecodeCredit::Counts,
-            Role::Aggregated => self.decode_policy.reads() == Reads::Overlap,
+            Role::Aggregated => {
+                self.decode_policy.reads() == Reads::Overlap
+                    || self.decode_credit() == DecodeCredit::Counts
+            }
         }
     }
 
     /// Whether what a decode worker holds is worth something to it.
     pub(super) fn decode_credit(&self) -> DecodeCredit {
-        DecodeCredit::Nothing
+        match self.pool.conditional {
+            Some(_) => DecodeCredit::Counts,
+            None => DecodeCredit::Nothing,
+        }
     }
 
     /// Another prefill worker, for a decode worker that has been picked already.
@@ -267,12 +289,11 @@ impl Router {
     fn choose_decode(
         &mut self,
         case: &Case<'_>,
-        prefill: &Rc<Worker>,
+        constraints: &Constraints,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        let constraints = constraints(case, prefill)?;
         let members = case.roster.of_role(Role::Decode);
         let pin = case.steering.decode_pin();
-        let eligible = admitted(members, &constraints).map_err(|filter| match filter {
+        let eligible = admitted(members, constraints).map_err(|filter| match filter {
             Filter::Role | Filter::Taints => Refusal::NotServed(NotServed::NoDecode),
             filter => Refusal::NoneEligible {
                 role: Role::Decode,
@@ -282,9 +303,9 @@ impl Router {
         let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
         let others = eligible.clone();
         let decode = self
-            .choose(case, eligible, pinned, &constraints)?
+            .choose(case, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NoDecode))?;
-        let others = self.others(members, &others, &decode, pin, &constraints);
+        let others = self.others(members, &others, &decode, pin, constraints);
         Ok((decode, others))
     }
 
@@ -294,7 +315,8 @@ impl Router {
         case: &Case<'_>,
         prefill: &Rc<Worker>,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        let (decode, others) = self.choose_decode(case, prefill)?;
+        let constraints = constraints(case, prefill)?;
+        let (decode, others) = self.choose_decode(case, &constraints)?;
         self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         Ok((decode, others))
     }
@@ -354,6 +376,13 @@ impl Router {
         };
         if let Some(id) = pinned.pin.worker {
             let index = pinned.find(id, members, &eligible.indexes, &self.fleet, &self.ledger)?;
+            self.not_busy(
+                members,
+                Eligible {
+                    indexes: vec![index],
+                },
+                pinned.role,
+            )?;
             return Ok(chosen(&self.depths, index));
         }
         let eligible = self.narrow_further(case, eligible, pinned)?;
@@ -422,6 +451,10 @@ impl Router {
         role: Role,
         wanted: &Constraints,
     ) -> Result<Option<usize>, Refusal> {
+        if self.pool.admission.has_threshold(role) {
+            eligible = self.not_busy(members, eligible, role)?;
+        }
+        let decode_credit = self.decode_credit();
         let policy = match role {
             Role::Prefill => self.prefill_policy.as_mut(),
             Role::Decode | Role::Aggregated => self.decode_policy.as_mut(),
@@ -435,11 +468,9 @@ impl Router {
         if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
             eligible = most_preferred(members, eligible, wanted);
         }
-        let slots = eligible
-            .indexes
-            .iter()
-            .map(|index| members.get(*index).map_or(usize::MAX, |member| member.slot));
-        let speed = self.ledger.standings(slots, &mut self.standings);
+        let speed = self
+            .ledger
+            .standings(slots(members, &eligible), &mut self.standings);
         let depths = &self.depths;
         let mut candidates = Vec::with_capacity(eligible.indexes.len());
         candidates.extend(eligible.indexes.iter().zip(&self.standings).filter_map(
@@ -464,11 +495,43 @@ impl Router {
             session: case.asked.session.as_deref(),
             weights: case.asked.weights,
             tracking: case.asked.tracking,
-            decode_credit: DecodeCredit::Nothing,
+            decode_credit,
             speed,
         };
         let picked = policy.peek(&task, &candidates, &mut self.random);
+        if let Some(explained) = &mut self.explained {
+            let name = match role {
+                Role::Prefill => self.pool.selection.prefill,
+                Role::Decode | Role::Aggregated => self.pool.selection.decode,
+            };
+            explained.push(Explained::new(policy, name, &task, &candidates, picked));
+        }
         Ok(picked.and_then(|picked| eligible.indexes.get(picked).copied()))
+    }
+
+    /// Those who are not busier than the role's threshold.
+    fn not_busy(
+        &mut self,
+        members: &[Member],
+        eligible: Eligible,
+        role: Role,
+    ) -> Result<Eligible, Refusal> {
+        let admission = &self.pool.admission;
+        if !admission.has_threshold(role) {
+            return Ok(eligible);
+        }
+        self.ledger
+            .standings(slots(members, &eligible), &mut self.standings);
+        let mut standings = self.standings.iter();
+        let is_free = |index: usize| {
+            let standing = standings.next().copied().unwrap_or_default();
+            members
+                .get(index)
+                .is_some_and(|member| !admission.is_busy(role, &standing, member.capacity))
+        };
+        eligible
+            .narrow(Filter::Overload, is_free)
+            .map_err(|_| Refusal::Overloaded { role })
     }
 
     /// Who else the same bytes may go to: as many as the proxy may try, of the same rank, in random order, those who are
@@ -517,6 +580,15 @@ impl Router {
             .map(|member| member.target.clone())
             .collect()
     }
+}
+
+/// The numbers of those who are eligible.
+fn slots<'m>(
+    members: &'m [Member],
+    eligible: &'m Eligible,
+) -> impl Iterator<Item = usize> + Clone + use<'m> {
+    let slot = |index: &usize| members.get(*index).map_or(usize::MAX, |member| member.slot);
+    eligible.indexes.iter().map(slot)
 }
 
 /// Whether anything is demanded of a pair at all.

@@ -8,7 +8,9 @@
 
 mod ask;
 mod choice;
+mod conditional;
 mod dispatch;
+mod explain;
 mod health;
 mod pinned;
 mod place;
@@ -18,6 +20,7 @@ mod refusal;
 mod reserve;
 mod roster;
 mod seat;
+mod waiting;
 mod workers;
 
 pub use ask::Ask;
@@ -27,12 +30,14 @@ pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, Pre
 pub use query::LocalAnswer;
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use seat::{Fallback, Seat};
+pub use waiting::Turn;
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
 
+use crate::admission::{Claim, Waiter, Waiting};
 use crate::config::{Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
 use crate::fleet::{Fleet, Role, Target, TargetKey, Worker, WorkerId};
@@ -51,6 +56,7 @@ use crate::selection::{Policy, Random, Reads, policy};
 
 use ask::{Asked, Case};
 use choice::{Pair, Whole};
+use explain::Explained;
 use health::Health;
 use roster::Roster;
 use workers::Opened;
@@ -69,6 +75,9 @@ pub struct Router {
     /// Adapters by name, each with the model it is one of.
     adapters: HashMap<String, Option<String>>,
     health: Health,
+    waiting: Waiting,
+    /// The explanations of the choices for the request at hand, where its caller wants them.
+    explained: Option<Vec<Explained>>,
     prefill_policy: Box<dyn Policy>,
     decode_policy: Box<dyn Policy>,
     next_frontend: usize,
@@ -92,6 +101,8 @@ pub enum Plan {
     Prefill(PrefillPhase, Seat),
     /// It is answered here, and no backend is touched.
     Answer(LocalAnswer),
+    /// All who could take it are too busy: it waits. To be planned anew when it is called.
+    Wait(Waiter),
 }
 
 /// What a request says beside its body.
@@ -107,6 +118,22 @@ pub struct Told<'a> {
     pub tenant: Option<&'a [u8]>,
     /// The endpoints that the gateway allows; none: all.
     pub subset: Option<&'a Subset>,
+    /// Whether it has waited already.
+    pub turn: Turn,
+    /// Whether its choices are to be explained.
+    pub explain: Explain,
+}
+
+/// Whether the choices for a request are to be explained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Explain {
+    /// They are not.
+    #[default]
+    No,
+    /// For the log: whoever asks.
+    ForLog,
+    /// For the caller, where the pool trusts it.
+    ForCaller,
 }
 
 impl Router {
@@ -129,6 +156,8 @@ impl Router {
             rosters: HashMap::new(),
             adapters: HashMap::new(),
             health: Health::default(),
+            waiting: Waiting::default(),
+            explained: None,
             prefill_policy: policy(pool.selection.prefill),
             decode_policy: policy(pool.selection.decode),
             next_frontend: 0,
@@ -247,17 +276,49 @@ impl Router {
         let (model, adapter) = self.model_of(&request.model)?;
         let (place, verdict) = self.choose_place(Some(&model), &steering)?;
         let asked = self.asked(&request, &steering, told, adapter);
+        let claim = Claim {
+            priority: steering.hints.priority,
+            tokens: asked.prompt_tokens,
+            since: told.now,
+        };
+        if self.comes_after_others(&place, told.turn) && !steering.query {
+            let overloaded = Refusal::Overloaded {
+                role: Role::Prefill,
+            };
+            return self.wait(&place, claim, told.turn, overloaded);
+        }
+        self.explain(told.explain);
         let case = self.case(&place, &steering, &asked);
-        let splittable = generation != Generation::Other || self.pool.protocol == Protocol::Direct;
+        match self.plan_at(&case, verdict, &request, told) {
+            Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query => {
+                self.wait(&place, claim, told.turn, overloaded)
+            }
+            outcome => {
+                self.decided(told.turn);
+                outcome
+            }
+        }
+    }
+
+    /// The request's plan at its place.
+    fn plan_at(
+        &mut self,
+        case: &Case<'_>,
+        verdict: Verdict,
+        request: &Request<'_>,
+        told: Told<'_>,
+    ) -> Result<Plan, Refusal> {
+        let splittable =
+            request.generation != Generation::Other || self.pool.protocol == Protocol::Direct;
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
             Verdict::Pair if !splittable => {
-                self.plan_whole(&case, &request, told, Refusal::NoHandoffForPath)
+                self.plan_whole(case, request, told, Refusal::NoHandoffForPath)
             }
-            Verdict::Pair => self.plan_pair(&case, &request, told),
+            Verdict::Pair => self.plan_pair(case, request, told),
             Verdict::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
-                self.plan_whole(&case, &request, told, otherwise)
+                self.plan_whole(case, request, told, otherwise)
             }
         }
     }
@@ -295,6 +356,22 @@ impl Router {
         let case = self.case(place, &nothing, &asked);
         let pair = self.pick_pair(&case)?;
         Ok(self.forward_pair(pair, &asked, None))
+    }
+
+    /// Begins an explanation, or none.
+    fn explain(&mut self, wanted: Explain) {
+        let is_heard = match wanted {
+            Explain::No => false,
+            Explain::ForLog => true,
+            Explain::ForCaller => self.pool.trust_clients,
+        };
+        self.explained = is_heard.then(Vec::new);
+    }
+
+    /// The explanation of the last plan's choices, as JSON; none where none was wanted, or nobody was chosen.
+    pub fn take_explanation(&mut self) -> Option<String> {
+        let explained = self.explained.take()?;
+        (!explained.is_empty()).then(|| explain::to_json(&explained))
     }
 
     /// What the caller says of where the request goes: heard only where the pool trusts its callers.
@@ -403,6 +480,10 @@ impl Router {
                 told.now,
             );
             return Ok(Plan::Answer(answer));
+        }
+        if let Some(whole) = self.stays(case) {
+            let why = Some(Fallback::NotWorthIt);
+            return Ok(self.forward_whole(whole, case.asked, why, Some(request)));
         }
         let resolution = self.resolve(case)?;
         let (pair, bootstrap) = match resolution {

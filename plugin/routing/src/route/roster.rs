@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::runs_whole;
 use crate::config::Pool;
-use crate::fleet::{Fleet, Role, Target, Worker};
+use crate::fleet::{Capacity, Fleet, Role, Target, Worker};
 use crate::load::Ledger;
 use crate::prefill_router::Place;
 
@@ -15,6 +15,8 @@ pub struct Member {
     pub target: Target,
     /// Its number.
     pub slot: usize,
+    /// What it can hold and do: what it says itself, else what the pool says.
+    pub capacity: Capacity,
 }
 
 /// The workers of one place.
@@ -40,7 +42,12 @@ impl Roster {
             roster.has_adapters |= !worker.adapters.is_empty();
             let mut members = || {
                 let targets = worker.targets();
+                let capacity = Capacity {
+                    kv_blocks: worker.capacity.kv_blocks.or(pool.kv_blocks),
+                    ..worker.capacity
+                };
                 let member = |target: Target| Member {
+                    capacity,
                     slot: ledger.slot(target.key()),
                     target,
                 };

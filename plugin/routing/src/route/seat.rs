@@ -30,6 +30,8 @@ pub enum Fallback {
     PrefillAbsent,
     /// Prefill failed.
     PrefillFailed,
+    /// A hand-off would cost more than it saves (conditional disaggregation).
+    NotWorthIt,
 }
 
 impl Fallback {
@@ -38,6 +40,7 @@ impl Fallback {
         match self {
             Self::PrefillAbsent => "prefill_absent",
             Self::PrefillFailed => "prefill_failed",
+            Self::NotWorthIt => "conditional",
         }
     }
 }

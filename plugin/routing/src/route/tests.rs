@@ -38,6 +38,8 @@ const UNTOLD: Told<'static> = Told {
     session: None,
     tenant: None,
     subset: None,
+    turn: Turn::New,
+    explain: Explain::No,
 };
 
 const TWO_BY_TWO: &[(&str, u16)] = &[
@@ -50,14 +52,14 @@ const TWO_BY_TWO: &[(&str, u16)] = &[
 fn prefill_first(router: &mut Router) -> (PrefillPhase, Seat) {
     match router.plan(Generation::Chat, CHAT, UNTOLD).unwrap() {
         Plan::Prefill(phase, seat) => (phase, seat),
-        Plan::Forward(..) | Plan::Answer(_) => panic!("no prefill"),
+        Plan::Forward(..) | Plan::Answer(_) | Plan::Wait(_) => panic!("no prefill"),
     }
 }
 
 fn forwarded(plan: Plan) -> (Dispatch, Seat) {
     match plan {
         Plan::Forward(dispatch, seat) => (dispatch, seat),
-        Plan::Prefill(..) | Plan::Answer(_) => panic!("not forwarded"),
+        Plan::Prefill(..) | Plan::Answer(_) | Plan::Wait(_) => panic!("not forwarded"),
     }
 }
 
@@ -289,7 +291,7 @@ fn the_charge_follows_the_worker_that_really_serves() {
     );
     let loads: Vec<u64> = [11, 12]
         .map(|id| {
-            let key = crate::fleet::TargetKey {
+            let key = TargetKey {
                 worker: WorkerId(id),
                 rank: 0,
             };

@@ -146,9 +146,9 @@ fn slowness(task: &Task<'_>, candidate: &Candidate<'_>) -> f64 {
         return 1.0;
     };
     let ratio = all / own;
-    match ratio > SAME_RATE || ratio < 1.0 / SAME_RATE {
-        true => ratio.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS),
-        false => 1.0,
+    match (1.0 / SAME_RATE..=SAME_RATE).contains(&ratio) {
+        true => 1.0,
+        false => ratio.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS),
     }
 }
 

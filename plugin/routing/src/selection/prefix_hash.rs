@@ -92,7 +92,7 @@ impl PrefixHash {
 /// Where a prompt stands on the ring; none where it has no full block.
 fn place(task: &Task<'_>) -> Option<u64> {
     let blocks = (BEGINNING_TOKENS / task.block_tokens.max(1)).max(1) as usize;
-    let beginning = task.blocks.sequence.iter().take(blocks).last()?;
+    let beginning = task.blocks.sequence.iter().take(blocks).next_back()?;
     Some(xxh3_64_with_seed(
         &beginning.to_le_bytes(),
         SEED ^ task.blocks.scope,

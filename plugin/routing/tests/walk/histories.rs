@@ -219,7 +219,9 @@ impl History {
                     named: named.is_some(),
                 });
             }
-            Ok(Plan::Answer(_)) => panic!("nobody asked for names"),
+            Ok(Plan::Answer(_) | Plan::Wait(_)) => {
+                panic!("nobody asked for names, or set a threshold")
+            }
             Err(_) => {}
         }
     }

@@ -223,5 +223,6 @@ pub fn planned(plan: &Plan) -> Got {
                 (prefill, decode) => Got::Pair { prefill, decode },
             }
         }
+        Plan::Wait(_) => panic!("nobody is ever too busy here"),
     }
 }

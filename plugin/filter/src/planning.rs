@@ -1,0 +1,201 @@
+//! Owns the step from a request that has been read to what happens with it: at once, or after it has waited for a worker.
+
+use std::rc::Rc;
+
+use routing::admission::Waiter;
+use routing::request::Generation;
+use routing::route::{Explain, Plan, Refusal, Told, Turn};
+use routing::selection::eligibility::Subset;
+
+use crate::gateway::Gateway;
+use crate::headers;
+use crate::host::{self, Buffer, Header};
+use crate::prefill_call;
+use crate::stream::{Stage, Stream};
+
+/// What a request's headers say to the router, kept until it is planned.
+#[derive(Default)]
+pub struct Spoken {
+    /// The headers that steer, of a caller who is trusted.
+    pub steering: Vec<Header>,
+    /// The session that it names.
+    pub session: Option<Vec<u8>>,
+    /// The tenant that it names.
+    pub tenant: Option<Vec<u8>>,
+}
+
+impl Spoken {
+    fn steering(&self, wanted: &str) -> Option<&[u8]> {
+        let named = |(name, _): &&Header| name.eq_ignore_ascii_case(wanted.as_bytes());
+        let found = self.steering.iter().find(named);
+        found.map(|(_, value)| value.as_slice())
+    }
+
+    fn subset(&self) -> Option<Subset> {
+        let text = self.steering(headers::SUBSET)?;
+        // What is not text names no endpoint, and so allows none.
+        Some(Subset::parse(std::str::from_utf8(text).unwrap_or_default()))
+    }
+
+    fn explain(&self) -> Explain {
+        let asked = self.steering(headers::EXPLAIN);
+        match asked.is_some_and(|value| value == b"1" || value.eq_ignore_ascii_case(b"true")) {
+            true => Explain::ForCaller,
+            false if log::log_enabled!(log::Level::Debug) => Explain::ForLog,
+            false => Explain::No,
+        }
+    }
+}
+
+/// Whether a request goes on, or stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// The proxy forwards it now.
+    GoesOn,
+    /// It waits, or was answered.
+    Stays,
+}
+
+/// Plans a request whose body is there, and carries out what was decided. The stream's context must be the effective one.
+pub fn plan(
+    gateway: &Rc<Gateway>,
+    stream: &Rc<Stream>,
+    generation: Generation,
+    turn: Turn,
+) -> Next {
+    let body = host::buffer(Buffer::Request).unwrap_or_default();
+    let outcome = {
+        let spoken = stream.spoken.borrow();
+        let subset = spoken.subset();
+        let told = Told {
+            headers: &spoken.steering,
+            now: host::now(),
+            session: spoken.session.as_deref(),
+            tenant: spoken.tenant.as_deref(),
+            subset: subset.as_ref(),
+            turn,
+            explain: spoken.explain(),
+        };
+        let mut router = gateway.router.borrow_mut();
+        let outcome = router.plan(generation, &body, told);
+        if let Some(explanation) = router.take_explanation() {
+            log::debug!("[{}] {explanation}", stream.request_id());
+            let is_asked = told.explain == Explain::ForCaller;
+            stream.explanation.replace(is_asked.then_some(explanation));
+        }
+        outcome
+    };
+    if let Ok(Plan::Wait(waiter)) = outcome {
+        gateway.wait(waiter, stream, generation);
+        return Next::Stays;
+    }
+    carry_out(gateway, stream, outcome, &body)
+}
+
+/// Carries out what was decided.
+pub fn carry_out(
+    gateway: &Rc<Gateway>,
+    stream: &Rc<Stream>,
+    outcome: Result<Plan, Refusal>,
+    body: &[u8],
+) -> Next {
+    let done = match outcome {
+        Ok(Plan::Forward(dispatch, seat)) => {
+            if let Some(fallback) = seat.fallback {
+                log::info!("[{}] runs whole: {}", stream.request_id(), fallback.name());
+                gateway.telemetry.fell_back(fallback.name());
+            }
+            stream.seat.replace(seat);
+            stream.forward(&dispatch, body).map(|()| Next::GoesOn)
+        }
+        Ok(Plan::Prefill(phase, seat)) => {
+            stream.seat.replace(seat);
+            stream.stage.set(Stage::Prefilling);
+            prefill_call::submit(gateway, phase, stream).map(|()| Next::Stays)
+        }
+        Ok(Plan::Answer(answer)) => {
+            let kind = (
+                b"content-type".to_vec(),
+                answer.content_type.as_bytes().to_vec(),
+            );
+            stream.answer(200, &[kind], answer.body.as_bytes());
+            Ok(Next::Stays)
+        }
+        // Only a request that has been read is told to wait.
+        Ok(Plan::Wait(_)) => Ok(Next::Stays),
+        Err(refusal) => {
+            log::info!("[{}] refused: {refusal}", stream.request_id());
+            stream.refuse(gateway, &refusal);
+            Ok(Next::Stays)
+        }
+    };
+    gateway.report_load();
+    done.unwrap_or_else(|error| {
+        log::error!(
+            "[{}] the request could not be forwarded: {error}",
+            stream.request_id()
+        );
+        stream.refuse(gateway, &Refusal::Internal);
+        Next::Stays
+    })
+}
+
+/// Tries those whose turn it is, as long as some of them go: a booking has ended, or the fleet has changed. The context that
+/// was the effective one is so no more.
+pub fn call_waiting(gateway: &Rc<Gateway>) {
+    loop {
+        let called = gateway.router.borrow().called();
+        let tried: Vec<Outcome> = called
+            .into_iter()
+            .map(|waiter| try_again(gateway, waiter))
+            .collect();
+        if !tried.contains(&Outcome::Decided) {
+            break;
+        }
+    }
+}
+
+/// How a waiting request fared when it was tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// It waits no more.
+    Decided,
+    /// It waits on.
+    Waits,
+}
+
+fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
+    let Some((stream, generation)) = gateway.waiting.borrow_mut().remove(&waiter) else {
+        gateway.router.borrow_mut().gives_up(waiter);
+        return Outcome::Decided;
+    };
+    if !stream.enter() {
+        gateway.router.borrow_mut().gives_up(waiter);
+        return Outcome::Decided;
+    }
+    match plan(gateway, &stream, generation, Turn::Called(waiter)) {
+        Next::GoesOn => {
+            if let Err(error) = host::resume_request() {
+                log::error!("[{}] could not go on: {error}", stream.request_id());
+                stream.refuse(gateway, &Refusal::Internal);
+            }
+            Outcome::Decided
+        }
+        Next::Stays if gateway.waiting.borrow().contains_key(&waiter) => Outcome::Waits,
+        Next::Stays => Outcome::Decided,
+    }
+}
+
+/// Refuses those who have waited too long.
+pub fn refuse_late(gateway: &Rc<Gateway>) {
+    let late = gateway.router.borrow_mut().late(host::now());
+    for (waiter, refusal) in late {
+        let waiting = gateway.waiting.borrow_mut().remove(&waiter);
+        if let Some((stream, _)) = waiting
+            && stream.enter()
+        {
+            log::info!("[{}] refused: {refusal}", stream.request_id());
+            stream.refuse(gateway, &refusal);
+        }
+    }
+}

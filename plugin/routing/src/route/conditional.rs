@@ -1,0 +1,81 @@
+//! Owns conditional disaggregation: which prompts stay on a decode worker, since a hand-off would cost more than it saves.
+//!
+//! The rules are Dynamo's (routing semantics, A.5), with one of our own for prompts that are short in themselves. Nothing a
+//! client says forces or forges the outcome; one who names a prefill worker has decided already.
+
+use super::ask::Case;
+use super::choice::{Chosen, Whole};
+use super::{Refusal, Router};
+use crate::config::{Conditional, ConditionalPolicy};
+use crate::fleet::{Capacity, Role};
+
+impl Router {
+    /// The decode worker that is to run the request whole, taken; none where a pair is to.
+    pub(super) fn stays(&mut self, case: &Case<'_>) -> Option<Whole> {
+        let conditional = self.pool.conditional.clone()?;
+        if case.steering.query || case.steering.prefill_pin().worker.is_some() {
+            return None;
+        }
+        // Whatever is wrong with the request is told by the way through a pair.
+        let Ok((decode, others)) = self.look_at_decode(case) else {
+            return None;
+        };
+        if self.vetoes(&conditional, case, &decode) {
+            return None;
+        }
+        let by_length = self.is_short(&conditional, case, &decode);
+        let stays = match conditional.policy {
+            ConditionalPolicy::IslBounding => by_length,
+            ConditionalPolicy::PrefillLoad => self.prefill_is_busy(&conditional, case),
+            ConditionalPolicy::IslOrLoad => by_length || self.prefill_is_busy(&conditional, case),
+        };
+        if !stays {
+            return None;
+        }
+        self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
+        Some(Whole { decode, others })
+    }
+
+    fn is_short(&self, conditional: &Conditional, case: &Case<'_>, decode: &Chosen) -> bool {
+        let prompt = case.asked.prompt_tokens.max(1);
+        let cached = u64::from(decode.overlap).saturating_mul(u64::from(self.pool.block_tokens));
+        let uncached = prompt.saturating_sub(cached);
+        let is_small_share = (uncached as f64) < conditional.uncached_share * prompt as f64;
+        uncached < conditional.short_tokens
+            || (uncached < conditional.uncached_tokens && is_small_share)
+    }
+
+    /// Whether the prefill worker that would be picked is too busy. Where all are, back-pressure says so.
+    fn prefill_is_busy(&mut self, conditional: &Conditional, case: &Case<'_>) -> bool {
+        let prefill = match self.look_at_prefill(case) {
+            Ok(prefill) => prefill,
+            Err(refusal) => return matches!(refusal, Refusal::Overloaded { .. }),
+        };
+        let booked = self.ledger.load(prefill.key()).prefill_tokens;
+        let batch = prefill.target.worker.capacity.batched_tokens;
+        let share = conditional.prefill_busy_fraction.zip(batch);
+        conditional
+            .prefill_busy_tokens
+            .is_some_and(|most| booked > most)
+            || share.is_some_and(|(fraction, batch)| booked as f64 > fraction * batch as f64)
+    }
+
+    /// A decode worker that would be too full keeps no prompt; nor one of which that is not known.
+    fn vetoes(&self, conditional: &Conditional, case: &Case<'_>, decode: &Chosen) -> bool {
+        let Some(fraction) = conditional.decode_busy_fraction else {
+            return false;
+        };
+        let Capacity { kv_blocks, .. } = decode.target.worker.capacity;
+        let Some(total) = kv_blocks.or(self.pool.kv_blocks) else {
+            return true;
+        };
+        let block_tokens = u64::from(self.pool.block_tokens.max(1));
+        let own = case.asked.prompt_tokens.div_ceil(block_tokens);
+        let used = self
+            .ledger
+            .load(decode.key())
+            .decode_blocks
+            .saturating_add(own);
+        used as f64 > fraction * f64::from(total)
+    }
+}
