@@ -205,7 +205,12 @@ impl StreamContext {
             return;
         }
         let kind = host::header(Map::Response, "content-type").unwrap_or_default();
-        self.watch = Some(Watch::new(Form::of(&kind)));
+        // Events that are compressed cannot be told apart: the first byte must do.
+        let form = match host::header(Map::Response, "content-encoding") {
+            None => Form::of(&kind),
+            Some(_) => Form::Whole,
+        };
+        self.watch = Some(Watch::new(form));
     }
 
     /// Reads a chunk of the answer: its first token ends the prefill charge, the others let decode's grow.

@@ -261,6 +261,7 @@ impl Router {
         body: &[u8],
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
+        self.advance(told.now);
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
@@ -268,7 +269,6 @@ impl Router {
             }
             Err(refusal) => return Err(refusal),
         };
-        self.advance(told.now);
         let steering = self.steering(&request, told)?;
         let (model, adapter) = self.model_of(&request.model)?;
         let (place, verdict) = self.choose_place(Some(&model), &steering)?;
@@ -325,7 +325,7 @@ impl Router {
     ///
     /// # Errors
     /// `otherwise`, where there is no such worker.
-    pub fn plan_unread(&mut self, otherwise: Refusal) -> Result<Plan, Refusal> {
+    pub fn plan_unread(&mut self, mut otherwise: Refusal) -> Result<Plan, Refusal> {
         let nothing = Steering::default();
         let absent = self.absent_policy();
         let places: Vec<(Place, PlaceState)> = self
@@ -339,8 +339,10 @@ impl Router {
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
         for (place, _) in places.iter().filter(|_| may_run_whole) {
             let case = self.case(place, &nothing, &asked);
-            if let Ok(whole) = self.pick_whole(&case) {
-                return Ok(self.forward_whole(whole, &asked, None, None));
+            match self.pick_whole(&case) {
+                Ok(whole) => return Ok(self.forward_whole(whole, &asked, None, None)),
+                Err(overloaded @ Refusal::Overloaded { .. }) => otherwise = overloaded,
+                Err(_) => {}
             }
         }
         if self.pool.protocol != Protocol::Direct {
