@@ -262,6 +262,21 @@ impl Router {
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
         self.advance(told.now);
+        self.explain(told.explain);
+        let outcome = self.plan_read(generation, body, told);
+        if !matches!(outcome, Ok(Plan::Wait(_))) {
+            self.decided(told.turn);
+        }
+        outcome
+    }
+
+    /// The same, as far as it is the request's own: who waits no more is not told.
+    fn plan_read(
+        &mut self,
+        generation: Generation,
+        body: &[u8],
+        told: Told<'_>,
+    ) -> Result<Plan, Refusal> {
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
@@ -284,16 +299,12 @@ impl Router {
             };
             return self.wait(&place, claim, told.turn, overloaded);
         }
-        self.explain(told.explain);
         let case = self.case(&place, &steering, &asked);
         match self.plan_at(&case, verdict, &request, told) {
             Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query => {
                 self.wait(&place, claim, told.turn, overloaded)
             }
-            outcome => {
-                self.decided(told.turn);
-                outcome
-            }
+            outcome => outcome,
         }
     }
 
