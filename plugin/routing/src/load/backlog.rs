@@ -124,8 +124,12 @@ impl Backlog {
             prompts: self.prompts,
             head_tokens: head.map_or(0.0, |head| head.tokens as f64),
             head_since: self.head_since.as_secs_f64(),
-            record: self.record,
         }
+    }
+
+    /// What was observed of the worker.
+    pub fn record(&self) -> Record {
+        self.record
     }
 }
 
@@ -140,8 +144,6 @@ pub struct Progress {
     head_tokens: f64,
     /// Since when that is thought to be read, in seconds since 1970.
     head_since: f64,
-    /// What was observed of the worker.
-    pub record: Record,
 }
 
 impl Progress {

@@ -100,16 +100,12 @@ pub struct Standings<'b> {
 }
 
 impl Standings<'_> {
-    /// How things stand on a slot.
-    pub fn of(&self, slot: usize) -> Standing {
+    /// How things stand on a slot, whose worker is so many times slower than the others.
+    pub fn of(&self, slot: usize, slowness: f64) -> Standing {
         let Some(glance) = self.glances.get(slot) else {
             return Standing::default();
         };
         let progress = &glance.progress;
-        let slowness = match &self.pace {
-            Some(pace) => pace.slowness(&progress.record, self.now),
-            None => 1.0,
-        };
         Standing {
             booked_tokens: progress.tokens,
             queued_tokens: progress.left(self.now, self.pace, slowness),
@@ -176,6 +172,7 @@ pub(super) struct Books {
     now: Cell<Duration>,
     accounts: RefCell<Vec<Account>>,
     glances: RefCell<Vec<Glance>>,
+    records: RefCell<Vec<Record>>,
     sums: Cell<Sums>,
     answers: RefCell<Leases>,
     looked_at: Cell<Duration>,
@@ -233,6 +230,7 @@ impl Books {
         let mut accounts = self.accounts.borrow_mut();
         accounts.push(Account::default());
         self.glances.borrow_mut().push(Glance::default());
+        self.records.borrow_mut().push(Record::default());
         accounts.len().saturating_sub(1)
     }
 
@@ -275,10 +273,18 @@ impl Books {
         }
     }
 
-    pub(super) fn pace(&self, slots: impl Iterator<Item = usize>) -> Option<Pace> {
-        let glances = self.glances.borrow();
-        let records = slots.filter_map(|slot| Some(glances.get(slot)?.progress.record));
-        Pace::of(&records.fold(Record::default(), Record::plus))
+    pub(super) fn slowness(&self, slot: usize, pace: Option<Pace>) -> f64 {
+        let records = self.records.borrow();
+        match (pace, records.get(slot)) {
+            (Some(pace), Some(record)) => pace.slowness(record, self.now.get().as_secs_f64()),
+            _ => 1.0,
+        }
+    }
+
+    pub(super) fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<Pace> {
+        let known = self.records.borrow();
+        let records = slots.filter_map(|slot| known.get(slot).copied());
+        Pace::of_most(records)
     }
 
     pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {
@@ -337,6 +343,9 @@ impl Books {
         let outcome = change(account);
         if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
             *glance = Glance::of(account);
+        }
+        if let Some(record) = self.records.borrow_mut().get_mut(slot) {
+            *record = account.backlog.record();
         }
         self.sums
             .set(self.sums.get().moved(before, Sums::of(account)));

@@ -85,8 +85,13 @@ impl Ledger {
     }
 
     /// How quickly the workers of these slots read prompts all in all; none where nothing has been observed of any.
-    pub fn pace(&self, slots: impl Iterator<Item = usize>) -> Option<Pace> {
+    pub fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<Pace> {
         self.books.pace(slots)
+    }
+
+    /// How many times slower than that pace the worker of a slot is.
+    pub fn slowness(&self, slot: usize, pace: Option<Pace>) -> f64 {
+        self.books.slowness(slot, pace)
     }
 
     /// How things stand now, at the `pace` of all. Nothing may be booked while this is held.

@@ -113,6 +113,15 @@ impl Pace {
         })
     }
 
+    /// The pace of most of these workers: of all together, but for those who are twice as slow as all together. One who had
+    /// trouble must not make all others look quick, those most of which was seen lately before the rest.
+    pub fn of_most(records: impl Iterator<Item = Record> + Clone) -> Option<Self> {
+        let all = Self::of(&records.clone().fold(Record::default(), Record::plus))?;
+        let is_usual = |own: &Record| own.seconds <= 2.0 * all.seconds(own.prompts, own.tokens);
+        let most = records.filter(is_usual);
+        Self::of(&most.fold(Record::default(), Record::plus)).or(Some(all))
+    }
+
     /// How many seconds these take one after the other.
     pub fn seconds(&self, prompts: f64, tokens: f64) -> f64 {
         self.per_prompt * prompts + self.per_token * tokens
@@ -198,6 +207,17 @@ mod tests {
         assert_eq!(pace.slowness(&Record::default(), 10.0), 1.0);
         let (once, often) = (pace.slowness(&once, 10.0), pace.slowness(&often, 10.0));
         assert!(1.25 < once && once < often && often < 2.0, "{once} {often}");
+    }
+
+    #[test]
+    fn one_who_had_trouble_does_not_make_the_others_look_quick() {
+        let usual = record(&[(4000, 0.5)], 10.0);
+        let trouble = record(&[(4000, 10.0)], 10.0);
+        let pace = Pace::of_most([usual, usual, trouble, usual].into_iter());
+        assert!(is(pace, 0.0, 1.0 / 8000.0));
+        let two = Pace::of_most([usual, trouble].into_iter()).unwrap();
+        assert!(two.slowness(&trouble, 10.0) > two.slowness(&usual, 10.0));
+        assert_eq!(Pace::of_most([].into_iter()), None);
     }
 
     #[test]

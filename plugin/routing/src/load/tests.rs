@@ -135,10 +135,11 @@ fn a_worker_is_slow_against_the_pace_of_all() {
         }
     }
     let pace = ledger.pace(slots.into_iter());
+    assert!(ledger.slowness(slots[0], pace) <= 1.0);
+    assert!(ledger.slowness(slots[1], pace) >= 1.0);
     let standings = ledger.standings(pace);
-    assert!(standings.of(slots[0]).slowness <= 1.0);
-    assert!(standings.of(slots[1]).slowness >= 1.0);
-    assert_eq!(standings.of(77), Standing::default());
+    assert_eq!(standings.of(slots[0], 2.0).slowness, 2.0);
+    assert_eq!(standings.of(77, 1.0), Standing::default());
 }
 
 /// A charge that is open, and what it must count as.

@@ -397,13 +397,13 @@ impl Router {
         if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
             eligible = most_preferred(members, eligible, wanted);
         }
-        let pace = case.roster.pace(role, &self.ledger);
+        let (pace, slowness) = case.roster.pace(role, &self.ledger);
         let depths = &self.depths;
         let standings = self.ledger.standings(pace);
         let prefers = !wanted.preferred_taints.is_empty();
-        let candidate = |member: &'a Member| Candidate {
+        let candidate = |(member, slowness): (&'a Member, &f32)| Candidate {
             target: &member.target,
-            standing: standings.of(member.slot),
+            standing: standings.of(member.slot, f64::from(*slowness)),
             overlap: depths.get(member.slot).copied().unwrap_or(0),
             factor: match prefers {
                 true => wanted.cost_factor(&member.target.worker),
@@ -411,11 +411,12 @@ impl Router {
             },
         };
         let candidates: Vec<Candidate<'_>> = match &eligible {
-            Eligible::All(_) => members.iter().map(candidate).collect(),
-            Eligible::Some(indexes) => {
-                let left = indexes.iter().filter_map(|index| members.get(*index));
-                left.map(candidate).collect()
-            }
+            Eligible::All(_) => members.iter().zip(slowness.iter()).map(candidate).collect(),
+            Eligible::Some(indexes) => indexes
+                .iter()
+                .filter_map(|index| Some((members.get(*index)?, slowness.get(*index)?)))
+                .map(candidate)
+                .collect(),
         };
         let task = Task {
             role,

@@ -100,7 +100,7 @@ impl Router {
         let standings = self.ledger.standings(None);
         let is_free = |index: usize| {
             members.get(index).is_some_and(|member| {
-                !admission.is_busy(role, &standings.of(member.slot), member.capacity)
+                !admission.is_busy(role, &standings.of(member.slot, 1.0), member.capacity)
             })
         };
         eligible

@@ -1,6 +1,6 @@
 //! Owns who is at a place: its workers by role, listed once for each fleet, so that a choice looks nobody up.
 
-use std::cell::Cell;
+use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -33,14 +33,16 @@ pub struct Roster {
     pub has_topology: bool,
     /// Whether any of them says which adapters it has.
     pub has_adapters: bool,
-    paces: [Cell<Observed>; Role::ALL.len()],
+    observed: [Observed; Role::ALL.len()],
 }
 
-/// How quickly the workers of a role read prompts all in all, and when that was worked out.
-#[derive(Debug, Clone, Copy, Default)]
+/// How quickly the workers of a role read prompts, and when that was worked out.
+#[derive(Debug, Default)]
 struct Observed {
-    at: Option<Duration>,
-    pace: Option<Pace>,
+    at: Cell<Option<Duration>>,
+    pace: Cell<Option<Pace>>,
+    /// How many times slower than all together each of them is, in the order of the members.
+    slowness: RefCell<Vec<f32>>,
 }
 
 /// How long a pace is taken for the present one: it is the work of many prompts, and changes slowly.
@@ -79,21 +81,31 @@ impl Roster {
         roster
     }
 
-    /// How quickly those of a role read prompts all in all; none where that is not known.
-    pub fn pace(&self, role: Role, ledger: &Ledger) -> Option<Pace> {
-        let observed = self.paces.get(role as usize)?;
+    /// How quickly those of a role read prompts all in all, none where that is not known; and how many times slower each of
+    /// them is, in their order.
+    pub fn pace(&self, role: Role, ledger: &Ledger) -> (Option<Pace>, Ref<'_, Vec<f32>>) {
+        let [of_prefill, of_decode, of_whole] = &self.observed;
+        let observed = match role {
+            Role::Prefill => of_prefill,
+            Role::Decode => of_decode,
+            Role::Aggregated => of_whole,
+        };
         let now = ledger.now();
-        if let Observed { at: Some(at), pace } = observed.get()
-            && now.saturating_sub(at) < PACE_LASTS
-        {
-            return pace;
+        let at = observed.at.get();
+        if at.is_none_or(|at| now.saturating_sub(at) >= PACE_LASTS) {
+            observed.at.set(Some(now));
+            self.observe(observed, role, ledger);
         }
-        let pace = ledger.pace(self.of_role(role).iter().map(|member| member.slot));
-        observed.set(Observed {
-            at: Some(now),
-            pace,
-        });
-        pace
+        (observed.pace.get(), observed.slowness.borrow())
+    }
+
+    fn observe(&self, observed: &Observed, role: Role, ledger: &Ledger) {
+        let slots = self.of_role(role).iter().map(|member| member.slot);
+        let pace = ledger.pace(slots.clone());
+        observed.pace.set(pace);
+        let mut slowness = observed.slowness.borrow_mut();
+        slowness.clear();
+        slowness.extend(slots.map(|slot| ledger.slowness(slot, pace) as f32));
     }
 
     /// Those who can take that part. `Aggregated` stands for running a request whole, whoever does.
