@@ -13,7 +13,7 @@ const MEMORY: f64 = 0.9;
 /// How much observations have to be to count as much as the belief that a worker is like the others.
 const BELIEF: f64 = 2.0;
 
-/// After so many seconds without an observation that belief weighs twice as much, after twice as many three times, …
+/// After so many seconds without an observation those there are count half as much, after twice as many a third, …
 const FADES_IN: f64 = 30.0;
 
 /// Within this ratio a worker is taken to be like the others: less is noise, and would make one worker of an idle fleet
@@ -42,13 +42,15 @@ impl Record {
     /// A prompt of which `tokens` had to be computed took so long.
     pub fn observe(&mut self, tokens: u64, took: Duration, now: Duration) {
         let (tokens, seconds) = (tokens as f64, took.as_secs_f64());
+        let now = now.as_secs_f64();
+        let kept = MEMORY / fading(now - self.last);
         *self = Self {
-            prompts: self.prompts * MEMORY + 1.0,
-            tokens: self.tokens * MEMORY + tokens,
-            seconds: self.seconds * MEMORY + seconds,
-            tokens_squared: self.tokens_squared * MEMORY + tokens * tokens,
-            tokens_seconds: self.tokens_seconds * MEMORY + tokens * seconds,
-            last: now.as_secs_f64(),
+            prompts: self.prompts * kept + 1.0,
+            tokens: self.tokens * kept + tokens,
+            seconds: self.seconds * kept + seconds,
+            tokens_squared: self.tokens_squared * kept + tokens * tokens,
+            tokens_seconds: self.tokens_seconds * kept + tokens * seconds,
+            last: now,
         };
     }
 
@@ -63,6 +65,11 @@ impl Record {
             last: self.last.max(other.last),
         }
     }
+}
+
+/// How many times less an observation counts after so many seconds without another.
+fn fading(age: f64) -> f64 {
+    1.0 + age.max(0.0) / FADES_IN
 }
 
 /// What reading a prompt takes, in seconds.
@@ -139,8 +146,7 @@ impl Pace {
             return 1.0;
         }
         let ratio = own.seconds / self.seconds(own.prompts, own.tokens);
-        let age = (now - own.last).max(0.0);
-        let belief = BELIEF * (1.0 + age / FADES_IN);
+        let belief = BELIEF * fading(now - own.last);
         let evidence = own.prompts / (own.prompts + belief);
         let ratio = ratio.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS);
         let slowness = 1.0 + (ratio - 1.0) * evidence;
