@@ -62,6 +62,10 @@ pub struct WeightOverride {
     pub router_temperature: Option<f64>,
     /// Whether prefill counts at all.
     pub track_prefill_tokens: Option<bool>,
+    /// Known, and without effect: blocks of requests under way are never taken for shared here.
+    assume_kv_reuse: Option<bool>,
+    /// Known, and without effect: there is no shared cache here.
+    shared_cache_multiplier: Option<f64>,
 }
 
 impl WeightOverride {
@@ -72,6 +76,7 @@ impl WeightOverride {
             self.prefill_load_scale,
             self.overlap_score_weight,
             self.router_temperature,
+            self.shared_cache_multiplier,
         ];
         given
             .into_iter()

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use super::ask::Case;
+use super::eligible::{admitted, constraints, hands_over, is_restricted, most_preferred, slots};
 use super::explain::Explained;
-use super::health::Mark;
 use super::pinned::Pinned;
-use super::roster::{Member, Roster};
+use super::roster::Member;
 use super::{Refusal, Router};
 use crate::config::Protocol;
 use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
@@ -17,7 +17,7 @@ use crate::request::steering::header_for;
 use crate::selection::cost::DecodeCredit;
 use crate::selection::eligibility::{Eligible, Filter};
 use crate::selection::{Candidate, Reads, Task};
-use crate::topology::{self, Constraints};
+use crate::topology::Constraints;
 
 /// A worker rank that was picked, and how many leading blocks of the prompt it is thought to hold.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ pub enum Resolution {
 
 /// Whether a choice moves the cursors on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     /// Only looked at.
     Peek,
     /// Taken.
@@ -258,34 +258,6 @@ impl Router {
         chosen.ok_or(Refusal::NotServed(NotServed::NotActivated))
     }
 
-    /// Where a bootstrap server must be known: those of whom it is. One who is only asked about need not be, where none is.
-    fn narrow_to_bound(
-        &self,
-        all: Eligible,
-        members: &[Member],
-        pin: Pin,
-        step: Step,
-    ) -> Result<Eligible, Filter> {
-        if self.pool.protocol != Protocol::Sglang {
-            return Ok(all);
-        }
-        let is_bound = |member: &Member| self.bindings.contains_key(&member.target.worker.id);
-        let named = |member: &&Member| pin.worker == Some(member.target.worker.id);
-        let is_needed = match step {
-            Step::Commit if members.iter().any(|m| named(&m) && !is_bound(m)) => {
-                return Err(Filter::Binding);
-            }
-            Step::Commit => true,
-            Step::Peek => pin.worker.is_none() && members.iter().any(is_bound),
-        };
-        match is_needed {
-            true => all.narrow(Filter::Binding, |index| {
-                members.get(index).is_some_and(is_bound)
-            }),
-            false => Ok(all),
-        }
-    }
-
     fn choose_decode(
         &mut self,
         case: &Case<'_>,
@@ -390,58 +362,6 @@ impl Router {
         Ok(index.and_then(|index| chosen(&self.depths, index)))
     }
 
-    /// The filters that are the same for all roles and do not apply to a worker that the caller names.
-    fn narrow_further(
-        &self,
-        case: &Case<'_>,
-        eligible: Eligible,
-        pinned: Pinned,
-    ) -> Result<Eligible, Refusal> {
-        let members = case.roster.of_role(pinned.role);
-        let target = |index: usize| members.get(index).map(|member| &member.target);
-        let mut left = eligible;
-        if let Some(subset) = &case.asked.subset {
-            let holds = |index| target(index).is_some_and(|t| subset.holds(t.worker.address));
-            left = left
-                .narrow(Filter::Subset, holds)
-                .map_err(|filter| Refusal::NoneEligible {
-                    role: pinned.role,
-                    filter,
-                })?;
-        }
-        if let Some(rank) = pinned.pin.rank {
-            let on_rank = |index| target(index).is_some_and(|t| t.rank.unwrap_or(0) == rank);
-            left = left
-                .narrow(Filter::Rank, on_rank)
-                .map_err(|_| Refusal::RankOutOfRange {
-                    role: pinned.role,
-                    rank,
-                })?;
-        }
-        if let Some(adapter) = case
-            .asked
-            .adapter
-            .as_deref()
-            .filter(|_| case.roster.has_adapters)
-        {
-            // Any of them can load it, at a cost.
-            let has = |index| {
-                target(index).is_some_and(|t| t.worker.adapters.iter().any(|own| own == adapter))
-            };
-            left = left.prefer(has);
-        }
-        if !self.health.is_clear() {
-            let now = self.ledger.now();
-            let has = |index: usize, mark: Mark| {
-                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
-            };
-            // Where all are marked, a mark tells them apart no more.
-            left = left.prefer(|index| !has(index, Mark::Unreachable));
-            left = left.prefer(|index| !has(index, Mark::Overloaded));
-        }
-        Ok(left)
-    }
-
     /// The index of the one that the policy picks among those who are not too busy.
     fn pick(
         &mut self,
@@ -509,31 +429,6 @@ impl Router {
         Ok(picked.and_then(|picked| eligible.indexes.get(picked).copied()))
     }
 
-    /// Those who are not busier than the role's threshold.
-    fn not_busy(
-        &mut self,
-        members: &[Member],
-        eligible: Eligible,
-        role: Role,
-    ) -> Result<Eligible, Refusal> {
-        let admission = &self.pool.admission;
-        if !admission.has_threshold(role) {
-            return Ok(eligible);
-        }
-        self.ledger
-            .standings(slots(members, &eligible), &mut self.standings);
-        let mut standings = self.standings.iter();
-        let is_free = |index: usize| {
-            let standing = standings.next().copied().unwrap_or_default();
-            members
-                .get(index)
-                .is_some_and(|member| !admission.is_busy(role, &standing, member.capacity))
-        };
-        eligible
-            .narrow(Filter::Overload, is_free)
-            .map_err(|_| Refusal::Overloaded { role })
-    }
-
     /// Who else the same bytes may go to: as many as the proxy may try, of the same rank, in random order, those who are
     /// preferred first. One who names a worker means that worker.
     fn others(
@@ -580,82 +475,4 @@ impl Router {
             .map(|member| member.target.clone())
             .collect()
     }
-}
-
-/// The numbers of those who are eligible.
-fn slots<'m>(
-    members: &'m [Member],
-    eligible: &'m Eligible,
-) -> impl Iterator<Item = usize> + Clone + use<'m> {
-    let slot = |index: &usize| members.get(*index).map_or(usize::MAX, |member| member.slot);
-    eligible.indexes.iter().map(slot)
-}
-
-/// Whether anything is demanded of a pair at all.
-fn is_restricted(case: &Case<'_>) -> bool {
-    case.roster.has_topology || !case.steering.constraints.required_taints.is_empty()
-}
-
-/// What the transfer from `prefill`, and the request itself, demand of the decode worker.
-fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constraints, Refusal> {
-    if !case.roster.has_topology {
-        return Ok(case.steering.constraints.clone());
-    }
-    let here = case.roster.workers.iter().map(|worker| &**worker);
-    match topology::constraints(prefill, here) {
-        Ok(derived) => Ok(case.steering.constraints.clone().merged(derived)),
-        Err(error) => Err(Refusal::Topology {
-            problem: error.to_string(),
-        }),
-    }
-}
-
-/// Those who have all that is required.
-fn admitted(members: &[Member], constraints: &Constraints) -> Result<Eligible, Filter> {
-    let all = Eligible::all(members.len())?;
-    if constraints.required_taints.is_empty() {
-        return Ok(all);
-    }
-    all.narrow(Filter::Taints, |index| {
-        members
-            .get(index)
-            .is_some_and(|member| constraints.admit(&member.target.worker))
-    })
-}
-
-/// Whether a prefill worker may hand over to the decode worker that has been picked, or to any that is here; else why not.
-fn hands_over(
-    prefill: &Rc<Worker>,
-    case: &Case<'_>,
-    decode: Option<&Rc<Worker>>,
-) -> Result<(), String> {
-    let Roster { workers, .. } = &*case.roster;
-    let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
-        .map_err(|error| error.to_string())?;
-    let demanded = case.steering.constraints.clone().merged(derived);
-    let found = match decode {
-        Some(decode) => demanded.admit(decode),
-        None => workers
-            .iter()
-            .any(|worker| worker.role == Role::Decode && demanded.admit(worker)),
-    };
-    match found {
-        true => Ok(()),
-        false => Err(format!(
-            "no decode worker is where worker {} may transfer to",
-            prefill.name
-        )),
-    }
-}
-
-fn most_preferred(members: &[Member], eligible: Eligible, wanted: &Constraints) -> Eligible {
-    let preference = |index: usize| {
-        let member = members.get(index);
-        member.map_or(f64::NEG_INFINITY, |m| wanted.preference(&m.target.worker))
-    };
-    let indexes = eligible.indexes.iter();
-    let most = indexes
-        .map(|index| preference(*index))
-        .fold(f64::NEG_INFINITY, f64::max);
-    eligible.prefer(|index| preference(index) >= most)
 }

@@ -10,6 +10,7 @@ mod ask;
 mod choice;
 mod conditional;
 mod dispatch;
+mod eligible;
 mod explain;
 mod health;
 mod pinned;
@@ -46,13 +47,11 @@ use crate::handoff::sglang::Bootstrap;
 use crate::json::Edits;
 use crate::load::{Ledger, Load, Standing};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
-use crate::prefix::Blocks;
 use crate::prefix::index::{Bounds, Index};
 use crate::rendezvous::{Mode, NotServed, Verdict};
-use crate::request::prompt::{self, Identity, Prompt};
 use crate::request::{Generation, Request, Steering};
 use crate::selection::eligibility::Subset;
-use crate::selection::{Policy, Random, Reads, policy};
+use crate::selection::{Policy, Random, policy};
 
 use ask::{Asked, Case};
 use choice::{Pair, Whole};
@@ -356,110 +355,6 @@ impl Router {
         let case = self.case(place, &nothing, &asked);
         let pair = self.pick_pair(&case)?;
         Ok(self.forward_pair(pair, &asked, None))
-    }
-
-    /// Begins an explanation, or none.
-    fn explain(&mut self, wanted: Explain) {
-        let is_heard = match wanted {
-            Explain::No => false,
-            Explain::ForLog => true,
-            Explain::ForCaller => self.pool.trust_clients,
-        };
-        self.explained = is_heard.then(Vec::new);
-    }
-
-    /// The explanation of the last plan's choices, as JSON; none where none was wanted, or nobody was chosen.
-    pub fn take_explanation(&mut self) -> Option<String> {
-        let explained = self.explained.take()?;
-        (!explained.is_empty()).then(|| explain::to_json(&explained))
-    }
-
-    /// What the caller says of where the request goes: heard only where the pool trusts its callers.
-    fn steering(&self, request: &Request<'_>, told: Told<'_>) -> Result<Steering, Refusal> {
-        if !self.pool.trust_clients {
-            return Ok(Steering::default());
-        }
-        let headers = told
-            .headers
-            .iter()
-            .map(|(name, value)| (name.as_slice(), value.as_slice()));
-        Steering::read(
-            headers,
-            request.body.get("nvext").map(|member| member.value),
-        )
-    }
-
-    /// The model that is asked for, and the adapter where it is one's name.
-    fn model_of(&self, name: &str) -> Result<(String, Option<Rc<str>>), Refusal> {
-        let base = self.adapters.get(name);
-        let adapter = base.is_some().then(|| Rc::from(name));
-        let model = base.cloned().flatten().unwrap_or_else(|| name.to_owned());
-        self.check_model(&model)?;
-        Ok((model, adapter))
-    }
-
-    /// What of a request matters to a choice.
-    fn asked(
-        &self,
-        request: &Request<'_>,
-        steering: &Steering,
-        told: Told<'_>,
-        adapter: Option<Rc<str>>,
-    ) -> Asked {
-        let prompt = self.prompt(request, steering, told, adapter.as_deref());
-        let ask = Ask {
-            model: &request.model,
-            prompt_tokens: prompt.tokens,
-            blocks: &prompt.blocks,
-            expected_tokens: steering
-                .hints
-                .expected_tokens
-                .or_else(|| request.max_tokens()),
-            session: told.session,
-        };
-        Asked {
-            adapter,
-            subset: told.subset.cloned().map(Rc::new),
-            tracking: steering.weights.tracking(),
-            ..Asked::of(&ask, steering.weights.over(self.pool.selection.kv))
-        }
-    }
-
-    /// The prompt's blocks, where any policy looks at them.
-    fn prompt(
-        &self,
-        request: &Request<'_>,
-        steering: &Steering,
-        told: Told<'_>,
-        adapter: Option<&str>,
-    ) -> Prompt {
-        let reads = self.prefill_policy.reads().max(self.decode_policy.reads());
-        if reads == Reads::Nothing {
-            return Prompt {
-                blocks: Blocks::default(),
-                tokens: request.prompt_tokens,
-            };
-        }
-        let identity = Identity {
-            model: &request.model,
-            adapter,
-            cache_salt: told.tenant,
-            token_data: steering.token_data.as_deref(),
-            block_tokens: self.pool.block_tokens,
-        };
-        prompt::read(request, &identity)
-    }
-
-    fn check_model(&self, model: &str) -> Result<(), Refusal> {
-        if self.places.places().next().is_none() {
-            return Err(Refusal::NoFleet);
-        }
-        match self.places.of_model(Some(model)).is_empty() {
-            true => Err(Refusal::UnknownModel {
-                model: model.to_owned(),
-            }),
-            false => Ok(()),
-        }
     }
 
     fn plan_pair(

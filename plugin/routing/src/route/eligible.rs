@@ -1,0 +1,204 @@
+//! Owns who may be picked at all, filter by filter: what a place, a request and the workers' own state demand.
+
+use std::rc::Rc;
+
+use super::ask::Case;
+use super::choice::Step;
+use super::health::Mark;
+use super::pinned::Pinned;
+use super::roster::{Member, Roster};
+use super::{Refusal, Router};
+use crate::config::Protocol;
+use crate::fleet::{Role, Worker};
+use crate::request::Pin;
+use crate::selection::eligibility::{Eligible, Filter};
+use crate::topology::{self, Constraints};
+
+impl Router {
+    /// Where a bootstrap server must be known: those of whom it is. One who is only asked about need not be, where none is.
+    pub(super) fn narrow_to_bound(
+        &self,
+        all: Eligible,
+        members: &[Member],
+        pin: Pin,
+        step: Step,
+    ) -> Result<Eligible, Filter> {
+        if self.pool.protocol != Protocol::Sglang {
+            return Ok(all);
+        }
+        let is_bound = |member: &Member| self.bindings.contains_key(&member.target.worker.id);
+        let named = |member: &&Member| pin.worker == Some(member.target.worker.id);
+        let is_needed = match step {
+            Step::Commit if members.iter().any(|m| named(&m) && !is_bound(m)) => {
+                return Err(Filter::Binding);
+            }
+            Step::Commit => true,
+            Step::Peek => pin.worker.is_none() && members.iter().any(is_bound),
+        };
+        match is_needed {
+            true => all.narrow(Filter::Binding, |index| {
+                members.get(index).is_some_and(is_bound)
+            }),
+            false => Ok(all),
+        }
+    }
+
+    /// The filters that are the same for all roles and do not apply to a worker that the caller names.
+    pub(super) fn narrow_further(
+        &self,
+        case: &Case<'_>,
+        eligible: Eligible,
+        pinned: Pinned,
+    ) -> Result<Eligible, Refusal> {
+        let members = case.roster.of_role(pinned.role);
+        let target = |index: usize| members.get(index).map(|member| &member.target);
+        let mut left = eligible;
+        if let Some(subset) = &case.asked.subset {
+            let holds = |index| target(index).is_some_and(|t| subset.holds(t.worker.address));
+            left = left
+                .narrow(Filter::Subset, holds)
+                .map_err(|filter| Refusal::NoneEligible {
+                    role: pinned.role,
+                    filter,
+                })?;
+        }
+        if let Some(rank) = pinned.pin.rank {
+            let on_rank = |index| target(index).is_some_and(|t| t.rank.unwrap_or(0) == rank);
+            left = left
+                .narrow(Filter::Rank, on_rank)
+                .map_err(|_| Refusal::RankOutOfRange {
+                    role: pinned.role,
+                    rank,
+                })?;
+        }
+        if let Some(adapter) = case
+            .asked
+            .adapter
+            .as_deref()
+            .filter(|_| case.roster.has_adapters)
+        {
+            // Any of them can load it, at a cost.
+            let has = |index| {
+                target(index).is_some_and(|t| t.worker.adapters.iter().any(|own| own == adapter))
+            };
+            left = left.prefer(has);
+        }
+        if !self.health.is_clear() {
+            let now = self.ledger.now();
+            let has = |index: usize, mark: Mark| {
+                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
+            };
+            // Where all are marked, a mark tells them apart no more.
+            left = left.prefer(|index| !has(index, Mark::Unreachable));
+            left = left.prefer(|index| !has(index, Mark::Overloaded));
+        }
+        Ok(left)
+    }
+
+    /// Those who are not busier than the role's threshold.
+    pub(super) fn not_busy(
+        &mut self,
+        members: &[Member],
+        eligible: Eligible,
+        role: Role,
+    ) -> Result<Eligible, Refusal> {
+        let admission = &self.pool.admission;
+        if !admission.has_threshold(role) {
+            return Ok(eligible);
+        }
+        self.ledger
+            .standings(slots(members, &eligible), &mut self.standings);
+        let mut standings = self.standings.iter();
+        let is_free = |index: usize| {
+            let standing = standings.next().copied().unwrap_or_default();
+            members
+                .get(index)
+                .is_some_and(|member| !admission.is_busy(role, &standing, member.capacity))
+        };
+        eligible
+            .narrow(Filter::Overload, is_free)
+            .map_err(|_| Refusal::Overloaded { role })
+    }
+}
+
+/// The numbers of those who are eligible.
+pub(super) fn slots<'m>(
+    members: &'m [Member],
+    eligible: &'m Eligible,
+) -> impl Iterator<Item = usize> + Clone + use<'m> {
+    let slot = |index: &usize| members.get(*index).map_or(usize::MAX, |member| member.slot);
+    eligible.indexes.iter().map(slot)
+}
+
+/// Whether anything is demanded of a pair at all.
+pub(super) fn is_restricted(case: &Case<'_>) -> bool {
+    case.roster.has_topology || !case.steering.constraints.required_taints.is_empty()
+}
+
+/// What the transfer from `prefill`, and the request itself, demand of the decode worker.
+pub(super) fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constraints, Refusal> {
+    if !case.roster.has_topology {
+        return Ok(case.steering.constraints.clone());
+    }
+    let here = case.roster.workers.iter().map(|worker| &**worker);
+    match topology::constraints(prefill, here) {
+        Ok(derived) => Ok(case.steering.constraints.clone().merged(derived)),
+        Err(error) => Err(Refusal::Topology {
+            problem: error.to_string(),
+        }),
+    }
+}
+
+/// Those who have all that is required.
+pub(super) fn admitted(members: &[Member], constraints: &Constraints) -> Result<Eligible, Filter> {
+    let all = Eligible::all(members.len())?;
+    if constraints.required_taints.is_empty() {
+        return Ok(all);
+    }
+    all.narrow(Filter::Taints, |index| {
+        members
+            .get(index)
+            .is_some_and(|member| constraints.admit(&member.target.worker))
+    })
+}
+
+/// Whether a prefill worker may hand over to the decode worker that has been picked, or to any that is here; else why not.
+pub(super) fn hands_over(
+    prefill: &Rc<Worker>,
+    case: &Case<'_>,
+    decode: Option<&Rc<Worker>>,
+) -> Result<(), String> {
+    let Roster { workers, .. } = &*case.roster;
+    let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
+        .map_err(|error| error.to_string())?;
+    let demanded = case.steering.constraints.clone().merged(derived);
+    let found = match decode {
+        Some(decode) => demanded.admit(decode),
+        None => workers
+            .iter()
+            .any(|worker| worker.role == Role::Decode && demanded.admit(worker)),
+    };
+    match found {
+        true => Ok(()),
+        false => Err(format!(
+            "no decode worker is where worker {} may transfer to",
+            prefill.name
+        )),
+    }
+}
+
+pub(super) fn most_preferred(
+    members: &[Member],
+    eligible: Eligible,
+    wanted: &Constraints,
+) -> Eligible {
+    let preference = |index: usize| {
+        let member = members.get(index);
+        member.map_or(f64::NEG_INFINITY, |m| wanted.preference(&m.target.worker))
+    };
+    let indexes = eligible.indexes.iter();
+    let most = indexes
+        .map(|index| preference(*index))
+        .fold(f64::NEG_INFINITY, f64::max);
+    eligible.prefer(|index| preference(index) >= most)
+}
