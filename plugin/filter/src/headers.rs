@@ -13,7 +13,7 @@ pub const PREFILL: &str = "x-pd-router-prefill";
 /// The chosen decode worker, for people.
 pub const DECODE: &str = "x-pd-router-decode";
 /// The endpoints that a gateway in front allows.
-pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+pub use routing::request::steering::SUBSET;
 /// Asks for the terms of the choice, and answers with them.
 pub const EXPLAIN: &str = "x-pd-router-explain";
 /// Tenants share no cache.
@@ -37,6 +37,7 @@ const NOT_A_CLIENTS: &[&str] = &[
     "x-prefill-instance-id",
     "x-dynamo-worker-instance-id",
     "x-dynamo-prefill-instance-id",
+    "x-dynamo-backend-instance-id",
     "x-dynamo-dp-rank",
     "x-dynamo-prefill-dp-rank",
     "x-dynamo-routing-mode",

@@ -5,7 +5,7 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, chat_body};
 use pd_router_e2e::engines::{Engine, FAST, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::rig::{CHAT, Conversation, Spelling};
 

@@ -63,7 +63,8 @@ pub async fn a_worker_that_dies_or_leaves_loses_its_prefixes(proxy: Proxy) {
     assert!(held.is_some_and(|blocks| blocks > 30), "{status}");
 
     // It dies, and is on the roster all the same.
-    crew.prefill[place(&crew, &first)].kill().await;
+    let at = place(&crew, &first);
+    crew.prefill[at].kill().await;
     let second = stays(&mut conversation, &gateway).await;
     assert_ne!(first, second);
     let status = gateway.status().await;

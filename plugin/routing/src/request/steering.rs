@@ -148,9 +148,12 @@ enum Field {
     PrefillRank,
 }
 
+/// The header by which a gateway in front names the endpoints that it allows.
+pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+
 /// The names of all headers that steer.
 pub fn header_names() -> impl Iterator<Item = &'static str> {
-    HEADERS.iter().map(|(name, _)| *name)
+    HEADERS.iter().map(|(name, _)| *name).chain([SUBSET])
 }
 
 /// The header that a caller names a worker of `role` with, for messages.
