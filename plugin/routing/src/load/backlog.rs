@@ -11,6 +11,10 @@ use std::time::Duration;
 /// What an observation still counts for when the next one comes: about the last ten count.
 const MEMORY: f64 = 0.9;
 
+/// A prompt with fewer tokens to compute tells of what every request costs, not of the worker's speed: one who is sent
+/// what it has cached would be thought to be slow.
+const TELLING_TOKENS: u64 = 1000;
+
 /// Prefill work done, and the time it took.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rate {
@@ -119,8 +123,10 @@ impl Backlog {
     pub fn finish(&mut self, ticket: Ticket, now: Duration) {
         if let Some(tokens) = self.end(ticket, now) {
             let took = now.saturating_sub(self.observed_until);
-            self.rate.observe(tokens, took);
-            self.speed = self.rate.per_second();
+            if tokens >= TELLING_TOKENS {
+                self.rate.observe(tokens, took);
+                self.speed = self.rate.per_second();
+            }
             self.observed_until = now;
         }
     }
@@ -225,14 +231,27 @@ mod tests {
     #[test]
     fn what_nobody_ended_expires_and_ends_only_once() {
         let mut backlog = Backlog::default();
-        let old = backlog.push(100, at(0));
-        let young = backlog.push(50, at(5000));
+        let old = backlog.push(10_000, at(0));
+        let young = backlog.push(5000, at(5000));
         backlog.expire(at(1000), at(6000));
-        assert_eq!((backlog.tokens(), backlog.prompts()), (50, 1));
+        assert_eq!((backlog.tokens(), backlog.prompts()), (5000, 1));
         backlog.finish(old, at(7000));
         assert_eq!(backlog.rate().per_second(), None);
         backlog.finish(young, at(7000));
-        assert_eq!(backlog.rate().per_second(), Some(50.0));
+        assert_eq!(backlog.rate().per_second(), Some(5000.0));
+    }
+
+    #[test]
+    fn a_prompt_with_little_to_compute_tells_nothing_of_the_speed() {
+        let mut backlog = Backlog::default();
+        let cached = backlog.push(70, at(0));
+        backlog.finish(cached, at(30));
+        assert_eq!(backlog.speed(), None);
+        let long = backlog.push(8000, at(100));
+        let cached = backlog.push(70, at(100));
+        backlog.finish(long, at(1100));
+        backlog.finish(cached, at(1130));
+        assert_eq!(backlog.speed(), Some(8000.0));
     }
 
     #[test]
