@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 
 mod engine;
 mod host;
+mod replay;
 mod run;
 
 /// A proxy-wasm host for pd-router, simulated inference engines, and the tools that judge them.
@@ -21,12 +22,15 @@ enum Command {
     Run(run::Args),
     /// Start one simulated inference server.
     Engine(engine::Args),
+    /// Replay a recorded trace in virtual time, and compare policies.
+    Replay(replay::Args),
 }
 
 fn main() -> std::process::ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(args).map_err(|error| error.to_string()),
         Command::Engine(args) => engine::run(args).map_err(|error| error.to_string()),
+        Command::Replay(args) => replay::run(args).map_err(|error| error.to_string()),
     };
     match outcome {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -92,16 +92,6 @@ impl Backlog {
         self.prompts
     }
 
-    /// The rate observed.
-    pub fn rate(&self) -> Rate {
-        self.rate
-    }
-
-    /// How quickly the worker reads, in tokens a second; none where nothing has been observed yet.
-    pub fn speed(&self) -> Option<f64> {
-        self.speed
-    }
-
     /// A prompt was sent, of which `tokens` must be computed.
     pub fn push(&mut self, tokens: u64, now: Duration) -> Ticket {
         if self.prompts == 0 {
@@ -121,12 +111,11 @@ impl Backlog {
 
     /// Its first token was seen. Once over, a prompt stays over.
     pub fn finish(&mut self, ticket: Ticket, now: Duration) {
-        if let Some(tokens) = self.end(ticket, now) {
+        let ended = self.end(ticket, now);
+        if let Some(tokens) = ended.filter(|tokens| *tokens >= TELLING_TOKENS) {
             let took = now.saturating_sub(self.observed_until);
-            if tokens >= TELLING_TOKENS {
-                self.rate.observe(tokens, took);
-                self.speed = self.rate.per_second();
-            }
+            self.rate.observe(tokens, took);
+            self.speed = self.rate.per_second();
             self.observed_until = now;
         }
     }
@@ -166,24 +155,59 @@ impl Backlog {
         Some(tokens)
     }
 
-    /// Tokens that are thought to be left at `now`, the oldest prompt shrinking at this worker's rate, or at `common`,
-    /// that of workers like it, where nothing was observed of it yet.
-    pub fn left(&self, now: Duration, common: Option<f64>) -> f64 {
+    /// What an estimate needs, in one place.
+    pub fn progress(&self) -> Progress {
+        let head = self.queue.front();
+        Progress {
+            tokens: self.tokens,
+            prompts: self.prompts,
+            head_tokens: head.map_or(0.0, |head| head.tokens as f64),
+            head_since: self.head_since.as_secs_f64(),
+            speed: self.speed,
+        }
+    }
+
+    /// The rate observed.
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+}
+
+/// A backlog as an estimate sees it: small, since every choice looks at all of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Progress {
+    /// Tokens that were booked and are not over.
+    pub tokens: u64,
+    /// Prompts likewise.
+    pub prompts: u64,
+    /// Tokens of the oldest one.
+    head_tokens: f64,
+    /// Since when that is thought to be read, in seconds since 1970.
+    head_since: f64,
+    /// How quickly the worker reads, in tokens a second; none where nothing has been observed yet.
+    pub speed: Option<f64>,
+}
+
+impl Progress {
+    /// Tokens that are thought to be left `now`, in seconds since 1970, the oldest prompt shrinking at this worker's rate, or at
+    /// `common`, that of workers like it, where nothing was observed of it yet.
+    pub fn left(&self, now: f64, common: Option<f64>) -> f64 {
         let booked = self.tokens as f64;
-        let Some(head) = self.queue.front() else {
+        let Some(speed) = self.speed.or(common) else {
             return booked;
         };
-        let Some(rate) = self.speed.or(common) else {
-            return booked;
-        };
-        let done = rate * now.saturating_sub(self.head_since).as_secs_f64();
-        (booked - done.min(head.tokens as f64)).max(0.0)
+        let done = speed * (now - self.head_since).max(0.0);
+        (booked - done.min(self.head_tokens)).max(0.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn left(backlog: &Backlog, now: Duration, common: Option<f64>) -> f64 {
+        backlog.progress().left(now.as_secs_f64(), common)
+    }
 
     fn at(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -193,8 +217,8 @@ mod tests {
     fn nothing_shrinks_before_something_was_observed() {
         let mut backlog = Backlog::default();
         backlog.push(1000, at(0));
-        assert_eq!(backlog.left(at(5_000), None), 1000.0);
-        assert_eq!(backlog.left(at(500), Some(1000.0)), 500.0);
+        assert_eq!(left(&backlog, at(5_000), None), 1000.0);
+        assert_eq!(left(&backlog, at(500), Some(1000.0)), 500.0);
     }
 
     #[test]
@@ -204,12 +228,12 @@ mod tests {
         let second = backlog.push(3000, at(200));
         backlog.push(500, at(300));
         backlog.finish(first, at(500));
-        assert_eq!(backlog.rate().per_second(), Some(2000.0));
-        assert_eq!(backlog.left(at(1000), None), 2500.0);
-        assert_eq!(backlog.left(at(60_000), None), 500.0);
+        assert_eq!(backlog.rate.per_second(), Some(2000.0));
+        assert_eq!(left(&backlog, at(1000), None), 2500.0);
+        assert_eq!(left(&backlog, at(60_000), None), 500.0);
         backlog.finish(second, at(2_000));
-        assert_eq!(backlog.left(at(2_000), None), 500.0);
-        assert!((backlog.rate().per_second().unwrap() - 2000.0).abs() < 1.0);
+        assert_eq!(left(&backlog, at(2_000), None), 500.0);
+        assert!((backlog.rate.per_second().unwrap() - 2000.0).abs() < 1.0);
     }
 
     #[test]
@@ -224,7 +248,7 @@ mod tests {
         backlog.finish(tickets[1], at(400));
         backlog.finish(tickets[3], at(400));
         assert_eq!((backlog.tokens(), backlog.prompts()), (0, 0));
-        assert_eq!(backlog.left(at(500), Some(1.0)), 0.0);
+        assert_eq!(left(&backlog, at(500), Some(1.0)), 0.0);
         assert!(backlog.queue.is_empty());
     }
 
@@ -236,9 +260,9 @@ mod tests {
         backlog.expire(at(1000), at(6000));
         assert_eq!((backlog.tokens(), backlog.prompts()), (5000, 1));
         backlog.finish(old, at(7000));
-        assert_eq!(backlog.rate().per_second(), None);
+        assert_eq!(backlog.rate.per_second(), None);
         backlog.finish(young, at(7000));
-        assert_eq!(backlog.rate().per_second(), Some(5000.0));
+        assert_eq!(backlog.rate.per_second(), Some(5000.0));
     }
 
     #[test]
@@ -246,12 +270,12 @@ mod tests {
         let mut backlog = Backlog::default();
         let cached = backlog.push(70, at(0));
         backlog.finish(cached, at(30));
-        assert_eq!(backlog.speed(), None);
+        assert_eq!(backlog.speed, None);
         let long = backlog.push(8000, at(100));
         let cached = backlog.push(70, at(100));
         backlog.finish(long, at(1100));
         backlog.finish(cached, at(1130));
-        assert_eq!(backlog.speed(), Some(8000.0));
+        assert_eq!(backlog.speed, Some(8000.0));
     }
 
     #[test]
@@ -261,6 +285,6 @@ mod tests {
         backlog.finish(first, at(1000));
         let second = backlog.push(1000, at(3_600_000));
         backlog.finish(second, at(3_601_000));
-        assert!((backlog.rate().per_second().unwrap() - 1000.0).abs() < 1e-6);
+        assert!((backlog.rate.per_second().unwrap() - 1000.0).abs() < 1e-6);
     }
 }

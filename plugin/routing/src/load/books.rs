@@ -1,11 +1,11 @@
 //! Owns the figures that charges share: one account for each worker rank, and the sum of all.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::rc::Weak;
 use std::time::Duration;
 
 use super::answer::Booking;
-use super::backlog::{Backlog, Rate, Ticket};
+use super::backlog::{Backlog, Progress, Rate, Ticket};
 use crate::fleet::TargetKey;
 
 /// Thousandths of a block: charges shrink and grow by less than one, and still add up exactly.
@@ -48,14 +48,58 @@ pub struct Standing {
     pub booked_tokens: u64,
     /// What is thought to be left of them now.
     pub queued_tokens: f64,
-    /// Prefills under way.
-    pub prefills: u64,
     /// KV blocks of requests being decoded.
     pub decode_blocks: f64,
+    /// Prefills under way.
+    pub prefills: u32,
     /// Requests being decoded.
-    pub decodes: u64,
+    pub decodes: u32,
     /// How quickly it reads prompts, in tokens a second; none where that has not been observed yet.
     pub speed: Option<f64>,
+}
+
+/// What a choice looks at of an account, apart from the rest, so that looking at a thousand is quick.
+#[derive(Debug, Clone, Copy, Default)]
+struct Glance {
+    progress: Progress,
+    decode_blocks: f64,
+    decodes: u32,
+}
+
+impl Glance {
+    fn of(account: &Account) -> Self {
+        Self {
+            progress: account.backlog.progress(),
+            decode_blocks: account.decode_parts as f64 / PARTS as f64,
+            decodes: u32::try_from(account.decodes).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// All accounts at one moment.
+pub struct Standings<'b> {
+    glances: Ref<'b, Vec<Glance>>,
+    /// Seconds since 1970.
+    now: f64,
+    speed: Option<f64>,
+}
+
+impl Standings<'_> {
+    /// How things stand on a slot.
+    pub fn of(&self, slot: usize) -> Standing {
+        let Some(glance) = self.glances.get(slot) else {
+            return Standing::default();
+        };
+        let progress = &glance.progress;
+        Standing {
+            booked_tokens: progress.tokens,
+            queued_tokens: progress.left(self.now, self.speed),
+            decode_blocks: glance.decode_blocks,
+            prefills: u32::try_from(progress.prompts).unwrap_or(u32::MAX),
+            decodes: glance.decodes,
+            speed: progress.speed,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +156,7 @@ impl Sums {
 pub(super) struct Books {
     now: Cell<Duration>,
     accounts: RefCell<Vec<Account>>,
+    glances: RefCell<Vec<Glance>>,
     sums: Cell<Sums>,
     answers: RefCell<Leases>,
     looked_at: Cell<Duration>,
@@ -168,17 +213,18 @@ impl Books {
     pub(super) fn add(&self) -> usize {
         let mut accounts = self.accounts.borrow_mut();
         accounts.push(Account::default());
+        self.glances.borrow_mut().push(Glance::default());
         accounts.len().saturating_sub(1)
     }
 
     pub(super) fn open(&self, slot: usize, key: TargetKey) {
-        if let Some(account) = self.accounts.borrow_mut().get_mut(slot) {
+        self.change(slot, |account| {
             *account = Account {
                 key: Some(key),
                 backlog: account.backlog.successor(),
                 ..Account::default()
             };
-        }
+        });
     }
 
     pub(super) fn close(&self, slot: usize) {
@@ -202,31 +248,18 @@ impl Books {
         }
     }
 
-    pub(super) fn standings(
-        &self,
-        slots: impl Iterator<Item = usize> + Clone,
-        out: &mut Vec<Standing>,
-    ) -> Option<f64> {
+    pub(super) fn standings(&self, speed: Option<f64>) -> Standings<'_> {
+        Standings {
+            glances: self.glances.borrow(),
+            now: self.now.get().as_secs_f64(),
+            speed,
+        }
+    }
+
+    pub(super) fn speed(&self, slots: impl Iterator<Item = usize>) -> Option<f64> {
         let accounts = self.accounts.borrow();
-        let now = self.now.get();
-        let of = |slot: usize| accounts.get(slot);
-        let rates = slots.clone().filter_map(of);
-        let all = rates.fold(Rate::default(), |sum, account| {
-            sum.plus(account.backlog.rate())
-        });
-        let common = all.per_second();
-        out.clear();
-        out.extend(slots.map(|slot| {
-            of(slot).map_or_else(Standing::default, |account| Standing {
-                booked_tokens: account.backlog.tokens(),
-                queued_tokens: account.backlog.left(now, common),
-                prefills: account.backlog.prompts(),
-                decode_blocks: account.decode_parts as f64 / PARTS as f64,
-                decodes: account.decodes,
-                speed: account.backlog.speed(),
-            })
-        }));
-        common
+        let rates = slots.filter_map(|slot| Some(accounts.get(slot)?.backlog.rate()));
+        rates.fold(Rate::default(), Rate::plus).per_second()
     }
 
     pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {
@@ -283,6 +316,9 @@ impl Books {
         let account = accounts.get_mut(slot)?;
         let before = Sums::of(account);
         let outcome = change(account);
+        if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
+            *glance = Glance::of(account);
+        }
         self.sums
             .set(self.sums.get().moved(before, Sums::of(account)));
         Some(outcome)

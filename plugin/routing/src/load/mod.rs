@@ -9,7 +9,7 @@ mod backlog;
 mod books;
 
 pub use answer::{Answer, DecodeCharge};
-pub use books::{Load, Standing};
+pub use books::{Load, Standing, Standings};
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -82,14 +82,16 @@ impl Ledger {
         ranks.fold(Load::default(), |sum, key| sum.plus(self.load(key)))
     }
 
-    /// How things stand on the slots that are asked for, in their order; returned is how quickly they read prompts all in
-    /// all, in tokens a second.
-    pub fn standings(
-        &self,
-        slots: impl Iterator<Item = usize> + Clone,
-        out: &mut Vec<Standing>,
-    ) -> Option<f64> {
-        self.books.standings(slots, out)
+    /// How quickly the workers of these slots read prompts all in all, in tokens a second; none where that has not been
+    /// observed of any.
+    pub fn speed(&self, slots: impl Iterator<Item = usize>) -> Option<f64> {
+        self.books.speed(slots)
+    }
+
+    /// How things stand now. `speed` is taken for that of a worker of which nothing has been observed. Nothing may be booked
+    /// while this is held.
+    pub fn standings(&self, speed: Option<f64>) -> Standings<'_> {
+        self.books.standings(speed)
     }
 
     /// What is booked on all workers together, those that left included.

@@ -132,11 +132,12 @@ fn rates_are_those_of_the_first_tokens_seen() {
             .charge_prefill(key(worker), tokens)
             .finish(ledger.now() + Duration::from_secs(1));
     }
-    let mut standings = Vec::new();
-    let all = ledger.standings(slots.into_iter(), &mut standings);
-    assert_eq!(all, Some(5000.0));
-    assert_eq!(standings[0].speed, Some(8000.0));
-    assert_eq!(standings[1].speed, Some(2000.0));
+    let speed = ledger.speed(slots.into_iter());
+    assert_eq!(speed, Some(5000.0));
+    let standings = ledger.standings(speed);
+    assert_eq!(standings.of(slots[0]).speed, Some(8000.0));
+    assert_eq!(standings.of(slots[1]).speed, Some(2000.0));
+    assert_eq!(standings.of(77), Standing::default());
 }
 
 /// A charge that is open, and what it must count as.

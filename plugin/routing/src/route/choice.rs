@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::ask::Case;
-use super::eligible::{admitted, constraints, hands_over, is_restricted, most_preferred, slots};
+use super::eligible::{admitted, constraints, hands_over, is_restricted, most_preferred};
 use super::explain::Explained;
 use super::pinned::Pinned;
 use super::roster::Member;
@@ -347,14 +347,8 @@ impl Router {
             })
         };
         if let Some(id) = pinned.pin.worker {
-            let index = pinned.find(id, members, &eligible.indexes, &self.fleet, &self.ledger)?;
-            self.not_busy(
-                members,
-                Eligible {
-                    indexes: vec![index],
-                },
-                pinned.role,
-            )?;
+            let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
+            self.not_busy(members, Eligible::Some(vec![index]), pinned.role)?;
             return Ok(chosen(&self.depths, index));
         }
         let eligible = self.narrow_further(case, eligible, pinned)?;
@@ -363,10 +357,10 @@ impl Router {
     }
 
     /// The index of the one that the policy picks among those who are not too busy.
-    fn pick(
+    fn pick<'a>(
         &mut self,
         case: &Case<'_>,
-        members: &[Member],
+        members: &'a [Member],
         mut eligible: Eligible,
         role: Role,
         wanted: &Constraints,
@@ -388,25 +382,26 @@ impl Router {
         if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
             eligible = most_preferred(members, eligible, wanted);
         }
-        let speed = self
-            .ledger
-            .standings(slots(members, &eligible), &mut self.standings);
+        let speed = case.roster.speed(role, &self.ledger);
         let depths = &self.depths;
-        let mut candidates = Vec::with_capacity(eligible.indexes.len());
-        candidates.extend(eligible.indexes.iter().zip(&self.standings).filter_map(
-            |(index, standing)| {
-                let member = members.get(*index)?;
-                Some(Candidate {
-                    target: &member.target,
-                    standing: *standing,
-                    overlap: depths.get(member.slot).copied().unwrap_or(0),
-                    factor: match wanted.preferred_taints.is_empty() {
-                        true => 1.0,
-                        false => wanted.cost_factor(&member.target.worker),
-                    },
-                })
+        let standings = self.ledger.standings(speed);
+        let prefers = !wanted.preferred_taints.is_empty();
+        let candidate = |member: &'a Member| Candidate {
+            target: &member.target,
+            standing: standings.of(member.slot),
+            overlap: depths.get(member.slot).copied().unwrap_or(0),
+            factor: match prefers {
+                true => wanted.cost_factor(&member.target.worker),
+                false => 1.0,
             },
-        ));
+        };
+        let candidates: Vec<Candidate<'_>> = match &eligible {
+            Eligible::All(_) => members.iter().map(candidate).collect(),
+            Eligible::Some(indexes) => {
+                let left = indexes.iter().filter_map(|index| members.get(*index));
+                left.map(candidate).collect()
+            }
+        };
         let task = Task {
             role,
             prompt_tokens: case.asked.prompt_tokens,
@@ -426,7 +421,7 @@ impl Router {
             };
             explained.push(Explained::new(policy, name, &task, &candidates, picked));
         }
-        Ok(picked.and_then(|picked| eligible.indexes.get(picked).copied()))
+        Ok(picked.and_then(|picked| eligible.nth(picked)))
     }
 
     /// Who else the same bytes may go to: as many as the proxy may try, of the same rank, in random order, those who are
@@ -443,36 +438,47 @@ impl Router {
         if pin.worker.is_some() || wanted == 0 {
             return Vec::new();
         }
-        let fits = |target: &Target| {
-            target.rank == chosen.target.rank && target.worker.id != chosen.target.worker.id
+        let fitting = |index: usize| {
+            let target = &members.get(index)?.target;
+            let fits =
+                target.rank == chosen.target.rank && target.worker.id != chosen.target.worker.id;
+            fits.then_some(target)
         };
-        let mut fitting = eligible
-            .indexes
-            .iter()
-            .filter_map(|index| members.get(*index))
-            .filter(|member| fits(&member.target));
-        // Drawn in one pass: each as likely as the others. Where some are preferred all are drawn.
-        let room = match constraints.preferred_taints.is_empty() {
-            true => wanted,
-            false => usize::MAX,
-        };
-        let mut drawn: Vec<&Member> = fitting.by_ref().take(room).collect();
-        let mut seen = drawn.len();
-        for member in fitting {
-            seen = seen.saturating_add(1);
-            if let Some(place) = drawn.get_mut(self.random.usize(0..seen)) {
-                *place = member;
+        if constraints.preferred_taints.is_empty()
+            && let Some(drawn) = self.draw(eligible, wanted, fitting)
+        {
+            return drawn;
+        }
+        let mut all: Vec<&Target> = eligible.indexes().filter_map(fitting).collect();
+        self.random.shuffle(&mut all);
+        let preference = |target: &Target| constraints.preference(&target.worker);
+        all.sort_by(|a, b| preference(b).total_cmp(&preference(a)));
+        all.into_iter().take(wanted).cloned().collect()
+    }
+
+    /// A few of many, without looking at all of them; none where that does not find enough.
+    fn draw<'m>(
+        &mut self,
+        eligible: &Eligible,
+        wanted: usize,
+        fitting: impl Fn(usize) -> Option<&'m Target>,
+    ) -> Option<Vec<Target>> {
+        const TRIES: usize = 8;
+        let count = eligible.count();
+        let tries = wanted.saturating_mul(TRIES);
+        if count <= tries {
+            return None;
+        }
+        let mut drawn: Vec<Target> = Vec::with_capacity(wanted);
+        for _ in 0..tries {
+            let found = eligible.nth(self.random.usize(0..count)).and_then(&fitting);
+            if let Some(target) = found.filter(|target| !drawn.contains(target)) {
+                drawn.push(target.clone());
+            }
+            if drawn.len() == wanted {
+                return Some(drawn);
             }
         }
-        self.random.shuffle(&mut drawn);
-        if !constraints.preferred_taints.is_empty() {
-            let preference = |member: &Member| constraints.preference(&member.target.worker);
-            drawn.sort_by(|a, b| preference(b).total_cmp(&preference(a)));
-        }
-        drawn.truncate(wanted);
-        drawn
-            .into_iter()
-            .map(|member| member.target.clone())
-            .collect()
+        None
     }
 }

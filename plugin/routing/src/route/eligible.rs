@@ -97,7 +97,7 @@ impl Router {
 
     /// Those who are not busier than the role's threshold.
     pub(super) fn not_busy(
-        &mut self,
+        &self,
         members: &[Member],
         eligible: Eligible,
         role: Role,
@@ -106,28 +106,16 @@ impl Router {
         if !admission.has_threshold(role) {
             return Ok(eligible);
         }
-        self.ledger
-            .standings(slots(members, &eligible), &mut self.standings);
-        let mut standings = self.standings.iter();
+        let standings = self.ledger.standings(None);
         let is_free = |index: usize| {
-            let standing = standings.next().copied().unwrap_or_default();
-            members
-                .get(index)
-                .is_some_and(|member| !admission.is_busy(role, &standing, member.capacity))
+            members.get(index).is_some_and(|member| {
+                !admission.is_busy(role, &standings.of(member.slot), member.capacity)
+            })
         };
         eligible
             .narrow(Filter::Overload, is_free)
             .map_err(|_| Refusal::Overloaded { role })
     }
-}
-
-/// The numbers of those who are eligible.
-pub(super) fn slots<'m>(
-    members: &'m [Member],
-    eligible: &'m Eligible,
-) -> impl Iterator<Item = usize> + Clone + use<'m> {
-    let slot = |index: &usize| members.get(*index).map_or(usize::MAX, |member| member.slot);
-    eligible.indexes.iter().map(slot)
 }
 
 /// Whether anything is demanded of a pair at all.
@@ -196,9 +184,9 @@ pub(super) fn most_preferred(
         let member = members.get(index);
         member.map_or(f64::NEG_INFINITY, |m| wanted.preference(&m.target.worker))
     };
-    let indexes = eligible.indexes.iter();
-    let most = indexes
-        .map(|index| preference(*index))
+    let most = eligible
+        .indexes()
+        .map(preference)
         .fold(f64::NEG_INFINITY, f64::max);
     eligible.prefer(|index| preference(index) >= most)
 }

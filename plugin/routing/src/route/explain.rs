@@ -29,8 +29,8 @@ struct Weighed {
     worker: String,
     dp_rank: Option<u32>,
     picked: bool,
-    prefills: u64,
-    decodes: u64,
+    prefills: u32,
+    decodes: u32,
     decode_blocks: f64,
     overlap_blocks: u32,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -45,7 +45,7 @@ use crate::fleet::{Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::handoff::sglang::Bootstrap;
 use crate::json::Edits;
-use crate::load::{Ledger, Load, Standing};
+use crate::load::{Ledger, Load};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
 use crate::prefix::index::{Bounds, Index};
 use crate::rendezvous::{Mode, NotServed, Verdict};
@@ -85,7 +85,6 @@ pub struct Router {
     transitions: Vec<Transition>,
     /// Kept between choices for their memory alone.
     depths: Vec<u32>,
-    standings: Vec<Standing>,
 }
 
 /// What happens with a request.
@@ -164,7 +163,6 @@ impl Router {
             random: Random::with_seed(seed),
             transitions: Vec::new(),
             depths: Vec::new(),
-            standings: Vec::new(),
             pool,
         };
         router.adopt(Fleet::new(0, workers));

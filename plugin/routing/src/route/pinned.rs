@@ -5,6 +5,7 @@ use super::{PinProblem, Refusal};
 use crate::fleet::{Fleet, Role, WorkerId};
 use crate::load::Ledger;
 use crate::request::Pin;
+use crate::selection::eligibility::Eligible;
 
 /// A pin, and what it is a pin for.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +30,7 @@ impl Pinned {
         &self,
         id: WorkerId,
         members: &[Member],
-        eligible: &[usize],
+        eligible: &Eligible,
         fleet: &Fleet,
         ledger: &Ledger,
     ) -> Result<usize, Refusal> {
@@ -46,8 +47,8 @@ impl Pinned {
             }));
         }
         let of_worker = eligible
-            .iter()
-            .filter_map(|index| Some((*index, &members.get(*index)?.target)))
+            .indexes()
+            .filter_map(|index| Some((index, &members.get(index)?.target)))
             .filter(|(_, target)| target.worker.id == id);
         let on_rank = of_worker.filter(|(_, target)| {
             self.pin

@@ -1,6 +1,8 @@
 //! Owns who is at a place: its workers by role, listed once for each fleet, so that a choice looks nobody up.
 
+use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::runs_whole;
 use crate::config::Pool;
@@ -31,7 +33,18 @@ pub struct Roster {
     pub has_topology: bool,
     /// Whether any of them says which adapters it has.
     pub has_adapters: bool,
+    speeds: [Cell<Observed>; Role::ALL.len()],
 }
+
+/// How quickly the workers of a role read prompts all in all, and when that was worked out.
+#[derive(Debug, Clone, Copy, Default)]
+struct Observed {
+    at: Option<Duration>,
+    speed: Option<f64>,
+}
+
+/// How long a speed is taken for the present one: it is the work of many prompts, and changes slowly.
+const SPEED_LASTS: Duration = Duration::from_millis(20);
 
 impl Roster {
     pub(super) fn of(place: &Place, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) -> Self {
@@ -64,6 +77,26 @@ impl Roster {
             roster.workers.push(Rc::clone(worker));
         }
         roster
+    }
+
+    /// How quickly those of a role read prompts all in all, in tokens a second.
+    pub fn speed(&self, role: Role, ledger: &Ledger) -> Option<f64> {
+        let observed = self.speeds.get(role as usize)?;
+        let now = ledger.now();
+        if let Observed {
+            at: Some(at),
+            speed,
+        } = observed.get()
+            && now.saturating_sub(at) < SPEED_LASTS
+        {
+            return speed;
+        }
+        let speed = ledger.speed(self.of_role(role).iter().map(|member| member.slot));
+        observed.set(Observed {
+            at: Some(now),
+            speed,
+        });
+        speed
     }
 
     /// Those who can take that part. `Aggregated` stands for running a request whole, whoever does.

@@ -6,8 +6,7 @@
 //! for as much longer as the worker is slower than all together. So, in units of blocks:
 //!
 //! ```text
-//! wait    = queued_tokens / block_tokens · slowness
-//! prefill = max(wait + (prompt_tokens / block_tokens − credit · decay · overlap) · slowness, 0)
+//! prefill = max((queued_tokens + prompt_tokens) / block_tokens − credit · decay · overlap, 0) · slowness
 //! decode  = decode_blocks + prompt blocks
 //! cost    = (prefill_load_scale · prefill + decode + decode_active_request_weight · decodes) · factor
 //! ```
@@ -66,7 +65,7 @@ pub struct Terms {
     /// The decode term, in blocks.
     pub decode: f64,
     /// Requests being decoded.
-    pub decodes: u64,
+    pub decodes: u32,
     /// The factor by what the request prefers.
     pub factor: f64,
     /// The sum. Less is better.
@@ -74,71 +73,108 @@ pub struct Terms {
 }
 
 /// The least that is booked on any candidate: the decay of the credit is measured from there.
-pub fn least_booked(candidates: &[Candidate<'_>]) -> u64 {
+fn least_booked(candidates: &[Candidate<'_>]) -> u64 {
     let booked = candidates.iter().map(|c| c.standing.booked_tokens);
     booked.min().unwrap_or_default()
 }
 
-/// What one candidate costs.
-pub fn terms(task: &Task<'_>, candidate: &Candidate<'_>, least_booked: u64) -> Terms {
-    let weights = task.weights;
-    let block = f64::from(task.block_tokens.max(1));
-    let standing = &candidate.standing;
-    let prompt_blocks = task.prompt_tokens as f64 / block;
-    let slowness = slowness(task, candidate);
-
-    let credit_blocks = credit(task, candidate, least_booked);
-    let prefill = match (task.role, task.tracking) {
-        (Role::Decode, _) | (_, Tracking::DecodeOnly) => 0.0,
-        (Role::Prefill | Role::Aggregated, Tracking::Prefill) => {
-            let wait = standing.queued_tokens / block * slowness;
-            (wait + (prompt_blocks - credit_blocks) * slowness).max(0.0)
-        }
-    };
-    let decode = match (task.role, task.decode_credit) {
-        (Role::Prefill, _) => 0.0,
-        (Role::Decode, DecodeCredit::Counts) => {
-            (standing.decode_blocks + prompt_blocks.ceil() - credit_blocks).max(0.0)
-        }
-        (Role::Decode | Role::Aggregated, _) => standing.decode_blocks + prompt_blocks.ceil(),
-    };
-    let requests = match task.role {
-        Role::Prefill => 0.0,
-        Role::Decode | Role::Aggregated => {
-            weights.decode_active_request_weight * standing.decodes as f64
-        }
-    };
-    let sum = weights.prefill_load_scale * prefill + decode + requests;
-    Terms {
-        booked_tokens: standing.booked_tokens,
-        queued_tokens: standing.queued_tokens,
-        overlap_blocks: candidate.overlap,
-        credit_blocks,
-        slowness,
-        estimated_wait_ms: wait_ms(task, candidate),
-        prefill,
-        decode,
-        decodes: standing.decodes,
-        factor: candidate.factor,
-        cost: sum * candidate.factor,
-    }
+/// What a task's candidates cost: what is the same for all of them is worked out once.
+#[derive(Debug, Clone, Copy)]
+pub struct Prices<'a> {
+    task: &'a Task<'a>,
+    least_booked: u64,
+    /// Blocks in one token.
+    per_token: f64,
+    prompt_blocks: f64,
+    prompt_blocks_whole: f64,
 }
 
-/// What the cached blocks are worth: less on a worker that has more booked than the idlest one, where that is wanted.
-fn credit(task: &Task<'_>, candidate: &Candidate<'_>, least_booked: u64) -> f64 {
-    let decay = task.weights.overlap_score_credit_decay;
-    let worth = task.weights.overlap_score_credit * f64::from(candidate.overlap);
-    if decay <= 0.0 || task.tracking == Tracking::DecodeOnly {
-        return worth;
+impl<'a> Prices<'a> {
+    /// The prices for `task` among these candidates.
+    pub fn new(task: &'a Task<'a>, candidates: &[Candidate<'_>]) -> Self {
+        let per_token = 1.0 / f64::from(task.block_tokens.max(1));
+        let prompt_blocks = task.prompt_tokens as f64 * per_token;
+        let least_booked = match task.weights.overlap_score_credit_decay > 0.0 {
+            true => least_booked(candidates),
+            false => 0,
+        };
+        Self {
+            task,
+            least_booked,
+            per_token,
+            prompt_blocks,
+            prompt_blocks_whole: prompt_blocks.ceil(),
+        }
     }
-    let block = f64::from(task.block_tokens.max(1));
-    let more = candidate
-        .standing
-        .booked_tokens
-        .saturating_sub(least_booked) as f64
-        / block;
-    let request = (task.prompt_tokens as f64 / block).max(1.0);
-    worth / (1.0 + decay * more / request)
+
+    /// The cost of one candidate. Less is better.
+    pub fn cost(&self, candidate: &Candidate<'_>) -> f64 {
+        let weights = &self.task.weights;
+        let sum = weights.prefill_load_scale * self.prefill(candidate)
+            + self.decode(candidate)
+            + self.requests(candidate);
+        sum * candidate.factor
+    }
+
+    /// The same, term by term.
+    pub fn terms(&self, candidate: &Candidate<'_>) -> Terms {
+        let standing = &candidate.standing;
+        Terms {
+            booked_tokens: standing.booked_tokens,
+            queued_tokens: standing.queued_tokens,
+            overlap_blocks: candidate.overlap,
+            credit_blocks: self.credit(candidate),
+            slowness: slowness(self.task, candidate),
+            estimated_wait_ms: wait_ms(self.task, candidate),
+            prefill: self.prefill(candidate),
+            decode: self.decode(candidate),
+            decodes: standing.decodes,
+            factor: candidate.factor,
+            cost: self.cost(candidate),
+        }
+    }
+
+    fn prefill(&self, candidate: &Candidate<'_>) -> f64 {
+        let counts = self.task.role != Role::Decode && self.task.tracking == Tracking::Prefill;
+        if !counts {
+            return 0.0;
+        }
+        let wait = candidate.standing.queued_tokens * self.per_token;
+        let work = self.prompt_blocks - self.credit(candidate);
+        ((wait + work) * slowness(self.task, candidate)).max(0.0)
+    }
+
+    fn decode(&self, candidate: &Candidate<'_>) -> f64 {
+        let used = candidate.standing.decode_blocks + self.prompt_blocks_whole;
+        match (self.task.role, self.task.decode_credit) {
+            (Role::Prefill, _) => 0.0,
+            (Role::Decode, DecodeCredit::Counts) => (used - self.credit(candidate)).max(0.0),
+            (Role::Decode | Role::Aggregated, _) => used,
+        }
+    }
+
+    fn requests(&self, candidate: &Candidate<'_>) -> f64 {
+        match self.task.role {
+            Role::Prefill => 0.0,
+            Role::Decode | Role::Aggregated => {
+                self.task.weights.decode_active_request_weight
+                    * f64::from(candidate.standing.decodes)
+            }
+        }
+    }
+
+    /// What the cached blocks are worth: less on a worker that has more booked than the idlest one, where that is wanted.
+    fn credit(&self, candidate: &Candidate<'_>) -> f64 {
+        let weights = &self.task.weights;
+        let worth = weights.overlap_score_credit * f64::from(candidate.overlap);
+        let decay = weights.overlap_score_credit_decay;
+        if decay <= 0.0 || self.task.tracking == Tracking::DecodeOnly {
+            return worth;
+        }
+        let booked = candidate.standing.booked_tokens;
+        let more = booked.saturating_sub(self.least_booked) as f64 * self.per_token;
+        worth / (1.0 + decay * more / self.prompt_blocks.max(1.0))
+    }
 }
 
 fn slowness(task: &Task<'_>, candidate: &Candidate<'_>) -> f64 {

@@ -53,9 +53,11 @@ impl Filter {
 
 /// Those who are left, as indexes into a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Eligible {
-    /// In ascending order.
-    pub indexes: Vec<usize>,
+pub enum Eligible {
+    /// Everyone of a list of that length: nobody had to be written down.
+    All(usize),
+    /// These, in ascending order; never none.
+    Some(Vec<usize>),
 }
 
 impl Eligible {
@@ -66,10 +68,33 @@ impl Eligible {
     pub fn all(length: usize) -> Result<Self, Filter> {
         match length {
             0 => Err(Filter::Role),
-            _ => Ok(Self {
-                indexes: (0..length).collect(),
-            }),
+            _ => Ok(Self::All(length)),
         }
+    }
+
+    /// How many are left.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::All(length) => *length,
+            Self::Some(indexes) => indexes.len(),
+        }
+    }
+
+    /// The index of the one at that place among those who are left.
+    pub fn nth(&self, place: usize) -> Option<usize> {
+        match self {
+            Self::All(length) => (place < *length).then_some(place),
+            Self::Some(indexes) => indexes.get(place).copied(),
+        }
+    }
+
+    /// Their indexes.
+    pub fn indexes(&self) -> impl Iterator<Item = usize> + Clone {
+        let (all, some): (usize, &[usize]) = match self {
+            Self::All(length) => (*length, &[]),
+            Self::Some(indexes) => (0, indexes),
+        };
+        (0..all).chain(some.iter().copied())
     }
 
     /// Those who pass.
@@ -77,23 +102,24 @@ impl Eligible {
     /// # Errors
     /// The filter, when it leaves nobody.
     pub fn narrow(
-        mut self,
+        self,
         filter: Filter,
         mut passes: impl FnMut(usize) -> bool,
     ) -> Result<Self, Filter> {
-        self.indexes.retain(|index| passes(*index));
-        match self.indexes.is_empty() {
-            true => Err(filter),
-            false => Ok(self),
+        let left: Vec<usize> = self.indexes().filter(|index| passes(*index)).collect();
+        match left.len() {
+            0 => Err(filter),
+            count if count == self.count() => Ok(self),
+            _ => Ok(Self::Some(left)),
         }
     }
 
     /// Those who pass; where nobody would, all stay.
-    pub fn prefer(mut self, passes: impl Fn(usize) -> bool) -> Self {
-        if self.indexes.iter().any(|index| passes(*index)) {
-            self.indexes.retain(|index| passes(*index));
+    pub fn prefer(self, passes: impl Fn(usize) -> bool) -> Self {
+        match self.clone().narrow(Filter::Role, passes) {
+            Ok(left) => left,
+            Err(_) => self,
         }
-        self
     }
 }
 
@@ -141,9 +167,14 @@ mod tests {
         assert_eq!(Eligible::all(0), Err(Filter::Role));
         let all = Eligible::all(4).unwrap();
         let even = all.narrow(Filter::Taints, |index| index % 2 == 0).unwrap();
-        assert_eq!(even.indexes, [0, 2]);
+        assert_eq!(even, Eligible::Some(vec![0, 2]));
         assert_eq!(even.clone().prefer(|index| index > 5), even);
-        assert_eq!(even.clone().prefer(|index| index > 1).indexes, [2]);
+        assert_eq!(
+            even.clone().prefer(|index| index > 1),
+            Eligible::Some(vec![2])
+        );
+        assert_eq!(even.indexes().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!((even.count(), even.nth(1), even.nth(2)), (2, Some(2), None));
         assert_eq!(even.narrow(Filter::Subset, |_| false), Err(Filter::Subset));
     }
 

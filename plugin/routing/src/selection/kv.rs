@@ -1,6 +1,6 @@
 //! Owns selection by cost: the least, or with a temperature now and then a dearer one.
 
-use super::cost::{self, Terms};
+use super::cost::{Prices, Terms};
 use super::{Candidate, Policy, Random, Reads, Task, pick};
 
 /// Goes by what each candidate would cost.
@@ -17,14 +17,15 @@ impl Policy for Kv {
         candidates: &[Candidate<'_>],
         random: &mut Random,
     ) -> Option<usize> {
-        let least_booked = cost::least_booked(candidates);
+        let prices = Prices::new(task, candidates);
+        let costs = candidates.iter().map(|candidate| prices.cost(candidate));
+        let temperature = task.weights.router_temperature;
+        if temperature <= 0.0 {
+            return pick::least(costs, random);
+        }
         self.costs.clear();
-        self.costs.extend(
-            candidates
-                .iter()
-                .map(|candidate| cost::terms(task, candidate, least_booked).cost),
-        );
-        pick::softmax(&self.costs, task.weights.router_temperature, random)
+        self.costs.extend(costs);
+        pick::softmax(&self.costs, temperature, random)
     }
 
     fn goes_by_cost(&self) -> bool {
@@ -36,10 +37,8 @@ impl Policy for Kv {
     }
 
     fn terms(&self, task: &Task<'_>, candidates: &[Candidate<'_>]) -> Option<Vec<Terms>> {
-        let least_booked = cost::least_booked(candidates);
-        let terms = candidates
-            .iter()
-            .map(|c| cost::terms(task, c, least_booked));
+        let prices = Prices::new(task, candidates);
+        let terms = candidates.iter().map(|candidate| prices.terms(candidate));
         Some(terms.collect())
     }
 }

@@ -61,10 +61,13 @@ pub struct Candidate<'a> {
 impl Candidate<'_> {
     /// Requests under way that count in this role.
     pub fn requests(&self, role: Role) -> u64 {
+        let Standing {
+            prefills, decodes, ..
+        } = self.standing;
         match role {
-            Role::Prefill => self.standing.prefills,
-            Role::Decode => self.standing.decodes,
-            Role::Aggregated => self.standing.prefills.saturating_add(self.standing.decodes),
+            Role::Prefill => u64::from(prefills),
+            Role::Decode => u64::from(decodes),
+            Role::Aggregated => u64::from(prefills).saturating_add(u64::from(decodes)),
         }
     }
 }

@@ -1,0 +1,116 @@
+//! Owns who is compared: the policies of pd-router, and the models of other routers.
+
+use std::str::FromStr;
+
+use super::chooser::Chooser;
+use super::engine::Parameters;
+use super::peers::{LeastRequests, SglangThreshold};
+use super::routed::{Routed, RoutedError};
+
+/// One that can be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contender {
+    /// pd-router's own code, with the policy of that name for both roles.
+    Own(&'static str),
+    /// The threshold policy of SGLang's router.
+    SglangThreshold,
+    /// Plain least requests.
+    LeastRequests,
+}
+
+/// In the order in which they are shown. The policy `direct` is not here: it wants each request to name its workers.
+pub const ALL: [Contender; 9] = [
+    Contender::Own("kv"),
+    Contender::Own("round_robin"),
+    Contender::Own("random"),
+    Contender::Own("power_of_two"),
+    Contender::Own("least_loaded"),
+    Contender::Own("prefix_hash"),
+    Contender::Own("session"),
+    Contender::SglangThreshold,
+    Contender::LeastRequests,
+];
+
+impl Contender {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Own(policy) => policy,
+            Self::SglangThreshold => "sglang_threshold",
+            Self::LeastRequests => "least_requests",
+        }
+    }
+
+    /// A fresh one.
+    ///
+    /// # Errors
+    /// When the routing code refuses the parameters.
+    pub fn chooser(
+        self,
+        parameters: &Parameters,
+        seed: u64,
+    ) -> Result<Box<dyn Chooser>, RoutedError> {
+        let (shape, block_tokens) = (parameters.shape, parameters.block_tokens);
+        Ok(match self {
+            Self::Own(policy) => Box::new(Routed::new(policy, parameters, seed)?),
+            Self::SglangThreshold => Box::new(SglangThreshold::new(shape, block_tokens, seed)),
+            Self::LeastRequests => Box::new(LeastRequests::new(shape, seed)),
+        })
+    }
+}
+
+/// The contenders that are asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// One of them.
+    One(Contender),
+    /// All, to be compared.
+    All,
+}
+
+impl Asked {
+    /// Those asked for.
+    pub fn contenders(&self) -> &[Contender] {
+        match self {
+            Self::One(contender) => std::slice::from_ref(contender),
+            Self::All => &ALL,
+        }
+    }
+}
+
+/// There is none of that name.
+#[derive(Debug, thiserror::Error)]
+#[error("there are {}, and `all` for all of them", names().join(", "))]
+pub struct NoContender;
+
+fn names() -> Vec<&'static str> {
+    ALL.map(Contender::name).to_vec()
+}
+
+impl FromStr for Asked {
+    type Err = NoContender;
+
+    fn from_str(text: &str) -> Result<Self, NoContender> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let found = ALL.into_iter().find(|contender| contender.name() == text);
+        found.map(Self::One).ok_or(NoContender)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contenders_are_known_by_name() {
+        for contender in ALL {
+            let asked: Asked = contender.name().parse().unwrap();
+            assert_eq!(asked.contenders(), [contender]);
+        }
+        assert_eq!("all".parse::<Asked>().unwrap().contenders(), ALL);
+        let error = "direct".parse::<Asked>().unwrap_err().to_string();
+        assert!(error.contains("kv, round_robin"), "{error}");
+    }
+}

@@ -1,0 +1,205 @@
+//! Owns engines with continuous batching: a worker works in steps, each of which computes parts of several prompts, up to a
+//! budget of tokens, and one token for each answer under way.
+//!
+//! A prefill worker's steps hold prompts, a decode worker's hold answers; a worker that runs a request whole has both in one
+//! step. The KV cache travels from prefill to decode in no time. The constants are of the order of a large model on a
+//! current accelerator; they are the same for all routers, and no claim about any engine.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::agenda::Agenda;
+use super::books::{Books, Job};
+use super::{Engine, Parameters, REPORTS, seconds};
+
+/// Prompt tokens in one step: the default of engines with chunked prefill.
+const STEP_TOKENS: u64 = 8192;
+/// Answers in one step.
+const STEP_ANSWERS: usize = 256;
+/// Seconds that every step costs: starting it, and reading the weights.
+const STEP: f64 = 0.012;
+/// Seconds for each answer in a step.
+const PER_ANSWER: f64 = 0.0001;
+/// Seconds for reading the KV of a thousand tokens that are held by a step's answers.
+const PER_THOUSAND_HELD: f64 = 0.000_05;
+
+/// All workers.
+pub struct Batched<'a> {
+    parameters: &'a Parameters,
+    workers: Vec<Worker>,
+    /// The ends of steps, by worker.
+    agenda: Agenda<usize>,
+}
+
+/// What one worker has to do.
+#[derive(Default)]
+struct Worker {
+    /// Prompts, of which the first ones may have been computed in part.
+    prompts: VecDeque<Prompt>,
+    /// Answers for which there is no room yet.
+    waiting: VecDeque<Answer>,
+    /// Answers under way.
+    answers: Vec<Answer>,
+    /// Tokens held by the answers under way, and those still to come of them.
+    reserved: u64,
+    /// Tokens held by the answers under way.
+    held: u64,
+    step: Option<Step>,
+}
+
+struct Prompt {
+    job: Job,
+    left: u64,
+}
+
+struct Answer {
+    request: usize,
+    tokens: u64,
+    written: u64,
+    prompt: u64,
+    last: Duration,
+}
+
+/// A step under way: the prompts that end with it. All answers under way are in it.
+struct Step {
+    ending: Vec<Job>,
+}
+
+impl<'a> Batched<'a> {
+    /// Idle workers.
+    pub fn new(parameters: &'a Parameters) -> Self {
+        Self {
+            parameters,
+            workers: (0..parameters.shape.workers())
+                .map(|_| Worker::default())
+                .collect(),
+            agenda: Agenda::new(),
+        }
+    }
+
+    /// Starts a worker's next step, if it is in none and has something to do.
+    fn start(&mut self, at: usize, now: Duration, books: &mut Books<'_>) {
+        let worker = &mut self.workers[at];
+        if worker.step.is_some() {
+            return;
+        }
+        worker
+            .admit(u64::from(self.parameters.kv_blocks) * u64::from(self.parameters.block_tokens));
+        let (tokens, ending) = worker.chunks(now, books);
+        let answers = worker.answers.len();
+        if tokens == 0 && answers == 0 {
+            return;
+        }
+        worker.step = Some(Step { ending });
+        let lasts =
+            STEP + answers as f64 * PER_ANSWER + worker.held as f64 / 1000.0 * PER_THOUSAND_HELD;
+        let ends = now + seconds(lasts) + self.parameters.prefill_time(tokens);
+        self.agenda.enter(ends, at);
+    }
+
+    /// A prompt is computed, and its first token is there: the rest of the answer is the decode worker's.
+    fn hand_over(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
+        let request = books.request(job.request);
+        if request.output_tokens == 1 {
+            books.ended(job.request, now);
+            return;
+        }
+        self.workers[job.decode].waiting.push_back(Answer {
+            request: job.request,
+            tokens: request.output_tokens,
+            written: 1,
+            prompt: request.prompt_tokens,
+            last: now,
+        });
+    }
+}
+
+impl Worker {
+    /// Takes in answers for as long as their KV fits, first come first served; one that never fits runs alone.
+    fn admit(&mut self, capacity: u64) {
+        while let Some(next) = self.waiting.front() {
+            let fits =
+                self.reserved + next.prompt + next.tokens <= capacity || self.answers.is_empty();
+            if !fits || self.answers.len() == STEP_ANSWERS {
+                return;
+            }
+            self.reserved += next.prompt + next.tokens;
+            self.held += next.prompt + next.written;
+            self.answers.extend(self.waiting.pop_front());
+        }
+    }
+
+    /// Takes what the next step computes of prompts: how many tokens, and the prompts that end with it.
+    fn chunks(&mut self, now: Duration, books: &mut Books<'_>) -> (u64, Vec<Job>) {
+        let (mut budget, mut ending) = (STEP_TOKENS, Vec::new());
+        while let Some(prompt) = self.prompts.front_mut()
+            && budget > 0
+        {
+            if prompt.left == prompt.job.tokens {
+                books.prefill_begins(prompt.job.request, now);
+            }
+            let chunk = prompt.left.min(budget);
+            prompt.left -= chunk;
+            budget -= chunk;
+            if prompt.left > 0 {
+                break;
+            }
+            ending.extend(self.prompts.pop_front().map(|prompt| prompt.job));
+        }
+        (STEP_TOKENS - budget, ending)
+    }
+
+    /// Each answer has one token more; those that are complete leave.
+    fn write(&mut self, now: Duration, books: &mut Books<'_>) {
+        self.held += self.answers.len() as u64;
+        for answer in &mut self.answers {
+            answer.written += 1;
+            books.gap(now - answer.last, 1);
+            answer.last = now;
+            if answer.written % answer.tokens.div_ceil(REPORTS) == 0 {
+                books.generated(answer.request, answer.written);
+            }
+        }
+        let complete = self
+            .answers
+            .extract_if(.., |answer| answer.written >= answer.tokens);
+        for answer in complete {
+            self.reserved -= answer.prompt + answer.tokens;
+            self.held -= answer.prompt + answer.written;
+            books.ended(answer.request, now);
+        }
+    }
+}
+
+impl Engine for Batched<'_> {
+    fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
+        let left = job.tokens;
+        self.workers[job.prefill]
+            .prompts
+            .push_back(Prompt { job, left });
+        self.start(job.prefill, now, books);
+    }
+
+    fn due(&self) -> Option<Duration> {
+        self.agenda.due()
+    }
+
+    fn advance(&mut self, books: &mut Books<'_>) {
+        let Some((now, at)) = self.agenda.take() else {
+            return;
+        };
+        let Some(step) = self.workers[at].step.take() else {
+            return;
+        };
+        self.workers[at].write(now, books);
+        let mut touched = vec![at];
+        for job in step.ending {
+            books.first_token(job.request, now);
+            self.hand_over(job, now, books);
+            touched.push(job.decode);
+        }
+        for at in touched {
+            self.start(at, now, books);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Owns the simulated engines in virtual time: how long prompts wait, what they find in a cache, when tokens come.
+//!
+//! A router is told what a router would see: its own choices, the first token of each answer, and how the answer grows;
+//! never an engine's queue.
+
+mod agenda;
+mod batched;
+mod books;
+mod fcfs;
+
+#[cfg(test)]
+pub use books::computed;
+pub use books::{Outcome, Served};
+
+use std::time::Duration;
+
+use batched::Batched;
+use books::{Books, Job};
+use fcfs::Fcfs;
+
+use super::chooser::{Chooser, Shape};
+use super::trace::Trace;
+
+/// When the first request of every trace comes, since 1970: some time, always the same.
+pub const START: Duration = Duration::from_secs(1_750_000_000);
+
+/// An answer's growth is told the router this often, at equal steps; the last one is its end.
+const REPORTS: u64 = 4;
+
+/// How an engine works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Model {
+    /// A worker computes one prompt after the other; each answer gets a token every --token-ms.
+    Fcfs,
+    /// A worker works in steps: parts of several prompts, and a token for each of its answers.
+    Batched,
+}
+
+impl Model {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fcfs => "fcfs",
+            Self::Batched => "batched",
+        }
+    }
+}
+
+/// What the engines are.
+#[derive(Debug, Clone)]
+pub struct Parameters {
+    /// How they work.
+    pub model: Model,
+    /// How many there are.
+    pub shape: Shape,
+    /// Blocks that one worker's cache holds.
+    pub kv_blocks: u32,
+    /// Tokens of one block.
+    pub block_tokens: u32,
+    /// Prompt tokens that a worker computes in a second.
+    pub prefill_rate: f64,
+    /// Milliseconds from one token of an answer to the next; `batched` has its own.
+    pub token_ms: f64,
+}
+
+impl Parameters {
+    /// How long a worker computes `tokens` of a prompt.
+    fn prefill_time(&self, tokens: u64) -> Duration {
+        seconds(tokens as f64 / self.prefill_rate)
+    }
+}
+
+/// No single wait is longer than ten years; keeps absurd arguments within what a clock can add.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.clamp(0.0, 3.2e8)).unwrap_or_default()
+}
+
+/// The time after which an engine has something to do, and doing it.
+trait Engine {
+    /// A request comes in, which the books have placed.
+    fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>);
+
+    /// When the next thing happens by itself.
+    fn due(&self) -> Option<Duration>;
+
+    /// That thing happens.
+    fn advance(&mut self, books: &mut Books<'_>);
+}
+
+/// Runs a trace through a router and engines. `arrived` is called at each request.
+pub fn replay(
+    trace: &Trace,
+    parameters: &Parameters,
+    chooser: &mut dyn Chooser,
+    arrived: &mut dyn FnMut(),
+) -> Outcome {
+    let mut books = Books::new(trace, parameters, chooser);
+    match parameters.model {
+        Model::Fcfs => drive(&mut Fcfs::new(parameters), &mut books, trace, arrived),
+        Model::Batched => drive(&mut Batched::new(parameters), &mut books, trace, arrived),
+    }
+    books.close()
+}
+
+fn drive(engine: &mut dyn Engine, books: &mut Books<'_>, trace: &Trace, arrived: &mut dyn FnMut()) {
+    for (number, request) in trace.requests.iter().enumerate() {
+        let now = START + request.arrival;
+        // What ends at the moment of an arrival has ended before it.
+        while engine.due().is_some_and(|due| due <= now) {
+            engine.advance(books);
+        }
+        if let Some(job) = books.arrive(number, now) {
+            engine.begin(job, now, books);
+        }
+        arrived();
+    }
+    while engine.due().is_some() {
+        engine.advance(books);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! `pd-harness replay`: pd-router's routing code in virtual time, on a recorded trace, beside models of other routers.
+
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+mod cache;
+mod chooser;
+mod contender;
+mod engine;
+mod figures;
+mod output;
+mod peers;
+mod report;
+mod routed;
+mod row;
+mod seeds;
+mod trace;
+
+use chooser::Shape;
+use contender::Asked;
+use engine::{Model, Parameters};
+use routed::RoutedError;
+use row::Row;
+use seeds::Seeds;
+use trace::{Trace, TraceError};
+
+/// What the figures mean, for `--help`.
+const EXPLAINED: &str = "\
+Trace: one JSON object a line: {\"timestamp\": milliseconds, \"input_length\": tokens, \"output_length\": tokens, \"hash_ids\": \
+[one number for each block of the prompt, the last one may be partial; equal numbers are equal blocks]}, and \"session\" \
+where conversations are known. Only full blocks are ever cached.
+
+Engines: a prompt's cached prefix is what its worker holds when the router sends it there, and its blocks enter then; a full \
+cache gives up the least recently used block that no other one builds on. At least 64 tokens of a prompt are computed. \
+fcfs: a worker computes one prompt after the other at --prefill-rate; an answer gets a token every --token-ms and delays \
+nobody. batched: a worker works in steps of 12 ms and more; up to 8192 prompt tokens of several requests share one, at \
+--prefill-rate; each answer in a step adds 0.1 ms, and each 1000 tokens of KV that it reads 0.05 ms; answers for \
+whose KV there is no room wait.
+
+The router sees what it would see in a proxy: its own choices, the first token of each answer, and how answers grow.
+
+Figures: ttft_ms is the end of prefill minus arrival; wait_ms the beginning of prefill minus arrival; itl_ms the time from one \
+token of an answer to the next; prefix_hit_rate the part of all prompt tokens that was found in a cache; imbalance the tokens \
+computed by the busiest prefill worker over the mean of all; decisions_per_second the requests over the time that the \
+router's calls took on the wall's clock, all calls for a request together.";
+
+/// Arguments of `pd-harness replay`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXPLAINED)]
+pub struct Args {
+    /// The trace: one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// The policy, for both roles, or `all` to compare pd-router's policies with models of other routers.
+    ///
+    /// pd-router's own: kv, round_robin, random, power_of_two, least_loaded, prefix_hash, session. Models: sglang_threshold
+    /// (SGLang's router with its defaults), least_requests.
+    #[arg(long, value_name = "NAME|all", default_value = "all")]
+    policy: Asked,
+    /// Prefill workers.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    prefill: u16,
+    /// Decode workers.
+    #[arg(long, value_name = "M", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    decode: u16,
+    /// KV blocks that each worker's cache holds.
+    #[arg(long, value_name = "BLOCKS", default_value_t = 4000, value_parser = clap::value_parser!(u32).range(1..))]
+    kv_blocks: u32,
+    /// Tokens per KV block of the workers; divides the trace's blocks or is a multiple of them.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    block_tokens: u32,
+    /// Tokens per block of the trace; default: --block-tokens if that fits all its lines, else 512.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    trace_block_tokens: Option<u32>,
+    /// Prompt tokens that a worker computes per second.
+    #[arg(long, value_name = "TOK_S", default_value_t = 8000.0, value_parser = above_zero)]
+    prefill_rate: f64,
+    /// Milliseconds per token of an answer; for `--model fcfs`.
+    #[arg(long, value_name = "MS", default_value_t = 20.0, value_parser = above_zero)]
+    token_ms: f64,
+    /// How an engine works.
+    #[arg(long, value_enum, default_value_t = Model::Fcfs)]
+    model: Model,
+    /// What choices by chance begin with; of several, `1-10`, figures are the mean.
+    #[arg(long, value_name = "S|A-B", default_value_t)]
+    seed: Seeds,
+    /// Where to write the report, a page of HTML with plots; default: target/replay.html, or nowhere with --json.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Print the figures in one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("a number above zero is needed".to_owned()),
+    }
+}
+
+/// Why a trace could not be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The trace cannot be used.
+    #[error("{}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: TraceError,
+    },
+    /// The routing code refuses the parameters.
+    #[error(transparent)]
+    Routed(#[from] RoutedError),
+    /// The report cannot be drawn.
+    #[error("the report: {0}")]
+    Draw(#[from] report::DrawError),
+    /// The report cannot be written.
+    #[error("{}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// All that was run, and what it came to.
+#[derive(Debug)]
+pub struct Comparison<'a> {
+    trace_name: String,
+    trace: &'a Trace,
+    parameters: &'a Parameters,
+    seeds: &'a Seeds,
+    rows: Vec<Row>,
+}
+
+impl Comparison<'_> {
+    /// What was run, in a sentence.
+    fn in_words(&self) -> String {
+        let Parameters {
+            shape,
+            kv_blocks,
+            block_tokens,
+            prefill_rate,
+            ..
+        } = self.parameters;
+        format!(
+            "{}: {} requests in {}, on {} prefill and {} decode workers with {kv_blocks} blocks of {block_tokens} tokens each, \
+             {prefill_rate} prompt tokens/s, engine model {}, {} {}",
+            self.trace_name,
+            self.trace.requests.len(),
+            minutes(self.trace.lasts()),
+            shape.prefill,
+            shape.decode,
+            self.parameters.model.name(),
+            if self.seeds.count() == 1 {
+                "seed"
+            } else {
+                "mean over seeds"
+            },
+            self.seeds,
+        )
+    }
+}
+
+fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds => format!("{:.0} min", seconds as f64 / 60.0),
+    }
+}
+
+/// Replays the trace, prints the figures, and writes the report.
+///
+/// # Errors
+/// When the trace cannot be used, or the report not be written.
+pub fn run(args: Args) -> Result<(), ReplayError> {
+    let trace = read(&args)?;
+    let parameters = args.parameters();
+    let comparison = Comparison {
+        trace_name: name_of(&args.trace),
+        trace: &trace,
+        parameters: &parameters,
+        seeds: &args.seed,
+        rows: rows(&args, &trace, &parameters)?,
+    };
+    let text = match args.json {
+        true => output::for_machines(&comparison, &args.policy),
+        false => output::for_people(&comparison),
+    };
+    // Whoever started this may not be reading any more.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    let Some(path) = args.report_path() else {
+        return Ok(());
+    };
+    write(&path, &report::page(&comparison)?)?;
+    if !args.json {
+        let _ = writeln!(std::io::stdout(), "\nPlots are in {}", path.display());
+    }
+    Ok(())
+}
+
+impl Args {
+    fn parameters(&self) -> Parameters {
+        Parameters {
+            model: self.model,
+            shape: Shape {
+                prefill: self.prefill.into(),
+                decode: self.decode.into(),
+            },
+            kv_blocks: self.kv_blocks,
+            block_tokens: self.block_tokens,
+            prefill_rate: self.prefill_rate,
+            token_ms: self.token_ms,
+        }
+    }
+
+    fn report_path(&self) -> Option<PathBuf> {
+        let otherwise = (!self.json).then(|| PathBuf::from("target/replay.html"));
+        self.report.clone().or(otherwise)
+    }
+}
+
+fn read(args: &Args) -> Result<Trace, ReplayError> {
+    let failed = |source| ReplayError::Trace {
+        path: args.trace.clone(),
+        source,
+    };
+    let file = File::open(&args.trace).map_err(|error| failed(error.into()))?;
+    Trace::read(
+        BufReader::new(file),
+        args.block_tokens,
+        args.trace_block_tokens,
+    )
+    .map_err(failed)
+}
+
+/// Runs all contenders, under a bar that only a person at a terminal sees.
+fn rows(args: &Args, trace: &Trace, parameters: &Parameters) -> Result<Vec<Row>, RoutedError> {
+    let contenders = args.policy.contenders();
+    let runs = args.seed.count().saturating_mul(contenders.len() as u64);
+    let bar = ProgressBar::new(runs.saturating_mul(trace.requests.len() as u64));
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg:16} {wide_bar} {percent:>3} %  {eta} left")
+    {
+        bar.set_style(style);
+    }
+    let rows = contenders.iter().map(|contender| {
+        bar.set_message(contender.name());
+        Row::run(*contender, trace, parameters, &args.seed, &mut || {
+            bar.inc(1)
+        })
+    });
+    let rows = rows.collect();
+    bar.finish_and_clear();
+    rows
+}
+
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+fn write(path: &Path, page: &str) -> Result<(), ReplayError> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let written = folder
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .and_then(|()| std::fs::write(path, page));
+    written.map_err(|source| ReplayError::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Owns what is printed: one line of JSON for a program, a table for people.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::Comparison;
+use super::contender::Asked;
+use super::engine::Model;
+use super::figures::Figures;
+use super::row::Row;
+
+/// One line of JSON: one policy's figures, or `policies` with those of each.
+pub fn for_machines(comparison: &Comparison<'_>, asked: &Asked) -> String {
+    let mut rows: Vec<Value> = comparison
+        .rows
+        .iter()
+        .map(|row| row_json(row, comparison))
+        .collect();
+    let document = match asked {
+        Asked::One(_) => rows.pop().unwrap_or_default(),
+        Asked::All => json!({ "policies": rows }),
+    };
+    format!("{document}\n")
+}
+
+fn row_json(row: &Row, comparison: &Comparison<'_>) -> Value {
+    let mut value = figures_json(&row.figures);
+    value["policy"] = json!(row.contender.name());
+    value["parameters"] = parameters_json(comparison);
+    match &row.runs[..] {
+        [(seed, _)] => value["seed"] = json!(seed),
+        runs => {
+            value["seeds"] = runs.iter().map(|(seed, _)| *seed).collect();
+            value["runs"] = runs
+                .iter()
+                .map(|(seed, figures)| run_json(*seed, figures))
+                .collect();
+        }
+    }
+    if let Some(refusal) = &row.shown.refusal {
+        value["refusal"] = json!(refusal);
+    }
+    value
+}
+
+fn run_json(seed: u64, figures: &Figures) -> Value {
+    let mut value = figures_json(figures);
+    value["seed"] = json!(seed);
+    value
+}
+
+fn figures_json(figures: &Figures) -> Value {
+    let mut value = json!(figures);
+    // A mean of counts may not be whole, but a count is.
+    value["requests"] = whole(figures.requests);
+    value["refused"] = whole(figures.refused);
+    value
+}
+
+fn whole(count: f64) -> Value {
+    if count.fract() == 0.0 {
+        json!(count as u64)
+    } else {
+        json!(count)
+    }
+}
+
+fn parameters_json(comparison: &Comparison<'_>) -> Value {
+    let parameters = comparison.parameters;
+    json!({
+        "trace": comparison.trace_name,
+        "trace_block_tokens": comparison.trace.own_block_tokens,
+        "model": parameters.model.name(),
+        "prefill": parameters.shape.prefill,
+        "decode": parameters.shape.decode,
+        "kv_blocks": parameters.kv_blocks,
+        "block_tokens": parameters.block_tokens,
+        "prefill_rate": parameters.prefill_rate,
+        "token_ms": match parameters.model {
+            Model::Fcfs => json!(parameters.token_ms),
+            Model::Batched => Value::Null,
+        },
+    })
+}
+
+/// A column of the table: its heading in two lines, and each row's cell.
+pub struct Column {
+    /// What it is.
+    pub heading: &'static str,
+    /// Of what, or in which unit.
+    pub unit: &'static str,
+    /// What is written.
+    pub cell: fn(&Row) -> String,
+    /// The figure by which rows are compared; smaller is better, none where nothing is better.
+    pub rank: Option<fn(&Row) -> f64>,
+}
+
+/// The table's columns.
+pub const COLUMNS: [Column; 12] = [
+    Column {
+        heading: "policy",
+        unit: "",
+        cell: |row| row.contender.name().to_owned(),
+        rank: None,
+    },
+    Column {
+        heading: "TTFT",
+        unit: "mean s",
+        cell: |row| seconds(row.figures.ttft_ms.mean),
+        rank: Some(|row| row.figures.ttft_ms.mean),
+    },
+    Column {
+        heading: "TTFT",
+        unit: "p50 s",
+        cell: |row| seconds(row.figures.ttft_ms.p50),
+        rank: Some(|row| row.figures.ttft_ms.p50),
+    },
+    Column {
+        heading: "TTFT",
+        unit: "p90 s",
+        cell: |row| seconds(row.figures.ttft_ms.p90),
+        rank: Some(|row| row.figures.ttft_ms.p90),
+    },
+    Column {
+        heading: "TTFT",
+        unit: "p99 s",
+        cell: |row| seconds(row.figures.ttft_ms.p99),
+        rank: Some(|row| row.figures.ttft_ms.p99),
+    },
+    Column {
+        heading: "wait",
+        unit: "mean s",
+        cell: |row| seconds(row.figures.wait_ms.mean),
+        rank: Some(|row| row.figures.wait_ms.mean),
+    },
+    Column {
+        heading: "prefix hits",
+        unit: "% of tokens",
+        cell: |row| format!("{:.1}", row.figures.prefix_hit_rate * 100.0),
+        rank: Some(|row| -row.figures.prefix_hit_rate),
+    },
+    Column {
+        heading: "imbalance",
+        unit: "busiest/mean",
+        cell: |row| format!("{:.2}", row.figures.imbalance),
+        rank: Some(|row| row.figures.imbalance),
+    },
+    Column {
+        heading: "ITL",
+        unit: "p50 ms",
+        cell: |row| format!("{:.1}", row.figures.itl_ms.p50),
+        rank: None,
+    },
+    Column {
+        heading: "ITL",
+        unit: "p99 ms",
+        cell: |row| format!("{:.1}", row.figures.itl_ms.p99),
+        rank: None,
+    },
+    Column {
+        heading: "refused",
+        unit: "requests",
+        cell: |row| format!("{:.0}", row.figures.refused),
+        rank: None,
+    },
+    Column {
+        heading: "decisions",
+        unit: "per second",
+        cell: |row| format!("{:.0}", row.figures.decisions_per_second),
+        rank: None,
+    },
+];
+
+fn seconds(ms: f64) -> String {
+    format!("{:.2}", ms / 1000.0)
+}
+
+/// What was run, and a table with one row for each policy.
+pub fn for_people(comparison: &Comparison<'_>) -> String {
+    let mut text = format!("\n{}\n\n", comparison.in_words());
+    let widths = COLUMNS.each_ref().map(|column| {
+        let cells = comparison.rows.iter().map(|row| (column.cell)(row).len());
+        cells
+            .chain([column.heading.len(), column.unit.len()])
+            .max()
+            .unwrap_or_default()
+    });
+    let mut line = |cells: Vec<String>| {
+        let mut padded = String::new();
+        for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {
+            let _ = match at {
+                0 => write!(padded, "{cell:width$}"),
+                _ => write!(padded, "  {cell:>width$}"),
+            };
+        }
+        let _ = writeln!(text, "{}", padded.trim_end());
+    };
+    line(
+        COLUMNS
+            .each_ref()
+            .map(|column| column.heading.to_owned())
+            .to_vec(),
+    );
+    line(
+        COLUMNS
+            .each_ref()
+            .map(|column| column.unit.to_owned())
+            .to_vec(),
+    );
+    for row in &comparison.rows {
+        line(COLUMNS.each_ref().map(|column| (column.cell)(row)).to_vec());
+    }
+    for row in &comparison.rows {
+        if let Some(refusal) = &row.shown.refusal {
+            let _ = writeln!(
+                text,
+                "\n{}: the first request was refused with: {refusal}",
+                row.contender.name()
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,37 @@
+//! Owns plain least requests: the worker with the fewest requests under way, whatever their size.
+
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::{InFlight, least};
+use crate::replay::chooser::{Chooser, Held, Place, Shape};
+use crate::replay::trace::Request;
+
+/// The worker with the fewest requests; among equals, any.
+#[derive(Debug)]
+pub struct LeastRequests {
+    in_flight: InFlight,
+    random: StdRng,
+}
+
+impl LeastRequests {
+    /// For workers on which nothing is under way.
+    pub fn new(shape: Shape, seed: u64) -> Self {
+        Self {
+            in_flight: InFlight::new(shape),
+            random: StdRng::seed_from_u64(seed),
+        }
+    }
+}
+
+impl Chooser for LeastRequests {
+    fn reserve(&mut self, _request: &Request, _now: Duration) -> Result<Box<dyn Held>, String> {
+        let place = Place {
+            prefill: least(&self.in_flight.prefill(), &mut self.random),
+            decode: self.in_flight.least_decode(&mut self.random),
+        };
+        Ok(self.in_flight.book(place))
+    }
+}

@@ -1,0 +1,146 @@
+//! Owns models of other routers: how each chooses, and what they count.
+//!
+//! They are written after what those routers do, small enough to be read at a glance, and run in `replay` only. Their load
+//! is the number of requests under way, of which a prefill worker's are those without a first token.
+
+mod least_requests;
+#[cfg(test)]
+pub mod plain_cost;
+mod sglang_threshold;
+
+pub use least_requests::LeastRequests;
+pub use sglang_threshold::SglangThreshold;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+
+use super::chooser::{Held, Place, Shape};
+
+/// Requests under way on each worker.
+#[derive(Debug)]
+struct InFlight {
+    shape: Shape,
+    counts: Vec<Rc<Cell<u64>>>,
+}
+
+impl InFlight {
+    fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            counts: (0..shape.workers()).map(|_| Rc::default()).collect(),
+        }
+    }
+
+    /// Of each prefill worker.
+    fn prefill(&self) -> Vec<u64> {
+        let counts = self.counts.iter().take(self.shape.prefill);
+        counts.map(|count| count.get()).collect()
+    }
+
+    /// The decode worker with the fewest requests; among equals, any.
+    fn least_decode(&self, random: &mut StdRng) -> usize {
+        let counts = self.counts.iter().skip(self.shape.prefill);
+        let counts: Vec<u64> = counts.map(|count| count.get()).collect();
+        self.shape.prefill + least(&counts, random)
+    }
+
+    fn book(&self, place: Place) -> Box<dyn Held> {
+        Box::new(Booking {
+            place,
+            prefill: Some(Counted::new(&self.counts[place.prefill])),
+            _decode: Counted::new(&self.counts[place.decode]),
+        })
+    }
+}
+
+/// The index of the smallest; among equals, any.
+fn least(loads: &[u64], random: &mut StdRng) -> usize {
+    let smallest = loads.iter().min().copied().unwrap_or_default();
+    let equals: Vec<usize> = (0..loads.len())
+        .filter(|at| loads[*at] == smallest)
+        .collect();
+    equals.choose(random).copied().unwrap_or_default()
+}
+
+/// One request in a count, until it is dropped.
+#[derive(Debug)]
+struct Counted(Rc<Cell<u64>>);
+
+impl Counted {
+    fn new(count: &Rc<Cell<u64>>) -> Self {
+        count.set(count.get() + 1);
+        Self(Rc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// A request in the counts of its two workers.
+#[derive(Debug)]
+struct Booking {
+    place: Place,
+    prefill: Option<Counted>,
+    _decode: Counted,
+}
+
+impl Held for Booking {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn first_token(&mut self, _now: Duration) {
+        self.prefill = None;
+    }
+
+    fn generated(&mut self, _tokens: u64) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+
+    const SHAPE: Shape = Shape {
+        prefill: 2,
+        decode: 2,
+    };
+
+    #[test]
+    fn a_request_is_counted_until_its_first_token_and_until_its_end() {
+        let in_flight = InFlight::new(SHAPE);
+        let mut held = in_flight.book(Place {
+            prefill: 1,
+            decode: 2,
+        });
+        assert_eq!(in_flight.prefill(), [0, 1]);
+        let mut random = StdRng::seed_from_u64(1);
+        assert!((0..50).all(|_| in_flight.least_decode(&mut random) == 3));
+        held.first_token(Duration::ZERO);
+        assert_eq!(in_flight.prefill(), [0, 0]);
+        assert_eq!(in_flight.counts[2].get(), 1);
+        drop(held);
+        assert!(in_flight.counts.iter().all(|count| count.get() == 0));
+    }
+
+    #[test]
+    fn equals_are_taken_evenly() {
+        let mut random = StdRng::seed_from_u64(1);
+        let mut taken = [0; 4];
+        for _ in 0..1000 {
+            taken[least(&[3, 1, 1, 1], &mut random)] += 1;
+        }
+        assert_eq!(taken[0], 0);
+        assert!(
+            taken[1..].iter().all(|count| (270..400).contains(count)),
+            "{taken:?}"
+        );
+    }
+}

@@ -1,0 +1,336 @@
+//! Owns the report: one page of HTML that stands alone, with the figures, and plots over time and by worker.
+
+mod axis;
+mod plots;
+mod series;
+
+pub use plots::DrawError;
+
+use std::fmt::Write;
+
+use plotters::style::RGBColor;
+
+use super::contender::{ALL, Contender};
+use super::engine::{Model, Served};
+use super::figures::imbalance;
+use super::output::{COLUMNS, Column};
+use super::row::Row;
+use super::{Comparison, EXPLAINED};
+use axis::{Axis, Scale};
+use plots::{Line, bars, lines};
+use series::{Intervals, Points, distribution, hits, itl, ttft, wait};
+
+/// One for each contender, in their order; no two alike, since the page hides a line by its colour.
+const COLORS: [RGBColor; ALL.len()] = [
+    RGBColor(209, 36, 47),
+    RGBColor(138, 138, 138),
+    RGBColor(176, 141, 87),
+    RGBColor(31, 119, 180),
+    RGBColor(23, 180, 200),
+    RGBColor(128, 90, 213),
+    RGBColor(227, 119, 194),
+    RGBColor(240, 140, 20),
+    RGBColor(44, 150, 60),
+];
+
+const STYLE: &str = include_str!("style.css");
+
+/// The page.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub fn page(comparison: &Comparison<'_>) -> Result<String, DrawError> {
+    let rows = &comparison.rows;
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>pd-router replay: {name}</title>\n\
+         <style>\n{STYLE}{hiding}</style></head>\n<body>\n<h1>pd-router replay</h1>\n<p>{words}.</p>\n",
+        name = escaped(&comparison.trace_name),
+        hiding = hiding(rows),
+        words = escaped(&comparison.in_words()),
+    );
+    page += &table(rows);
+    page += &legend(rows, comparison);
+    page += "<div class=\"plots\">\n";
+    for plot in over_time(comparison) {
+        page += &plot.draw(rows)?;
+    }
+    page += "</div>\n";
+    page += &workers(comparison)?;
+    page += &explained();
+    page += "</body></html>\n";
+    Ok(page)
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = "<table>\n<thead><tr>".to_owned();
+    for column in &COLUMNS {
+        let _ = write!(
+            table,
+            "<th>{}<br><small>{}</small></th>",
+            column.heading, column.unit
+        );
+    }
+    table += "</tr></thead>\n<tbody>\n";
+    for row in rows {
+        table += "<tr>";
+        for column in &COLUMNS {
+            let best = if is_best(row, rows, column) {
+                " class=\"best\""
+            } else {
+                ""
+            };
+            let _ = write!(table, "<td{best}>{}</td>", (column.cell)(row));
+        }
+        table += "</tr>\n";
+    }
+    table += "</tbody></table>\n";
+    if rows.len() > 1 {
+        table += "<p class=\"note\">The best of each column is marked.</p>\n";
+    }
+    table
+}
+
+/// Whether a row has the best figure of a column, as far as it is shown.
+fn is_best(row: &Row, rows: &[Row], column: &Column) -> bool {
+    let Some(rank) = column.rank else {
+        return false;
+    };
+    let best = rows
+        .iter()
+        .min_by(|one, other| rank(one).total_cmp(&rank(other)));
+    rows.len() > 1 && best.is_some_and(|best| (column.cell)(best) == (column.cell)(row))
+}
+
+fn color(contender: Contender) -> RGBColor {
+    let known = ALL.iter().zip(COLORS).find(|(one, _)| **one == contender);
+    known.map(|(_, color)| color).unwrap_or(RGBColor(0, 0, 0))
+}
+
+/// As plots write it.
+fn hex(contender: Contender) -> String {
+    let RGBColor(red, green, blue) = color(contender);
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+/// Rules by which a policy's box in the legend hides its lines.
+fn hiding(rows: &[Row]) -> String {
+    let rules = rows.iter().map(|row| {
+        let (name, hex) = (row.contender.name(), hex(row.contender));
+        format!(
+            "body:has(#show-{name}:not(:checked)) polyline[stroke=\"{hex}\"] {{ display: none; }}\n"
+        )
+    });
+    rules.collect()
+}
+
+fn legend(rows: &[Row], comparison: &Comparison<'_>) -> String {
+    let mut legend = "<div class=\"legend\">\n".to_owned();
+    for row in rows {
+        let (name, hex) = (row.contender.name(), hex(row.contender));
+        let _ = writeln!(
+            legend,
+            "<label><input type=\"checkbox\" id=\"show-{name}\" checked><i style=\"background:{hex}\"></i>{name}</label>"
+        );
+    }
+    legend += "</div>\n";
+    if comparison.seeds.count() > 1 {
+        let _ = writeln!(
+            legend,
+            "<p class=\"note\">The table is the mean over all seeds; the plots show seed {}.</p>",
+            comparison.seeds.first()
+        );
+    }
+    legend
+}
+
+/// A plot with a line for each policy.
+struct Plot<'a> {
+    title: String,
+    x: Axis,
+    y: Axis,
+    points: Box<dyn Fn(&Row) -> Points + 'a>,
+}
+
+/// A figure that several requests have together.
+type Together<'a> = Box<dyn Fn(&[&Served]) -> f64 + 'a>;
+
+/// The plots that have a line for each policy.
+fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
+    let intervals = Intervals::over(comparison.trace.lasts());
+    let per = intervals.width_in_words();
+    let over_time = |title: &str, unit, scale, value: Together<'a>| Plot {
+        title: title.replace("{per}", &per),
+        x: Axis {
+            end: Some(intervals.end()),
+            ..axis("arrival, minutes", Scale::Linear)
+        },
+        y: axis(unit, scale),
+        points: Box::new(move |row| intervals.points(&row.shown.served, &value)),
+    };
+    let workers = comparison.parameters.shape.prefill;
+    let busiest = move |of: &[&Served]| imbalance(of.iter().copied(), workers);
+    let mut plots = vec![
+        over_time(
+            "TTFT, median of each {per}",
+            "seconds",
+            Scale::Log,
+            Box::new(|of| ttft(of).p50),
+        ),
+        over_time(
+            "TTFT, 99th percentile of each {per}",
+            "seconds",
+            Scale::Log,
+            Box::new(|of| ttft(of).p99),
+        ),
+        over_time(
+            "Wait before prefill begins, mean of each {per}",
+            "seconds",
+            Scale::Linear,
+            Box::new(wait),
+        ),
+        over_time(
+            "Prefix hits in each {per}",
+            "% of prompt tokens",
+            Scale::Linear,
+            Box::new(hits),
+        ),
+        over_time(
+            "Imbalance in each {per}",
+            "busiest worker / mean",
+            Scale::Linear,
+            Box::new(busiest),
+        ),
+        Plot {
+            title: "TTFT, all requests: how many have their first token within a time".to_owned(),
+            x: axis("seconds", Scale::Log),
+            y: Axis {
+                end: Some(100.0),
+                ..axis("% of requests", Scale::Linear)
+            },
+            points: Box::new(|row| distribution(&row.shown.served)),
+        },
+    ];
+    if comparison.parameters.model == Model::Batched {
+        plots.push(over_time(
+            "ITL, mean of each {per}",
+            "milliseconds",
+            Scale::Linear,
+            Box::new(itl),
+        ));
+    }
+    plots
+}
+
+fn axis(label: &'static str, scale: Scale) -> Axis {
+    Axis {
+        label,
+        scale,
+        end: None,
+    }
+}
+
+impl Plot<'_> {
+    fn draw(&self, rows: &[Row]) -> Result<String, DrawError> {
+        let drawn = lines(self.x, self.y, &policy_lines(rows, self.points.as_ref()))?;
+        Ok(figure(&self.title, &drawn))
+    }
+}
+
+/// A line for each policy, the first one's above all others.
+fn policy_lines(rows: &[Row], points: &dyn Fn(&Row) -> Points) -> Vec<Line> {
+    let lines = rows.iter().enumerate().rev();
+    lines
+        .map(|(at, row)| Line {
+            color: color(row.contender),
+            stroke: if at == 0 { 3 } else { 2 },
+            points: points(row),
+        })
+        .collect()
+}
+
+fn figure(title: &str, svg: &str) -> String {
+    format!(
+        "<figure><figcaption>{}</figcaption>\n{svg}</figure>\n",
+        escaped(title)
+    )
+}
+
+/// What is shown of each worker.
+struct OfWorkers<'a> {
+    title: &'static str,
+    value: Together<'a>,
+}
+
+/// For each policy small plots side by side; those of one figure have one scale.
+fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
+    let figures: [OfWorkers<'_>; 3] = [
+        OfWorkers {
+            title: "work, millions of prompt tokens computed",
+            value: Box::new(|of| {
+                of.iter().map(|one| one.computed_tokens as f64).sum::<f64>() / 1e6
+            }),
+        },
+        OfWorkers {
+            title: "mean wait before prefill begins, seconds",
+            value: Box::new(wait),
+        },
+        OfWorkers {
+            title: "prefix hits, % of prompt tokens",
+            value: Box::new(hits),
+        },
+    ];
+    let mut section = "<h2>Each prefill worker</h2>\n<p class=\"note\">A bar for each worker; the line is the mean \
+         of the bars. Equal scales down each column.</p>\n<div class=\"bars\">\n"
+        .to_owned();
+    let by_worker: Vec<(&Row, Vec<Vec<&Served>>)> = comparison
+        .rows
+        .iter()
+        .map(|row| {
+            (
+                row,
+                of_each_worker(&row.shown.served, comparison.parameters.shape.prefill),
+            )
+        })
+        .collect();
+    let most = figures.each_ref().map(|figure| {
+        let all = by_worker.iter().flat_map(|(_, workers)| workers);
+        all.map(|of| (figure.value)(of)).fold(0.001, f64::max) * 1.08
+    });
+    for (row, workers) in &by_worker {
+        let name = row.contender.name();
+        for (of, most) in figures.iter().zip(most) {
+            let values: Vec<f64> = workers.iter().map(|served| (of.value)(served)).collect();
+            section += &figure(
+                &format!("{name}: {}", of.title),
+                &bars(&values, most, color(row.contender))?,
+            );
+        }
+    }
+    Ok(section + "</div>\n")
+}
+
+fn of_each_worker(served: &[Served], workers: usize) -> Vec<Vec<&Served>> {
+    let mut by_worker = vec![Vec::new(); workers];
+    for one in served {
+        if let Some(of) = by_worker.get_mut(one.worker) {
+            of.push(one);
+        }
+    }
+    by_worker
+}
+
+fn explained() -> String {
+    let paragraphs = EXPLAINED
+        .split("\n\n")
+        .map(|text| format!("<p>{}</p>\n", escaped(text)));
+    format!(
+        "<h2>What was simulated</h2>\n{}",
+        paragraphs.collect::<String>()
+    )
+}
+
+fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,162 @@
+//! Owns figures over time: requests put together by when they came.
+
+use std::time::Duration;
+
+use crate::replay::engine::Served;
+use crate::replay::figures::{Spread, hit_rate};
+
+/// Widths that a person can read a time from, in seconds.
+const WIDTHS: [u64; 13] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 21_600];
+
+/// More intervals than this make a line that cannot be read.
+const MOST: u64 = 60;
+
+/// Time cut into equal intervals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Intervals {
+    /// Seconds of each.
+    pub width: u64,
+    /// How many there are; at least 1.
+    pub count: usize,
+}
+
+/// One value for each interval in which requests came, by its middle in minutes.
+pub type Points = Vec<(f64, f64)>;
+
+impl Intervals {
+    /// Intervals for a trace that lasts that long.
+    pub fn over(lasts: Duration) -> Self {
+        let seconds = lasts.as_secs() + 1;
+        let fits = WIDTHS
+            .into_iter()
+            .find(|width| seconds.div_ceil(*width) <= MOST);
+        let width = fits.unwrap_or(seconds.div_ceil(MOST));
+        Self {
+            width,
+            count: seconds.div_ceil(width) as usize,
+        }
+    }
+
+    /// The width in words.
+    pub fn width_in_words(self) -> String {
+        match self.width {
+            60 => "minute".to_owned(),
+            width if width % 60 == 0 => format!("{} minutes", width / 60),
+            1 => "second".to_owned(),
+            width => format!("{width} seconds"),
+        }
+    }
+
+    /// The end of the last one, in minutes.
+    pub fn end(self) -> f64 {
+        self.width as f64 * self.count as f64 / 60.0
+    }
+
+    /// A value for each interval from the requests that came in it.
+    pub fn points(self, served: &[Served], value: impl Fn(&[&Served]) -> f64) -> Points {
+        let mut by_interval: Vec<Vec<&Served>> = vec![Vec::new(); self.count];
+        for one in served {
+            let at = (one.arrival.as_secs() / self.width) as usize;
+            if let Some(interval) = by_interval.get_mut(at) {
+                interval.push(one);
+            }
+        }
+        let middle = |at: usize| (at as f64 + 0.5) * self.width as f64 / 60.0;
+        let filled = by_interval
+            .iter()
+            .enumerate()
+            .filter(|(_, of)| !of.is_empty());
+        filled.map(|(at, of)| (middle(at), value(of))).collect()
+    }
+}
+
+/// Seconds to the first token: how they are spread.
+pub fn ttft(of: &[&Served]) -> Spread {
+    Spread::of(of.iter().map(|one| one.ttft.as_secs_f64()))
+}
+
+/// The mean wait, in seconds.
+pub fn wait(of: &[&Served]) -> f64 {
+    Spread::of(of.iter().map(|one| one.wait.as_secs_f64())).mean
+}
+
+/// Milliseconds from one token of an answer to the next: the mean over the answers that have more than one.
+pub fn itl(of: &[&Served]) -> f64 {
+    let each = of.iter().filter_map(|one| one.itl);
+    Spread::of(each.map(|itl| itl.as_secs_f64() * 1000.0)).mean
+}
+
+/// Prompt tokens found in a cache, in per cent.
+pub fn hits(of: &[&Served]) -> f64 {
+    hit_rate(of.iter().copied()) * 100.0
+}
+
+/// How many per cent of the requests had their first token within so many seconds.
+pub fn distribution(served: &[Served]) -> Points {
+    let mut times: Vec<f64> = served.iter().map(|one| one.ttft.as_secs_f64()).collect();
+    times.sort_unstable_by(f64::total_cmp);
+    let share = |percent: f64| ((times.len() as f64 * percent / 100.0).ceil() as usize).max(1) - 1;
+    let steps = (1..=200).map(|step| f64::from(step) / 2.0);
+    steps
+        .filter_map(|percent| times.get(share(percent)).map(|time| (*time, percent)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(second: u64, ttft_s: u64) -> Served {
+        Served {
+            arrival: Duration::from_secs(second),
+            wait: Duration::ZERO,
+            ttft: Duration::from_secs(ttft_s),
+            itl: Some(Duration::from_millis(20)),
+            worker: 0,
+            prompt_tokens: 100,
+            cached_tokens: 25,
+            computed_tokens: 75,
+        }
+    }
+
+    #[test]
+    fn an_hour_is_cut_into_minutes_and_less_into_less() {
+        let over = |seconds| Intervals::over(Duration::from_secs(seconds));
+        assert_eq!(
+            over(3599),
+            Intervals {
+                width: 60,
+                count: 60
+            }
+        );
+        assert_eq!(
+            over(3600),
+            Intervals {
+                width: 120,
+                count: 31
+            }
+        );
+        assert_eq!(over(0), Intervals { width: 1, count: 1 });
+        assert_eq!(over(59).width_in_words(), "second");
+        assert_eq!(over(3599).width_in_words(), "minute");
+        assert!(over(100_000_000).count <= 60);
+    }
+
+    #[test]
+    fn an_interval_without_requests_has_no_point() {
+        let all = [served(0, 1), served(1, 3), served(130, 5)];
+        let intervals = Intervals {
+            width: 60,
+            count: 3,
+        };
+        assert_eq!(
+            intervals.points(&all, |of| ttft(of).mean),
+            [(0.5, 2.0), (2.5, 5.0)]
+        );
+        assert_eq!(intervals.points(&all, hits)[0].1, 25.0);
+        assert_eq!(intervals.points(&all, itl)[0].1, 20.0);
+        let distribution = distribution(&all);
+        assert_eq!(distribution.first(), Some(&(1.0, 0.5)));
+        assert_eq!(distribution.last(), Some(&(5.0, 100.0)));
+    }
+}

@@ -1,0 +1,203 @@
+//! Owns pd-router's own routing code behind the seam: the same calls that the filter makes once it has read a body.
+
+use std::time::Duration;
+
+use routing::config::{Config, ConfigError};
+use routing::fleet::{Role, Worker};
+use routing::route::{Ask, Router, Seat};
+use serde_json::{Value, json};
+
+use super::chooser::{Chooser, Held, Place};
+use super::engine::Parameters;
+use super::trace::Request;
+
+/// The one model that all requests are for.
+const MODEL: &str = "replayed";
+
+/// A router in virtual time.
+pub struct Routed(Router);
+
+/// The routing code refuses the configuration that the arguments make.
+#[derive(Debug, thiserror::Error)]
+#[error("policy {policy}: {source}")]
+pub struct RoutedError {
+    policy: &'static str,
+    source: ConfigError,
+}
+
+impl Routed {
+    /// A router with that policy for both roles, over workers that are idle and empty.
+    ///
+    /// # Errors
+    /// When the routing code does not have the policy, or refuses a parameter.
+    pub fn new(
+        policy: &'static str,
+        parameters: &Parameters,
+        seed: u64,
+    ) -> Result<Self, RoutedError> {
+        let document = document(policy, parameters).to_string();
+        let config = Config::parse(document.as_bytes());
+        let mut config = config.map_err(|source| RoutedError { policy, source })?;
+        Ok(Self(Router::new(config.pools.remove(0), seed, 0)))
+    }
+}
+
+/// A pool's configuration, with nothing but defaults where the command line has no say. A worker's id is its number.
+fn document(policy: &str, parameters: &Parameters) -> Value {
+    let workers: Vec<Value> = (0..parameters.shape.workers())
+        .map(|number| {
+            let role = match number < parameters.shape.prefill {
+                true => Role::Prefill,
+                false => Role::Decode,
+            };
+            json!({
+                "id": number,
+                "role": role.name(),
+                "address": address(number),
+                "model": MODEL,
+                "kv_blocks": parameters.kv_blocks,
+            })
+        })
+        .collect();
+    json!({ "pools": [{
+        "name": "replay",
+        "protocol": "nixl",
+        "block_tokens": parameters.block_tokens,
+        "selection": { "prefill": policy, "decode": policy },
+        "discovery": { "static": { "workers": workers } },
+    }] })
+}
+
+/// Nobody listens there; no two workers have the same.
+fn address(number: usize) -> String {
+    let [.., a, b, c] = number.to_be_bytes();
+    format!("10.{a}.{b}.{c}:8000")
+}
+
+impl Chooser for Routed {
+    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
+        let ask = Ask {
+            model: MODEL,
+            prompt_tokens: request.prompt_tokens,
+            blocks: &request.blocks,
+            session: request.session.as_deref(),
+            // How long an answer will be is written in a trace, but a router is not told.
+            ..Ask::default()
+        };
+        let seat = self
+            .0
+            .reserve(&ask, now)
+            .map_err(|refusal| refusal.to_string())?;
+        let decode = number(seat.decode.as_deref());
+        Ok(Box::new(Booked {
+            place: Place {
+                prefill: seat
+                    .prefill
+                    .as_deref()
+                    .map_or(decode, |worker| number(Some(worker))),
+                decode,
+            },
+            seat,
+        }))
+    }
+}
+
+fn number(worker: Option<&Worker>) -> usize {
+    worker.map_or(0, |worker| worker.id.0 as usize)
+}
+
+/// A seat, and the workers' numbers.
+struct Booked {
+    place: Place,
+    seat: Seat,
+}
+
+impl Held for Booked {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn first_token(&mut self, now: Duration) {
+        self.seat.first_token(now);
+    }
+
+    fn generated(&mut self, tokens: u64) {
+        self.seat.generated(tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::chooser::Shape;
+    use crate::replay::contender::{ALL, Contender};
+    use crate::replay::engine::{Model, START};
+    use routing::prefix::Blocks;
+
+    fn parameters() -> Parameters {
+        Parameters {
+            model: Model::Fcfs,
+            shape: Shape {
+                prefill: 2,
+                decode: 3,
+            },
+            kv_blocks: 10,
+            block_tokens: 16,
+            prefill_rate: 1000.0,
+            token_ms: 10.0,
+        }
+    }
+
+    fn request() -> Request {
+        Request {
+            arrival: Duration::ZERO,
+            prompt_tokens: 100,
+            output_tokens: 1,
+            blocks: Blocks {
+                scope: 0,
+                sequence: vec![1, 2, 3, 4, 5, 6],
+            },
+            session: None,
+        }
+    }
+
+    #[test]
+    fn every_policy_chooses_workers_of_each_role() {
+        for contender in ALL {
+            let Contender::Own(policy) = contender else {
+                continue;
+            };
+            let mut routed = Routed::new(policy, &parameters(), 1).unwrap();
+            for _ in 0..20 {
+                let held = routed.reserve(&request(), START).unwrap();
+                let place = held.place();
+                assert!(
+                    place.prefill < 2 && (2..5).contains(&place.decode),
+                    "{policy}: {place:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_seat_is_in_the_books_until_it_is_dropped() {
+        let mut routed = Routed::new("kv", &parameters(), 1).unwrap();
+        let mut held = routed.reserve(&request(), START).unwrap();
+        assert_eq!(routed.0.total_load().prefills, 1);
+        held.first_token(START + Duration::from_secs(1));
+        let load = routed.0.total_load();
+        assert_eq!((load.prefills, load.decodes), (0, 1));
+        held.generated(1);
+        drop(held);
+        assert!(routed.0.total_load().is_idle());
+    }
+
+    #[test]
+    fn what_the_routing_code_does_not_have_is_an_error() {
+        let error = Routed::new("nonsense", &parameters(), 1)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.starts_with("policy nonsense: "), "{error}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Tests of the whole: figures in their shape, the same ones each time, and a report with plots.
+
+use clap::Parser;
+use serde_json::Value;
+
+use super::*;
+use contender::Contender;
+
+#[derive(clap::Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn args(more: &[&str]) -> Args {
+    let given = ["replay", "--trace", "t.jsonl"].iter().chain(more);
+    Cli::try_parse_from(given).unwrap().args
+}
+
+/// Conversations that go on: each prompt is the one before it and two blocks more.
+fn conversations() -> Trace {
+    let mut lines = String::new();
+    for turn in 0u64..8 {
+        for who in 0u64..12 {
+            let ids: Vec<u64> = (0..=turn * 2 + 1).map(|at| who * 1000 + at).collect();
+            let line = serde_json::json!({
+                "timestamp": turn * 30_000 + who * 700, "input_length": ids.len() * 512 - 100, "output_length": 50 + who,
+                "hash_ids": ids,
+            });
+            lines += &format!("{line}\n");
+        }
+    }
+    Trace::read(lines.as_bytes(), 512, None).unwrap()
+}
+
+const PEERS: [Contender; 2] = [Contender::SglangThreshold, Contender::LeastRequests];
+
+fn compared<R>(
+    args: &Args,
+    contenders: &[Contender],
+    then: impl FnOnce(&Comparison<'_>) -> R,
+) -> R {
+    let (trace, parameters) = (conversations(), args.parameters());
+    let rows = contenders.iter().map(|contender| {
+        Row::run(*contender, &trace, &parameters, &args.seed, &mut || {}).unwrap()
+    });
+    then(&Comparison {
+        trace_name: "a <trace>".to_owned(),
+        trace: &trace,
+        parameters: &parameters,
+        seeds: &args.seed,
+        rows: rows.collect(),
+    })
+}
+
+fn parsed(text: &str) -> Value {
+    assert_eq!(text.matches('\n').count(), 1);
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn a_program_gets_one_object_with_all_figures() {
+    let args = args(&[
+        "--policy",
+        "least_requests",
+        "--prefill",
+        "3",
+        "--seed",
+        "4",
+        "--json",
+    ]);
+    let text = compared(&args, &PEERS[1..], |comparison| {
+        output::for_machines(comparison, &args.policy)
+    });
+    let figures = parsed(&text);
+    assert_eq!(figures["requests"], 96);
+    assert_eq!(
+        (&figures["policy"], &figures["seed"]),
+        (&"least_requests".into(), &4.into())
+    );
+    for spread in ["ttft_ms", "itl_ms", "wait_ms"] {
+        for part in ["mean", "p50", "p90", "p99"] {
+            assert!(
+                figures[spread][part].is_f64(),
+                "{spread}.{part} in {figures}"
+            );
+        }
+    }
+    for rate in ["prefix_hit_rate", "imbalance", "decisions_per_second"] {
+        assert!(figures[rate].as_f64().unwrap() > 0.0, "{rate} in {figures}");
+    }
+    let parameters = &figures["parameters"];
+    assert_eq!(
+        (&parameters["prefill"], &parameters["kv_blocks"]),
+        (&3.into(), &4000.into())
+    );
+    assert_eq!(parameters["model"], "fcfs");
+}
+
+#[test]
+fn several_seeds_are_a_mean_and_several_policies_a_list() {
+    let args = args(&["--seed", "1-3"]);
+    let text = compared(&args, &PEERS, |comparison| {
+        output::for_machines(comparison, &args.policy)
+    });
+    let document = parsed(&text);
+    let rows = document["policies"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    let (mean, runs) = (
+        &rows[1]["ttft_ms"]["mean"],
+        rows[1]["runs"].as_array().unwrap(),
+    );
+    let sum: f64 = runs
+        .iter()
+        .map(|run| run["ttft_ms"]["mean"].as_f64().unwrap())
+        .sum();
+    assert!((mean.as_f64().unwrap() - sum / 3.0).abs() < 1e-9);
+    assert_eq!(rows[1]["seeds"], serde_json::json!([1, 2, 3]));
+    assert_eq!(runs[2]["seed"], 3);
+}
+
+#[test]
+fn one_seed_gives_one_result() {
+    for model in [Model::Fcfs, Model::Batched] {
+        let parameters = Parameters {
+            model,
+            ..args(&["--prefill", "3"]).parameters()
+        };
+        let trace = conversations();
+        for contender in contender::ALL {
+            let run = |seed| {
+                let mut chooser = contender.chooser(&parameters, seed).unwrap();
+                let outcome = engine::replay(&trace, &parameters, chooser.as_mut(), &mut || {});
+                (outcome.served, outcome.gaps)
+            };
+            assert_eq!(run(1), run(1), "{contender:?}");
+        }
+        let run = |seed| {
+            let mut chooser = Contender::LeastRequests.chooser(&parameters, seed).unwrap();
+            engine::replay(&trace, &parameters, chooser.as_mut(), &mut || {}).served
+        };
+        assert_ne!(run(1), run(2));
+    }
+}
+
+#[test]
+fn people_get_aligned_columns() {
+    let args = args(&[]);
+    let text = compared(&args, &PEERS, output::for_people);
+    let table: Vec<&str> = text.lines().skip(3).collect();
+    assert_eq!(table.len(), 4, "{text}");
+    assert!(
+        text.contains("96 requests in 4 min, on 8 prefill and 8 decode workers"),
+        "{text}"
+    );
+    let ends = |line: &str| line.trim_end().len();
+    assert!(
+        table.iter().all(|line| ends(line) == ends(table[1])),
+        "{text}"
+    );
+    assert!(table[2].starts_with("sglang_threshold  "), "{text}");
+}
+
+#[test]
+fn the_report_is_one_page_with_its_plots() {
+    let args = args(&[]);
+    let page = compared(&args, &PEERS, |comparison| {
+        report::page(comparison).unwrap()
+    });
+    assert!(page.matches("<svg").count() >= 6, "plots");
+    assert!(page.contains("a &lt;trace&gt;") && !page.contains("a <trace>"));
+    for part in [
+        "TTFT, median",
+        "99th",
+        "Wait",
+        "Prefix hits",
+        "Each prefill worker",
+        "sglang_threshold",
+    ] {
+        assert!(page.contains(part), "{part} is missing");
+    }
+    let outside = ["<script src", "<link", "@import", "src=\"http"];
+    assert!(
+        outside.iter().all(|part| !page.contains(part)),
+        "the page stands alone"
+    );
+}
+
+#[test]
+fn arguments_are_checked() {
+    for (wrong, why) in [
+        (["--policy", "direct"], "kv, round_robin"),
+        (["--prefill", "0"], "0"),
+        (["--prefill-rate", "0"], "above zero"),
+        (["--seed", "9-1"], "1-10"),
+    ] {
+        let given = ["replay", "--trace", "t"].iter().chain(&wrong);
+        let error = Cli::try_parse_from(given).err().unwrap().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    assert_eq!(args(&[]).report_path(), Some("target/replay.html".into()));
+    assert_eq!(args(&["--json"]).report_path(), None);
+    assert_eq!(
+        args(&["--json", "--report", "r.html"]).report_path(),
+        Some("r.html".into())
+    );
+}

@@ -1,0 +1,371 @@
+//! Owns the trace: who asks for what and when, read from a file of one JSON object a line.
+
+use std::io::BufRead;
+use std::time::Duration;
+
+use routing::prefix::Blocks;
+use serde::Deserialize;
+
+/// Mooncake's published traces have blocks of this many tokens.
+const MOONCAKE_BLOCK_TOKENS: u32 = 512;
+
+/// No trace lasts longer than ten years; keeps absurd times within what arithmetic can add.
+const LONGEST_SECONDS: f64 = 3.2e8;
+
+/// The requests of a trace, in order of arrival.
+#[derive(Debug)]
+pub struct Trace {
+    /// The requests.
+    pub requests: Vec<Request>,
+    /// Tokens of one block as the trace counts them.
+    pub own_block_tokens: u32,
+}
+
+/// One request of a trace.
+#[derive(Debug, PartialEq)]
+pub struct Request {
+    /// Time since the first request of the trace.
+    pub arrival: Duration,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of the answer; at least 1.
+    pub output_tokens: u64,
+    /// The prompt's full blocks, in blocks of the engines' size.
+    pub blocks: Blocks,
+    /// The conversation it belongs to, where the trace tells.
+    pub session: Option<Vec<u8>>,
+}
+
+/// Why a trace cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Read(#[from] std::io::Error),
+    /// A line is not a request.
+    #[error("line {line}, column {column}: {what}")]
+    Format {
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1.
+        column: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A line's time is none.
+    #[error(
+        "line {line}: a timestamp must be milliseconds, not negative, and within ten years of the first"
+    )]
+    Timestamp {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// The ids do not fit the prompt's length.
+    #[error(
+        "line {line}: {ids} hash_ids for {tokens} tokens, which {} blocks of {block_tokens} tokens make; \
+         --trace-block-tokens tells of how many tokens the trace's blocks are",
+        tokens.div_ceil(u64::from(*block_tokens))
+    )]
+    BlockCount {
+        /// Counted from 1.
+        line: usize,
+        /// How many ids there are.
+        ids: usize,
+        /// Tokens of the prompt.
+        tokens: u64,
+        /// Tokens of one block.
+        block_tokens: u32,
+    },
+    /// The engines' blocks and the trace's do not fit into each other.
+    #[error(
+        "the trace's blocks are of {own} tokens: --block-tokens must divide that or be a multiple of it, and {asked} is neither"
+    )]
+    BlockTokens {
+        /// Of the trace.
+        own: u32,
+        /// Of the engines.
+        asked: u32,
+    },
+    /// There is no request.
+    #[error("there is no request in it")]
+    Empty,
+}
+
+/// A line as it is written. Further fields are nobody's business here.
+#[derive(Deserialize)]
+struct Line {
+    timestamp: f64,
+    input_length: u32,
+    output_length: u32,
+    #[serde(default)]
+    hash_ids: Vec<u64>,
+    #[serde(default)]
+    session: Option<serde_json::Value>,
+    /// Counted from 1.
+    #[serde(skip)]
+    number: usize,
+}
+
+impl Trace {
+    /// Reads a trace for engines with blocks of `block_tokens`. `own_block_tokens`: tokens of the trace's own blocks; where
+    /// it is not told, they are of the engines' size if that fits every line, else of Mooncake's 512 tokens.
+    ///
+    /// # Errors
+    /// At the first line that is no request, or where the blocks do not fit.
+    pub fn read(
+        from: impl BufRead,
+        block_tokens: u32,
+        own_block_tokens: Option<u32>,
+    ) -> Result<Self, TraceError> {
+        let lines = lines(from)?;
+        let own = match own_block_tokens {
+            Some(own) => own,
+            None if misfit(&lines, block_tokens).is_none() => block_tokens,
+            None => MOONCAKE_BLOCK_TOKENS,
+        };
+        if let Some(error) = misfit(&lines, own) {
+            return Err(error);
+        }
+        if !own.is_multiple_of(block_tokens) && !block_tokens.is_multiple_of(own) {
+            return Err(TraceError::BlockTokens {
+                own,
+                asked: block_tokens,
+            });
+        }
+        let first_ms = lines
+            .iter()
+            .map(|line| line.timestamp)
+            .fold(f64::MAX, f64::min);
+        let mut requests = Vec::with_capacity(lines.len());
+        for line in lines {
+            requests.push(line.request(first_ms, block_tokens, own)?);
+        }
+        if requests.is_empty() {
+            return Err(TraceError::Empty);
+        }
+        requests.sort_by_key(|request: &Request| request.arrival);
+        Ok(Self {
+            requests,
+            own_block_tokens: own,
+        })
+    }
+
+    /// From the first arrival to the last.
+    pub fn lasts(&self) -> Duration {
+        self.requests
+            .last()
+            .map(|last| last.arrival)
+            .unwrap_or_default()
+    }
+}
+
+fn lines(from: impl BufRead) -> Result<Vec<Line>, TraceError> {
+    let mut lines = Vec::new();
+    for (index, text) in from.lines().enumerate() {
+        let text = text?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let number = index + 1;
+        let line: Line = serde_json::from_str(&text).map_err(|error| misread(number, &error))?;
+        lines.push(Line { number, ..line });
+    }
+    Ok(lines)
+}
+
+/// The error of one line, which takes itself for a whole document.
+fn misread(line: usize, error: &serde_json::Error) -> TraceError {
+    let (column, what) = (error.column(), error.to_string());
+    let place = format!(" at line 1 column {column}");
+    TraceError::Format {
+        line,
+        column,
+        what: what.trim_end_matches(&place).to_owned(),
+    }
+}
+
+/// The first line whose ids do not fit blocks of `block_tokens`.
+fn misfit(lines: &[Line], block_tokens: u32) -> Option<TraceError> {
+    let line = lines.iter().find(|line| {
+        // A trace may leave out what nobody shares.
+        let expected = line.input_length.div_ceil(block_tokens) as usize;
+        !line.hash_ids.is_empty() && line.hash_ids.len() != expected
+    })?;
+    Some(TraceError::BlockCount {
+        line: line.number,
+        ids: line.hash_ids.len(),
+        tokens: line.input_length.into(),
+        block_tokens,
+    })
+}
+
+impl Line {
+    fn request(self, first_ms: f64, block_tokens: u32, own: u32) -> Result<Request, TraceError> {
+        let seconds = (self.timestamp - first_ms) / 1000.0;
+        if !(self.timestamp >= 0.0 && (0.0..=LONGEST_SECONDS).contains(&seconds)) {
+            return Err(TraceError::Timestamp { line: self.number });
+        }
+        let full = (self.input_length / block_tokens) as usize;
+        Ok(Request {
+            arrival: Duration::from_secs_f64(seconds),
+            prompt_tokens: self.input_length.into(),
+            output_tokens: u64::from(self.output_length).max(1),
+            blocks: Blocks {
+                scope: 0,
+                sequence: sequence(&self.hash_ids, full, block_tokens, own),
+            },
+            session: self.session.and_then(session),
+        })
+    }
+}
+
+fn session(value: serde_json::Value) -> Option<Vec<u8>> {
+    match value {
+        serde_json::Value::Null => None,
+        serde_json::Value::String(name) => Some(name.into_bytes()),
+        other => Some(other.to_string().into_bytes()),
+    }
+}
+
+/// The names of the first `full` blocks of `block_tokens`, each chained to all that goes before it, so that ids need not be
+/// unique to their place. A larger block of the trace is cut into parts, smaller ones are taken together.
+fn sequence(ids: &[u64], full: usize, block_tokens: u32, own: u32) -> Vec<u64> {
+    let parts = (own / block_tokens).max(1) as u64;
+    let together = (block_tokens / own).max(1) as usize;
+    let mut before = 0;
+    let mut names = Vec::with_capacity(full);
+    for group in ids.chunks(together) {
+        before = group.iter().fold(before, |before, id| chained(before, *id));
+        for part in 0..parts {
+            before = chained(before, part);
+            names.push(before);
+        }
+    }
+    names.truncate(full);
+    names
+}
+
+/// Mixes an id into what goes before it: the finishing step of SplitMix64.
+fn chained(before: u64, id: u64) -> u64 {
+    let mut mixed = before.rotate_left(23) ^ id.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, block_tokens: u32) -> Result<Trace, TraceError> {
+        Trace::read(text.as_bytes(), block_tokens, None)
+    }
+
+    #[test]
+    fn a_line_is_a_request_and_a_partial_block_has_no_name() {
+        let trace = read(
+            "{\"timestamp\": 7000, \"input_length\": 1100, \"output_length\": 0, \"hash_ids\": [1, 2, 3], \"more\": 1}\n\n\
+             {\"timestamp\": 5500.5, \"input_length\": 512, \"output_length\": 9, \"hash_ids\": [1], \"session\": \"a\"}\n",
+            512,
+        )
+        .unwrap();
+        let [first, second] = &trace.requests[..] else {
+            panic!("{trace:?}")
+        };
+        assert_eq!(
+            first.arrival,
+            Duration::ZERO,
+            "sorted, and counted from the first"
+        );
+        assert_eq!(second.arrival, Duration::from_micros(1_499_500));
+        assert_eq!((second.prompt_tokens, second.output_tokens), (1100, 1));
+        assert_eq!(second.blocks.sequence.len(), 2);
+        assert_eq!(first.blocks.sequence[0], second.blocks.sequence[0]);
+        assert_eq!(first.session.as_deref(), Some(b"a".as_slice()));
+        assert_eq!(trace.lasts(), second.arrival);
+    }
+
+    #[test]
+    fn a_bad_line_is_named_by_its_number() {
+        let good = r#"{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}"#;
+        for (bad, why) in [
+            ("{", "line 3, column 1: EOF while parsing an object"),
+            (
+                r#"{"timestamp": 1, "output_length": 1}"#,
+                "line 3, column 36: missing field `input_length`",
+            ),
+            (
+                r#"{"timestamp": 1, "input_length": -4, "output_length": 1}"#,
+                "line 3, column 35: invalid value: integer `-4`",
+            ),
+            (
+                r#"{"timestamp": -1, "input_length": 4, "output_length": 1}"#,
+                "line 3: a timestamp must be",
+            ),
+            (
+                r#"{"timestamp": 1e300, "input_length": 4, "output_length": 1}"#,
+                "line 3: a timestamp must be",
+            ),
+            (
+                r#"{"timestamp": 1, "input_length": 1025, "output_length": 1, "hash_ids": [1, 2]}"#,
+                "line 3: 2 hash_ids for 1025 tokens, which 3 blocks of 512 tokens make",
+            ),
+        ] {
+            let error = read(&format!("{good}\n\n{bad}\n"), 512)
+                .unwrap_err()
+                .to_string();
+            // A negative time makes the good line the late one.
+            let fits =
+                error.starts_with(why) || (bad.contains("-1,") && error.contains("timestamp"));
+            assert!(fits, "{error}");
+        }
+        assert_eq!(
+            read("\n", 512).unwrap_err().to_string(),
+            "there is no request in it"
+        );
+    }
+
+    #[test]
+    fn names_are_chained() {
+        let names = sequence(&[1, 2, 1, 2], 4, 512, 512);
+        let distinct: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), 4);
+        assert_eq!(names[..2], sequence(&[1, 2, 9], 2, 512, 512));
+        assert_ne!(names[3], sequence(&[2, 2, 1, 2], 4, 512, 512)[3]);
+    }
+
+    #[test]
+    fn blocks_of_another_size_are_cut_or_taken_together() {
+        let line =
+            r#"{"timestamp": 1, "input_length": 1100, "output_length": 1, "hash_ids": [1, 2, 3]}"#;
+        let count = |block_tokens| {
+            read(line, block_tokens).unwrap().requests[0]
+                .blocks
+                .sequence
+                .len()
+        };
+        assert_eq!(
+            (count(512), count(256), count(16), count(1024)),
+            (2, 4, 68, 1)
+        );
+        assert_eq!(
+            read(line, 500).unwrap().own_block_tokens,
+            500,
+            "three blocks of 500 tokens fit as well"
+        );
+        let error = read(line, 300).unwrap_err().to_string();
+        assert!(error.contains("300 is neither"), "{error}");
+        let told = Trace::read(line.as_bytes(), 512, Some(256)).unwrap_err();
+        assert!(told.to_string().contains("which 5 blocks of 256"), "{told}");
+    }
+
+    #[test]
+    fn parts_of_equal_blocks_are_equal_and_of_others_not() {
+        let (a, b) = (
+            sequence(&[1, 2], 8, 128, 512),
+            sequence(&[1, 3], 8, 128, 512),
+        );
+        assert_eq!(a[..4], b[..4]);
+        assert!(a[4..].iter().zip(&b[4..]).all(|(a, b)| a != b));
+    }
+}
