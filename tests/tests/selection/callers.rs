@@ -81,8 +81,22 @@ fn picked(choice: &Value) -> &str {
         .unwrap_or_default()
 }
 
-pub async fn a_trusted_caller_is_told_why_its_workers_were_picked(proxy: Proxy) {
+pub async fn a_trusted_caller_may_ask_why_and_name_a_subset(proxy: Proxy) {
     let (mut fleet, gateway) = start(proxy, true).await;
+    an_answer_tells_why(&fleet, &gateway).await;
+    a_query_tells_why(&gateway).await;
+    a_subset_leaves_only_its_workers(&fleet, &gateway).await;
+    // A refusal tells as well, where somebody had been picked.
+    for engine in &mut fleet.prefill {
+        engine.kill();
+    }
+    let reply = gateway.send(Ask::chat("hello").header(EXPLAIN, "1")).await;
+    reply.expect_code(503, "prefill_failed");
+    choice(&reply, "prefill");
+    gateway.assert_comes_to_rest().await;
+}
+
+async fn an_answer_tells_why(fleet: &Fleet, gateway: &Gateway) {
     let mut conversation = Conversation::about("why", Spelling::Text);
     for turn in 0..3 {
         let ask = conversation.ask().header(EXPLAIN, "1");
@@ -102,7 +116,9 @@ pub async fn a_trusted_caller_is_told_why_its_workers_were_picked(proxy: Proxy) 
             assert!(got.values(EXPLAIN).is_empty(), "{got:?}");
         }
     }
+}
 
+async fn a_query_tells_why(gateway: &Gateway) {
     let mut query = chat_body("where to?");
     query["nvext"] = json!({"annotations": ["query_instance_id:"]});
     let ask = Ask::post(CHAT, query.to_string()).header(EXPLAIN, "1");
@@ -110,18 +126,9 @@ pub async fn a_trusted_caller_is_told_why_its_workers_were_picked(proxy: Proxy) 
     assert!(reply.json()["nvext"]["worker_id"].is_object(), "{reply:?}");
     choice(&reply, "prefill");
     choice(&reply, "decode");
-
-    for engine in &mut fleet.prefill {
-        engine.kill();
-    }
-    let reply = gateway.send(Ask::chat("hello").header(EXPLAIN, "1")).await;
-    reply.expect_code(503, "prefill_failed");
-    choice(&reply, "prefill");
-    gateway.assert_comes_to_rest().await;
 }
 
-pub async fn a_subset_leaves_only_its_workers(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy, true).await;
+async fn a_subset_leaves_only_its_workers(fleet: &Fleet, gateway: &Gateway) {
     let (prefills, decodes) = (fleet.prefill_addresses(), fleet.decode_addresses());
     for (p, d) in [(0, 1), (1, 0), (1, 1)] {
         let subset = format!("{}, {}", prefills[p], decodes[d]);
@@ -150,7 +157,6 @@ pub async fn a_subset_leaves_only_its_workers(proxy: Proxy) {
         assert!(message.contains("subset"), "{subset}: {message}");
     }
     assert_eq!(fleet.prefill_total().await.requests, before);
-    gateway.assert_comes_to_rest().await;
 }
 
 pub async fn an_untrusted_caller_gets_no_explanation_and_no_subset(proxy: Proxy) {

@@ -20,8 +20,7 @@ pd_router_e2e::on_both_hosts! {
         gateways_that_never_talk_agree_on_beginnings_and_sessions,
     }
     callers {
-        a_trusted_caller_is_told_why_its_workers_were_picked,
-        a_subset_leaves_only_its_workers,
+        a_trusted_caller_may_ask_why_and_name_a_subset,
         an_untrusted_caller_gets_no_explanation_and_no_subset,
     }
     admission {

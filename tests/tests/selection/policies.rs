@@ -5,19 +5,21 @@ use std::collections::BTreeSet;
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Pair, chat_body};
-use pd_router_e2e::engines::{Engine, FAST, Fleet, Role, static_config, with};
+use pd_router_e2e::engines::{Engine, FAST, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::{Value, json};
 
-use crate::rig::{CHAT, named};
+use crate::rig::CHAT;
 
-/// All policies, in pairs: one host has the first for prefill, the other one the second.
-const PAIRS: [[&str; 2]; 4] = [
+/// Policies in pairs: one host has the first for prefill, the other one the second.
+const PAIRS: [[&str; 2]; 3] = [
     ["kv", "round_robin"],
     ["random", "power_of_two"],
-    ["least_loaded", "prefix_hash"],
-    ["session", "direct"],
+    ["least_loaded", "direct"],
 ];
+
+/// Those of which nothing is remembered, so that gateways agree.
+const AGREEING: [&str; 2] = ["prefix_hash", "session"];
 
 /// Small fleets, each with a model of its own, and how many workers of each role it has.
 const FLEETS: [(&str, [(Role, usize); 2]); 3] = [
@@ -66,38 +68,45 @@ fn chat(model: &str, engines: &[Placed], stream: bool) -> Ask {
     ask
 }
 
-pub async fn every_policy_serves_every_small_fleet(proxy: Proxy) {
-    let engines = small_fleets().await;
-    for [one, other] in PAIRS {
-        let (prefill, decode) = match proxy {
-            Proxy::Wasmtime => (one, other),
-            Proxy::Envoy => (other, one),
-        };
-        // Only callers who are trusted may name workers: the others' pins must not hide what a policy does.
-        let trusts = [prefill, decode].contains(&"direct");
-        let pool = json!({
-            "trust_clients": trusts,
-            "selection": {"prefill": prefill, "decode": decode},
-        });
-        let config = static_config(engines.iter().map(listed).collect(), pool);
-        let gateway = Gateway::start(proxy, &config, &[]).await;
-        for (model, _) in FLEETS {
-            for stream in [false, true] {
-                let reply = gateway.send(chat(model, &engines, stream)).await;
-                assert_eq!(
-                    reply.status,
-                    200,
-                    "{prefill}/{decode} {model}: {}",
-                    reply.text()
-                );
-            }
+async fn start(proxy: Proxy, engines: &[Placed], [one, other]: [&str; 2]) -> Gateway {
+    let (prefill, decode) = match proxy {
+        Proxy::Wasmtime => (one, other),
+        Proxy::Envoy => (other, one),
+    };
+    // Only callers who are trusted may name workers: what they name must not hide what the other policies do.
+    let trusts = [one, other].contains(&"direct");
+    let pool = json!({
+        "trust_clients": trusts,
+        "selection": {"prefill": prefill, "decode": decode},
+    });
+    let config = static_config(engines.iter().map(listed).collect(), pool);
+    Gateway::start(proxy, &config, &[]).await
+}
+
+async fn serves_all(gateway: &Gateway, engines: &[Placed], policies: [&str; 2]) {
+    for (model, _) in FLEETS {
+        for stream in [false, true] {
+            let reply = gateway.send(chat(model, engines, stream)).await;
+            assert_eq!(reply.status, 200, "{policies:?} {model}: {}", reply.text());
         }
-        gateway.assert_comes_to_rest().await;
     }
-    for (engine, model, _) in &engines {
+    gateway.assert_comes_to_rest().await;
+}
+
+async fn assert_none_refused(engines: &[Placed]) {
+    for (engine, model, _) in engines {
         let state = engine.state().await;
         assert_eq!(state.refused(), 0, "{model}: {state:?}");
     }
+}
+
+pub async fn every_policy_serves_every_small_fleet(proxy: Proxy) {
+    let engines = small_fleets().await;
+    for policies in PAIRS {
+        let gateway = start(proxy, &engines, policies).await;
+        serves_all(&gateway, &engines, policies).await;
+    }
+    assert_none_refused(&engines).await;
 }
 
 pub async fn a_policy_of_no_name_is_refused_with_the_names_there_are(proxy: Proxy) {
@@ -107,27 +116,24 @@ pub async fn a_policy_of_no_name_is_refused_with_the_names_there_are(proxy: Prox
         panic!("started with a policy that does not exist");
     };
     assert!(failure.status.is_some_and(|status| !status.success()));
-    for name in PAIRS.concat().into_iter().chain(["cache_aware"]) {
+    let names = PAIRS.concat().into_iter().chain(AGREEING);
+    for name in names.chain(["cache_aware"]) {
         let quoted = format!("`{name}`");
         assert!(failure.log.contains(&quoted), "{name}:\n{}", failure.log);
     }
 }
 
 pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Proxy) {
-    let fleet = Fleet::start(3, 3, FAST).await;
-    let workers = [
-        named(&fleet.prefill, "p", 11),
-        named(&fleet.decode, "d", 21),
-    ];
-    let pool = json!({"selection": {"prefill": "prefix_hash", "decode": "session"}});
-    let config = static_config(workers.concat(), pool);
+    let engines = small_fleets().await;
     let gateways = [
-        Gateway::start(proxy, &config, &[]).await,
-        Gateway::start(proxy, &config, &[]).await,
+        start(proxy, &engines, AGREEING).await,
+        start(proxy, &engines, AGREEING).await,
     ];
+    serves_all(&gateways[0], &engines, AGREEING).await;
     let mut pairs = Vec::new();
     for number in 0..8 {
-        let body = chat_body(&format!("Prompt number {number}. ").repeat(20)).to_string();
+        let content = format!("Prompt number {number}. ").repeat(20);
+        let body = with(chat_body(&content), json!({"model": "two"})).to_string();
         let session = format!("session {number}");
         let mut seen: BTreeSet<Pair> = BTreeSet::new();
         // A connection meets one of two threads.
@@ -141,5 +147,5 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
     let prefills: BTreeSet<&str> = pairs.iter().map(|pair| pair.prefill.as_str()).collect();
     let decodes: BTreeSet<&str> = pairs.iter().map(|pair| pair.decode.as_str()).collect();
     assert!(prefills.len() > 1 && decodes.len() > 1, "{pairs:?}");
-    fleet.assert_no_decode_refused().await;
+    assert_none_refused(&engines).await;
 }
