@@ -167,7 +167,8 @@ impl StreamContext {
 
     /// The proxy could not reach anybody: the client is told so in the shape of other errors.
     fn nobody_reached(&mut self, stream: &Stream) {
-        let what = match self.gateway.router.borrow().pool().protocol {
+        let protocol = self.gateway.router.borrow().pool().protocol;
+        let what = match protocol {
             Protocol::Direct => "frontend",
             Protocol::Nixl | Protocol::Sglang => "decode worker",
         };
@@ -175,6 +176,10 @@ impl StreamContext {
             what,
             tried: stream.destinations.get(),
         };
+        if protocol != Protocol::Direct {
+            let mut router = self.gateway.router.borrow_mut();
+            router.unreachable(&stream.seat.borrow());
+        }
         self.gateway.telemetry.refused(refusal.code());
         log::warn!("[{}] {refusal}", stream.request_id());
         let json = refusal.to_json();
@@ -200,7 +205,12 @@ impl StreamContext {
             return;
         }
         let kind = host::header(Map::Response, "content-type").unwrap_or_default();
-        self.watch = Some(Watch::new(Form::of(&kind)));
+        // Events that are compressed cannot be told apart: the first byte must do.
+        let form = match host::header(Map::Response, "content-encoding") {
+            None => Form::of(&kind),
+            Some(_) => Form::Whole,
+        };
+        self.watch = Some(Watch::new(form));
     }
 
     /// Reads a chunk of the answer: its first token ends the prefill charge, the others let decode's grow.

@@ -71,6 +71,79 @@ fn an_error_names_the_path_and_what_would_be_right() {
 }
 
 #[test]
+fn what_selection_and_admission_cannot_mean_is_refused() {
+    let said = |fields: &str| {
+        let fields = format!(
+            r#""protocol":"nixl","discovery":{{"static":{{"workers":[]}}}},"decode":{{"runs_whole_requests":true}},{fields}"#
+        );
+        error(&pool(&fields))
+    };
+    for (fields, parts) in [
+        (
+            r#""selection":{"prefill":"best"}"#,
+            &["selection.prefill", "best", "kv", "prefix_hash"][..],
+        ),
+        (
+            r#""selection":{"kv":{"router_temperature":-1}}"#,
+            &["selection.kv.router_temperature", "0 or more"],
+        ),
+        (
+            r#""selection":{"kv":{"overlap_weight":1}}"#,
+            &["selection.kv", "overlap_weight", "overlap_score_credit"],
+        ),
+        (
+            r#""selection":{"session":{"headers":[]}}"#,
+            &["selection.session.headers", "x-session-id"],
+        ),
+        (
+            r#""prefixes":{"max_blocks":99999999}"#,
+            &["prefixes.max_blocks", "16777216"],
+        ),
+        (
+            r#""booking_expiry_ms":0"#,
+            &["booking_expiry_ms", "at least 1"],
+        ),
+        (
+            r#""admission":{"queue":{}}"#,
+            &["admission.queue", "threshold"],
+        ),
+        (
+            r#""admission":{"decode":{"fraction":1.5}}"#,
+            &["admission.decode.fraction", "from 0 to 1"],
+        ),
+        (
+            r#""admission":{"prefill":{"tokens":1},"queue":{"max_requests":0}}"#,
+            &["queue.max_requests", "leave the queue out"],
+        ),
+        (
+            r#""admission":{"prefill":{"tokens":1},"queue":{"policy":"lifo"}}"#,
+            &["queue.policy", "lcfs"],
+        ),
+        (
+            r#""conditional":{"policy":"prefill_load"}"#,
+            &["conditional", "prefill_busy_tokens"],
+        ),
+        (
+            r#""conditional":{"uncached_share":70}"#,
+            &["conditional.uncached_share", "from 0 to 1"],
+        ),
+        (
+            r#""conditional":{},"enforce_disagg":true"#,
+            &["conditional", "enforce_disagg"],
+        ),
+    ] {
+        let said = said(fields);
+        assert!(
+            parts.iter().all(|part| said.contains(part)),
+            "{fields}: {said}"
+        );
+    }
+    let without =
+        pool(r#""protocol":"nixl","discovery":{"static":{"workers":[]}},"conditional":{}"#);
+    assert!(error(&without).contains("decode.runs_whole_requests"));
+}
+
+#[test]
 fn ids_keep_all_64_bits() {
     let document = pool(
         r#""protocol":"direct","frontends":["127.0.0.1:1"],"discovery":{"static":{"workers":[{"id":18446744073709551615,"role":"decode"}]}}"#,

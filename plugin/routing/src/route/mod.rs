@@ -261,6 +261,22 @@ impl Router {
         body: &[u8],
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
+        self.advance(told.now);
+        self.explain(told.explain);
+        let outcome = self.plan_read(generation, body, told);
+        if !matches!(outcome, Ok(Plan::Wait(_))) {
+            self.decided(told.turn);
+        }
+        outcome
+    }
+
+    /// The same, as far as it is the request's own: who waits no more is not told.
+    fn plan_read(
+        &mut self,
+        generation: Generation,
+        body: &[u8],
+        told: Told<'_>,
+    ) -> Result<Plan, Refusal> {
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
@@ -268,7 +284,6 @@ impl Router {
             }
             Err(refusal) => return Err(refusal),
         };
-        self.advance(told.now);
         let steering = self.steering(&request, told)?;
         let (model, adapter) = self.model_of(&request.model)?;
         let (place, verdict) = self.choose_place(Some(&model), &steering)?;
@@ -284,16 +299,12 @@ impl Router {
             };
             return self.wait(&place, claim, told.turn, overloaded);
         }
-        self.explain(told.explain);
         let case = self.case(&place, &steering, &asked);
         match self.plan_at(&case, verdict, &request, told) {
             Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query => {
                 self.wait(&place, claim, told.turn, overloaded)
             }
-            outcome => {
-                self.decided(told.turn);
-                outcome
-            }
+            outcome => outcome,
         }
     }
 
@@ -325,7 +336,7 @@ impl Router {
     ///
     /// # Errors
     /// `otherwise`, where there is no such worker.
-    pub fn plan_unread(&mut self, otherwise: Refusal) -> Result<Plan, Refusal> {
+    pub fn plan_unread(&mut self, mut otherwise: Refusal) -> Result<Plan, Refusal> {
         let nothing = Steering::default();
         let absent = self.absent_policy();
         let places: Vec<(Place, PlaceState)> = self
@@ -339,8 +350,10 @@ impl Router {
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
         for (place, _) in places.iter().filter(|_| may_run_whole) {
             let case = self.case(place, &nothing, &asked);
-            if let Ok(whole) = self.pick_whole(&case) {
-                return Ok(self.forward_whole(whole, &asked, None, None));
+            match self.pick_whole(&case) {
+                Ok(whole) => return Ok(self.forward_whole(whole, &asked, None, None)),
+                Err(overloaded @ Refusal::Overloaded { .. }) => otherwise = overloaded,
+                Err(_) => {}
             }
         }
         if self.pool.protocol != Protocol::Direct {

@@ -80,8 +80,11 @@ impl Router {
         seat.decode_charge = Some(match served {
             Some(worker) if worker.id != charge.target().worker => {
                 // It was passed over because it took no connection.
-                self.health
-                    .mark(charge.target().worker, Mark::Unreachable, self.ledger.now());
+                self.mark(charge.target().worker, Mark::Unreachable);
+                if seat.prefill.is_none() {
+                    // Its prompt was to be read there: what another one does tells nothing of its speed.
+                    seat.prefill_charge = None;
+                }
                 let target = TargetKey {
                     worker: worker.id,
                     rank: charge.target().rank,
@@ -91,6 +94,13 @@ impl Router {
             }
             _ => charge,
         });
+    }
+
+    /// The worker that was picked to answer took no connection, nor did whoever else was tried.
+    pub fn unreachable(&mut self, seat: &Seat) {
+        if let Some(charge) = &seat.decode_charge {
+            self.mark(charge.target().worker, Mark::Unreachable);
+        }
     }
 
     /// Writes down who decodes, where that has changed since the request was planned, and moves the charge there.

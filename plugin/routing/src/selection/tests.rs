@@ -58,3 +58,370 @@ pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
     };
     targets.iter().map(candidate).collect()
 }
+
+/// A candidate of which this is known.
+fn candidate(target: &Target, overlap: u32, standing: Standing) -> Candidate<'_> {
+    Candidate {
+        target,
+        standing,
+        overlap,
+        factor: 1.0,
+    }
+}
+
+/// Waiting: that many tokens, in that many prompts.
+fn queued(tokens: u64, prefills: u32) -> Standing {
+    Standing {
+        booked_tokens: tokens,
+        queued_tokens: tokens as f64,
+        prefills,
+        ..Standing::default()
+    }
+}
+
+/// Being decoded: that many blocks, in that many requests.
+fn decoding(blocks: f64, decodes: u32) -> Standing {
+    Standing {
+        decode_blocks: blocks,
+        decodes,
+        ..Standing::default()
+    }
+}
+
+const ALL: [PolicyName; 8] = [
+    PolicyName::Kv,
+    PolicyName::RoundRobin,
+    PolicyName::Random,
+    PolicyName::PowerOfTwo,
+    PolicyName::LeastLoaded,
+    PolicyName::PrefixHash,
+    PolicyName::Session,
+    PolicyName::Direct,
+];
+
+mod costs {
+    use super::*;
+    use crate::selection::cost::{Prices, Terms};
+
+    /// The terms of the last of these candidates, which tell the same cost as is asked for without them.
+    fn terms(task: &Task<'_>, candidates: &[Candidate<'_>]) -> Terms {
+        let prices = Prices::new(task, candidates);
+        let last = candidates.last().unwrap();
+        let terms = prices.terms(last);
+        assert_eq!(terms.cost.to_bits(), prices.cost(last).to_bits());
+        terms
+    }
+
+    fn cost(task: &Task<'_>, overlap: u32, standing: Standing) -> f64 {
+        let targets = targets(0..1);
+        terms(task, &[candidate(&targets[0], overlap, standing)]).cost
+    }
+
+    #[test]
+    fn prefill_costs_what_waits_and_what_is_not_cached() {
+        // 1,000 tokens are 62.5 blocks of 16.
+        assert_eq!(cost(&TASK, 0, Standing::default()), 62.5);
+        assert_eq!(cost(&TASK, 60, Standing::default()), 2.5);
+        assert_eq!(cost(&TASK, 60, queued(1_600, 2)), 102.5);
+        // It is never less than nothing, and blocks in use are no matter.
+        assert_eq!(cost(&TASK, 63, Standing::default()), 0.0);
+        assert_eq!(cost(&TASK, 0, decoding(500.0, 9)), 62.5);
+    }
+
+    #[test]
+    fn decode_costs_the_blocks_in_use_and_those_to_come() {
+        let task = Task {
+            role: Role::Decode,
+            ..TASK
+        };
+        assert_eq!(cost(&task, 0, Standing::default()), 63.0);
+        assert_eq!(cost(&task, 0, decoding(100.25, 3)), 163.25);
+        // Neither a queue of prompts nor what is cached changes it.
+        assert_eq!(cost(&task, 60, queued(1_600, 2)), 63.0);
+        let counts = Task {
+            decode_credit: DecodeCredit::Counts,
+            ..task
+        };
+        assert_eq!(cost(&counts, 60, decoding(100.0, 3)), 103.0);
+        assert_eq!(cost(&counts, 99, Standing::default()), 0.0);
+    }
+
+    #[test]
+    fn one_that_runs_it_whole_costs_both() {
+        let task = Task {
+            role: Role::Aggregated,
+            weights: KvWeights {
+                prefill_load_scale: 2.0,
+                decode_active_request_weight: 10.0,
+                ..TASK.weights
+            },
+            ..TASK
+        };
+        let standing = Standing {
+            decode_blocks: 7.0,
+            decodes: 3,
+            ..queued(160, 1)
+        };
+        // 2 · (10 + 62.5 − 60) + 7 + 63 + 10 · 3
+        assert_eq!(cost(&task, 60, standing), 125.0);
+        let untracked = Task {
+            tracking: Tracking::DecodeOnly,
+            ..task
+        };
+        assert_eq!(cost(&untracked, 60, standing), 100.0);
+    }
+
+    #[test]
+    fn the_credit_decays_with_what_is_booked_beyond_the_idlest() {
+        let targets = targets(0..2);
+        let (idle, busy) = (queued(160, 1), queued(1_160, 2));
+        let both = [
+            candidate(&targets[0], 0, idle),
+            candidate(&targets[1], 62, busy),
+        ];
+        let decaying = |decay| Task {
+            weights: KvWeights {
+                overlap_score_credit_decay: decay,
+                ..TASK.weights
+            },
+            ..TASK
+        };
+        // One prompt more is booked there.
+        for (decay, credit) in [(0.0, 62.0), (1.0, 31.0), (3.0, 15.5)] {
+            let told = terms(&decaying(decay), &both);
+            assert_eq!(told.credit_blocks, credit);
+            assert_eq!(told.cost, 72.5 + 62.5 - credit);
+        }
+        let untracked = Task {
+            tracking: Tracking::DecodeOnly,
+            ..decaying(3.0)
+        };
+        assert_eq!(terms(&untracked, &both).credit_blocks, 62.0);
+    }
+
+    #[test]
+    fn a_rate_tells_only_where_it_differs_and_never_too_much() {
+        let task = Task {
+            speed: Some(8_000.0),
+            ..TASK
+        };
+        for (speed, slowness) in [
+            (None, 1.0),
+            (Some(8_000.0), 1.0),
+            (Some(7_000.0), 1.0),
+            (Some(9_500.0), 1.0),
+            (Some(4_000.0), 2.0),
+            (Some(16_000.0), 0.5),
+            (Some(10.0), 4.0),
+            (Some(1e9), 0.25),
+        ] {
+            let standing = Standing {
+                speed,
+                ..queued(1_600, 1)
+            };
+            assert_eq!(cost(&task, 0, standing), 162.5 * slowness, "{speed:?}");
+        }
+        let targets = targets(0..1);
+        let slow = Standing {
+            speed: Some(4_000.0),
+            ..queued(2_000, 1)
+        };
+        let wait = |task: &Task<'_>, standing| {
+            terms(task, &[candidate(&targets[0], 0, standing)]).estimated_wait_ms
+        };
+        assert_eq!(wait(&task, slow), Some(500.0));
+        assert_eq!(wait(&task, queued(2_000, 1)), Some(250.0));
+        assert_eq!(wait(&TASK, queued(2_000, 1)), None);
+    }
+
+    #[test]
+    fn nothing_that_can_be_said_makes_a_cost_that_cannot_be_compared() {
+        for role in Role::ALL {
+            for block_tokens in [0, 1, u32::MAX] {
+                let task = Task {
+                    role,
+                    block_tokens,
+                    prompt_tokens: u64::MAX,
+                    ..TASK
+                };
+                let standing = Standing {
+                    decode_blocks: 1e18,
+                    decodes: u32::MAX,
+                    ..queued(u64::MAX, u32::MAX)
+                };
+                assert!(cost(&task, u32::MAX, standing).is_finite());
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_is_picked_where_nobody_is() {
+    let mut random = Random::with_seed(1);
+    for name in ALL {
+        assert_eq!(policy(name).peek(&TASK, &[], &mut random), None, "{name:?}");
+    }
+}
+
+#[test]
+fn the_only_one_is_picked_unless_it_must_be_named() {
+    let mut random = Random::with_seed(1);
+    let one = targets(7..8);
+    for name in ALL {
+        let mut policy = policy(name);
+        let expected = (name != PolicyName::Direct).then_some(0);
+        assert_eq!(policy.needs_pin(), expected.is_none());
+        assert_eq!(policy.peek(&TASK, &idle(&one), &mut random), expected);
+    }
+}
+
+#[test]
+fn kv_takes_the_least_cost_and_tells_all_of_them() {
+    let mut random = Random::with_seed(1);
+    let targets = targets(0..4);
+    let candidates = [
+        candidate(&targets[0], 0, Standing::default()),
+        candidate(&targets[1], 50, queued(400, 1)),
+        candidate(&targets[2], 62, queued(2_000, 1)),
+        Candidate {
+            factor: 0.5,
+            ..candidate(&targets[3], 0, queued(400, 1))
+        },
+    ];
+    let mut kv = policy(PolicyName::Kv);
+    assert_eq!(kv.peek(&TASK, &candidates, &mut random), Some(1));
+    let terms = kv.terms(&TASK, &candidates).unwrap();
+    let costs: Vec<f64> = terms.iter().map(|terms| terms.cost).collect();
+    assert_eq!(costs, [62.5, 37.5, 125.5, 43.75]);
+    assert!(
+        ALL.iter().all(
+            |name| *name == PolicyName::Kv || policy(*name).terms(&TASK, &candidates).is_none()
+        )
+    );
+}
+
+#[test]
+fn requests_are_counted_by_what_the_role_does() {
+    let targets = targets(0..2);
+    let mut random = Random::with_seed(1);
+    // One reads more prompts, the other writes more answers.
+    let reading = Standing {
+        prefills: 3,
+        decodes: 1,
+        ..Standing::default()
+    };
+    let writing = Standing {
+        prefills: 1,
+        decodes: 2,
+        ..Standing::default()
+    };
+    let both = [
+        candidate(&targets[0], 0, reading),
+        candidate(&targets[1], 0, writing),
+    ];
+    for (role, expected) in [(Role::Prefill, 1), (Role::Decode, 0), (Role::Aggregated, 1)] {
+        let task = Task { role, ..TASK };
+        for name in [PolicyName::LeastLoaded, PolicyName::PowerOfTwo] {
+            for _ in 0..20 {
+                let picked = policy(name).peek(&task, &both, &mut random);
+                assert_eq!(picked, Some(expected), "{name:?} {role:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn power_of_two_draws_two_that_differ() {
+    let targets = targets(0..3);
+    let mut random = Random::with_seed(1);
+    let loads = [queued(1, 0), queued(1, 1), queued(1, 2)];
+    let candidates: Vec<Candidate<'_>> = targets
+        .iter()
+        .zip(loads)
+        .map(|(target, load)| candidate(target, 0, load))
+        .collect();
+    let mut counts = [0; 3];
+    for _ in 0..3_000 {
+        let picked = policy(PolicyName::PowerOfTwo).peek(&TASK, &candidates, &mut random);
+        counts[picked.unwrap()] += 1;
+    }
+    // Two of the three pairs hold the first one, the second one wins the third.
+    assert_eq!(counts[2], 0);
+    assert!((1_900..2_100).contains(&counts[0]), "{counts:?}");
+}
+
+/// A prompt of that name, long enough to have a beginning.
+fn blocks(name: u64) -> Blocks {
+    Blocks {
+        scope: 1,
+        sequence: (0..300).map(|index| name * 1_000 + index).collect(),
+    }
+}
+
+#[test]
+fn the_beginning_decides_and_ranks_stand_apart() {
+    let mut random = Random::with_seed(1);
+    let mut worker = Worker::clone(&targets(1..2)[0].worker);
+    worker.dp_size = 8;
+    let ranks: Vec<Target> = Rc::new(worker).targets().collect();
+    let mut used = std::collections::HashSet::new();
+    let mut one = policy(PolicyName::PrefixHash);
+    for name in 0..100 {
+        let blocks = blocks(name);
+        let task = Task {
+            blocks: &blocks,
+            ..TASK
+        };
+        let picked = one.peek(&task, &idle(&ranks), &mut random);
+        // What follows the first 2,048 tokens is no matter, nor who was asked for before.
+        let mut longer = blocks.clone();
+        longer.sequence.truncate(128);
+        let task = Task {
+            blocks: &longer,
+            ..TASK
+        };
+        let mut other = policy(PolicyName::PrefixHash);
+        assert_eq!(other.peek(&task, &idle(&ranks), &mut random), picked);
+        used.insert(picked);
+        // Another scope is another prompt, a session is no matter.
+        let task = Task {
+            session: Some(b"one"),
+            ..task
+        };
+        assert_eq!(one.peek(&task, &idle(&ranks), &mut random), picked);
+    }
+    assert_eq!(used.len(), 8);
+}
+
+#[test]
+fn one_who_is_not_eligible_now_hands_its_prompts_to_the_next_for_as_long() {
+    let mut random = Random::with_seed(1);
+    let all = targets(0..8);
+    for name in [PolicyName::PrefixHash, PolicyName::Session] {
+        let mut policy = policy(name);
+        for number in 0..200u64 {
+            let (blocks, session) = (blocks(number), number.to_le_bytes());
+            let task = Task {
+                blocks: &blocks,
+                session: Some(&session),
+                ..TASK
+            };
+            let mut pick = |targets: &[Target]| {
+                let index = policy.peek(&task, &idle(targets), &mut random).unwrap();
+                targets[index].key()
+            };
+            let home = pick(&all);
+            let but = |gone: TargetKey| -> Vec<Target> {
+                all.iter().filter(|t| t.key() != gone).cloned().collect()
+            };
+            let next = pick(&but(home));
+            assert_ne!(next, home);
+            let other = all
+                .iter()
+                .map(Target::key)
+                .find(|k| *k != home && *k != next);
+            assert_eq!(pick(&but(other.unwrap())), home);
+            assert_eq!(pick(&all), home);
+        }
+    }
+}

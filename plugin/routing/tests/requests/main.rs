@@ -6,7 +6,10 @@
     clippy::unwrap_used
 )]
 
+mod admission;
+mod conditional;
 mod endings;
+mod explain;
 mod pins;
 mod policies;
 mod rooms;

@@ -1,0 +1,242 @@
+//! What a choice occupies, from the booking to the end, however it ends.
+
+use routing::load::Load;
+use routing::route::{Ask, Client, Router, Seat};
+use serde_json::json;
+
+use crate::support::*;
+
+fn reserve(router: &mut Router, tokens: u64, expected: Option<u64>, ms: u64) -> Seat {
+    let prompt = Prompt::new(tokens, tokens, 16);
+    let ask = Ask {
+        expected_tokens: expected,
+        ..prompt.ask()
+    };
+    router.reserve(&ask, at(ms)).unwrap()
+}
+
+#[test]
+fn charged_at_selection_and_freed_at_the_end() {
+    let mut router = router(&pairs(1, 1), json!({}), 1);
+    let seat = reserve(&mut router, 1_000, None, 1_000);
+    let booked = Load {
+        prefill_tokens: 1_000,
+        prefills: 1,
+        decode_blocks: 63,
+        decodes: 1,
+    };
+    assert_eq!(router.total_load(), booked);
+    assert_eq!(load(&router, 1).prefill_tokens, 1_000);
+    assert_eq!(load(&router, 101).decode_blocks, 63);
+    drop(seat);
+    assert!(router.total_load().is_idle());
+    assert!(load(&router, 1).is_idle() && load(&router, 101).is_idle());
+}
+
+#[test]
+fn only_what_must_be_computed_is_charged() {
+    let mut router = router(&pairs(1, 1), json!({}), 1);
+    let prompt = Prompt::new(1, 1_000, 16);
+    drop(router.reserve(&prompt.ask(), at(1_000)).unwrap());
+    // 62 blocks of 16 tokens are known now.
+    let longer = Prompt::new(1, 1_500, 16);
+    let seat = router.reserve(&longer.ask(), at(2_000)).unwrap();
+    assert_eq!(router.total_load().prefill_tokens, 1_500 - 62 * 16);
+    drop(seat);
+    // One that is known whole still counts.
+    let known = Prompt::new(1, 992, 16);
+    let seat = router.reserve(&known.ask(), at(3_000)).unwrap();
+    assert_eq!(router.total_load().prefill_tokens, 1);
+    drop(seat);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn the_first_token_ends_prefills_charge_once() {
+    let mut router = router(&pairs(1, 1), json!({}), 1);
+    let mut first = reserve(&mut router, 1_000, None, 1_000);
+    let second = reserve(&mut router, 500, None, 1_000);
+    for ms in [2_000, 3_000, 3_000] {
+        first.first_token(at(ms));
+        let total = router.total_load();
+        assert_eq!((total.prefill_tokens, total.prefills), (500, 1));
+        assert_eq!(total.decodes, 2);
+    }
+    first.release();
+    first.release();
+    first.first_token(at(4_000));
+    first.generated(7);
+    let total = router.total_load();
+    assert_eq!((total.prefills, total.decodes), (1, 1));
+    drop(first);
+    assert_eq!(router.total_load(), total);
+    drop(second);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn an_answer_grows_with_what_is_written() {
+    let mut router = router(&pairs(1, 1), json!({}), 1);
+    let mut seat = reserve(&mut router, 1_000, None, 1_000);
+    seat.first_token(at(1_500));
+    for (generated, blocks) in [(1, 63), (8, 63), (9, 64), (600, 100), (1_000_000, 62_563)] {
+        seat.generated(generated);
+        let total = router.total_load();
+        assert_eq!((total.decode_blocks, total.decodes), (blocks, 1));
+    }
+    drop(seat);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn and_shrinks_towards_its_expected_end() {
+    let mut router = router(&pairs(1, 1), json!({}), 1);
+    let mut seat = reserve(&mut router, 1_600, Some(1_600), 1_000);
+    seat.first_token(at(1_500));
+    // The blocks held, times the share that is left.
+    for (generated, blocks) in [
+        (0, 100),
+        (400, 94),
+        (800, 75),
+        (1_200, 44),
+        (1_600, 0),
+        (5_000, 0),
+    ] {
+        seat.generated(generated);
+        let total = router.total_load();
+        assert_eq!(
+            (total.decode_blocks, total.decodes),
+            (blocks, 1),
+            "{generated}"
+        );
+    }
+    drop(seat);
+    assert!(router.total_load().is_idle());
+    // Something expected is not nothing.
+    let seat = reserve(&mut router, 100, Some(0), 1_000);
+    assert_eq!(router.total_load().decode_blocks, 7);
+    drop(seat);
+}
+
+#[test]
+fn the_expected_end_is_read_from_hints_and_from_max_tokens() {
+    let hinted = json!({"agent_hints": {"osl": 100}});
+    for (max_tokens, nvext, expected) in [
+        (None, json!({}), 26),
+        (Some(200), json!({}), 20),
+        (Some(200), hinted.clone(), 13),
+        (None, hinted, 13),
+    ] {
+        let mut router = router(&pairs(1, 1), json!({}), 1);
+        let mut wish = wish(1, 352).saying(nvext.clone());
+        wish.max_tokens = max_tokens;
+        let (phase, mut seat) = wish.prefill(&mut router);
+        phase.answered(GOOD, Client::Waits, &mut router);
+        // 402 tokens are 26 blocks; three quarters, or half of them.
+        seat.generated(50);
+        assert_eq!(
+            router.total_load().decode_blocks,
+            expected,
+            "{max_tokens:?} {nvext}"
+        );
+    }
+}
+
+#[test]
+fn a_stream_of_ten_minutes_keeps_its_count_and_one_without_chunks_loses_it() {
+    let mut router = router(&pairs(2, 2), json!({"booking_expiry_ms": 120_000}), 1);
+    let mut lively = reserve(&mut router, 1_000, None, 1_000);
+    lively.first_token(at(1_500));
+    let silent = reserve(&mut router, 2_000, None, 1_000);
+    for second in 2..600 {
+        router.advance(at(second * 1_000));
+        if second % 20 == 0 {
+            lively.generated(second);
+        }
+        let total = router.total_load();
+        assert!(load(&router, decode_id(&lively)).decodes >= 1, "{second}");
+        match second {
+            0..120 => assert_eq!((total.prefills, total.decodes), (1, 2), "{second}"),
+            // Looked at every half a minute.
+            120..155 => {}
+            _ => assert_eq!((total.prefills, total.decodes), (0, 1), "{second}"),
+        }
+    }
+    // What is left unrenewed is not freed twice.
+    drop(silent);
+    assert_eq!(router.total_load().decodes, 1);
+    drop(lively);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn one_that_was_silent_counts_again_when_it_speaks() {
+    let mut router = router(&pairs(1, 1), json!({}), 1);
+    let mut seat = reserve(&mut router, 1_000, None, 1_000);
+    seat.first_token(at(1_500));
+    router.advance(at(290_000));
+    assert_eq!(router.total_load().decodes, 1);
+    router.advance(at(340_000));
+    assert!(router.total_load().is_idle());
+    seat.generated(10);
+    assert_eq!(router.total_load().decodes, 1);
+    seat.release();
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn a_retrys_booking_is_its_own() {
+    let mut router = router(&pairs(3, 1), json!({"prefill": {"attempts": 3}}), 1);
+    let (mut phase, seat) = wish(1, 1_000).prefill(&mut router);
+    for _ in 0..2 {
+        let failed = phase.worker().id.0;
+        phase = again(phase.answered(status(500), Client::Waits, &mut router));
+        assert!(load(&router, failed).is_idle());
+        let now = load(&router, phase.worker().id.0);
+        assert_eq!((now.prefill_tokens, now.prefills), (1_000, 1));
+        let total = router.total_load();
+        assert_eq!((total.prefills, total.decodes), (1, 1));
+    }
+    phase.answered(status(500), Client::Waits, &mut router);
+    assert_eq!(router.total_load().prefills, 0);
+    drop(seat);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn refusals_and_queries_book_nothing() {
+    let mut router = router(&pairs(2, 2), json!({}), 1);
+    wish(1, 100).targets(&mut router);
+    wish(1, 100).within("").refused(&mut router);
+    wish(1, 100).prefilled_by(99).refused(&mut router);
+    wish(1, 100)
+        .saying(json!({"dp_rank": 9}))
+        .refused(&mut router);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn bookings_on_a_worker_that_left_still_end_once() {
+    let all = pairs(2, 2);
+    let mut router = router(&all, json!({}), 1);
+    let (phase, seat) = wish(1, 1_000)
+        .prefilled_by(1)
+        .decoded_by(101)
+        .prefill(&mut router);
+    let rest: Vec<_> = all
+        .iter()
+        .filter(|w| w["id"] != 1 && w["id"] != 101)
+        .cloned()
+        .collect();
+    adopt(&mut router, &rest);
+    let other = wish(2, 500).prefill(&mut router);
+    adopt(&mut router, &all);
+    drop((phase, seat));
+    let total = router.total_load();
+    assert_eq!((total.prefill_tokens, total.decodes), (500, 1));
+    drop(other);
+    assert!(router.total_load().is_idle());
+    for id in [1, 2, 101, 102] {
+        assert!(load(&router, id).is_idle());
+    }
+}

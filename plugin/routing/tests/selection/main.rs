@@ -1,0 +1,19 @@
+//! Who is picked, seen from outside: bursts, costs, overrides, marks, filters, policies and bookings.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used
+)]
+
+mod accounting;
+mod burst;
+mod eligibility;
+mod engine;
+mod kv;
+mod marks;
+mod overrides;
+mod policies;
+mod rates;
+mod shapes;
+mod support;

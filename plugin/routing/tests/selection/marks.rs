@@ -1,0 +1,257 @@
+//! What is known of a worker's cache, and for how long something is held against it.
+
+use routing::route::{AfterPrefill, Client, PrefillAnswer, Router};
+use serde_json::json;
+
+use crate::support::*;
+
+#[test]
+fn what_a_named_worker_was_given_is_known_too() {
+    for seed in 0..20 {
+        let mut pairs = router(&pairs(8, 1), json!({}), seed);
+        assert_eq!(wish(1, 1_000).prefilled_by(5).served(&mut pairs), 5);
+        assert_eq!(remembered(&pairs, 5), 62);
+        assert_eq!(wish(1, 1_000).at(9_000).prefiller(&mut pairs), 5);
+
+        let mut whole = router(&wholes(8), json!({}), seed);
+        let named = wish(1, 1_000).saying(json!({"backend_instance_id": 205}));
+        drop(named.forward(&mut whole));
+        assert_eq!(remembered(&whole, 205), 62);
+        assert_eq!(wish(1, 1_000).decoder(&mut whole), 205);
+    }
+}
+
+#[test]
+fn a_mere_query_teaches_nothing() {
+    let mut router = router(&pairs(8, 1), json!({}), 1);
+    let named = wish(1, 1_000).prefilled_by(5);
+    assert_eq!(named.prefiller(&mut router), 5);
+    assert!((1..=8).all(|id| remembered(&router, id) == 0));
+}
+
+#[test]
+fn a_capacity_that_is_known_bounds_what_is_remembered() {
+    let small = json!({"kv_blocks": 50});
+    let workers = [
+        worker_with("prefill", 1, small.clone()),
+        worker_with("prefill", 2, small),
+        worker("decode", 101),
+    ];
+    let mut router = router(&workers, json!({}), 1);
+    wish(1, 480).prefilled_by(1).served(&mut router);
+    wish(2, 480).prefilled_by(1).served(&mut router);
+    assert!(remembered(&router, 1) <= 50);
+    // The newer one is still there, however late; of the older one less than that.
+    for _ in 0..20 {
+        assert_eq!(wish(2, 480).at(3_600_000).prefiller(&mut router), 1);
+    }
+    wish(1, 480)
+        .prefilled_by(2)
+        .at(3_600_000)
+        .served(&mut router);
+    assert_eq!(wish(1, 480).at(3_700_000).prefiller(&mut router), 2);
+}
+
+#[test]
+fn where_it_is_not_known_a_prefix_is_forgotten_in_time() {
+    let mut router = router(&pairs(8, 1), json!({}), 1);
+    wish(1, 1_000).prefilled_by(5).served(&mut router);
+    assert_eq!(
+        wish(1, 1_000).at(100_000).prefillers(&mut router, 50, 8)[4],
+        50
+    );
+    let late = wish(1, 1_000).at(140_000).prefillers(&mut router, 400, 8);
+    assert!(unevenness(&late) < 26.0, "{late:?}");
+}
+
+#[test]
+fn a_worker_that_leaves_loses_its_prefixes_and_attracts_nobody_when_it_returns() {
+    let all = pairs(8, 2);
+    for kv_blocks in [None, Some(4_000)] {
+        let fields = kv_blocks.map_or(json!({}), |blocks: u32| json!({"kv_blocks": blocks}));
+        let mut router = router(&all, fields, 1);
+        wish(1, 4_000).prefilled_by(3).served(&mut router);
+        // Something is under way while it leaves.
+        let open = wish(1, 4_000)
+            .prefilled_by(3)
+            .at(2_000)
+            .prefill(&mut router);
+        let rest: Vec<_> = all.iter().filter(|w| w["id"] != 3).cloned().collect();
+        adopt(&mut router, &rest);
+        let gone = wish(1, 4_000).at(3_000).prefillers(&mut router, 400, 8);
+        assert_eq!(gone[2], 0);
+        let others: Vec<u64> = gone.into_iter().filter(|count| *count > 0).collect();
+        assert_eq!(others.len(), 7);
+        assert!(unevenness(&others) < 24.0, "{others:?}");
+
+        adopt(&mut router, &all);
+        drop(open);
+        assert_eq!(remembered(&router, 3), 0);
+        let back = wish(1, 4_000).at(4_000).prefillers(&mut router, 400, 8);
+        assert!(unevenness(&back) < 26.0, "{back:?}");
+        assert!(router.total_load().is_idle());
+        // What it is given now counts again.
+        wish(1, 4_000).prefilled_by(3).at(5_000).served(&mut router);
+        assert_eq!(wish(1, 4_000).at(9_000).prefiller(&mut router), 3);
+    }
+}
+
+/// A prefill call of a fresh prompt that goes to that worker and ends so, at one second.
+fn ends(router: &mut Router, id: u64, answer: PrefillAnswer<'_>) -> AfterPrefill {
+    let (phase, seat) = wish(50 + id, 100).prefilled_by(id).prefill(router);
+    let after = phase.answered(answer, Client::Waits, router);
+    drop(seat);
+    after
+}
+
+#[test]
+fn one_that_cannot_be_reached_is_passed_over_for_five_seconds_and_forgets() {
+    for failure in [PrefillAnswer::NotSent, status(503), status(504)] {
+        for name in PICKING {
+            let mut router = router(&pairs(3, 1), policy(name), 1);
+            wish(1, 400).prefilled_by(2).at(100).served(&mut router);
+            ends(&mut router, 2, failure);
+            assert_eq!(remembered(&router, 2), 0);
+            for ms in [1_001, 3_000, 5_999] {
+                for number in 0..40 {
+                    assert_ne!(wish(number, 400).at(ms).prefiller(&mut router), 2, "{name}");
+                }
+            }
+            let sessions = (0..60u64).map(|number| {
+                let mut wish = wish(number, 400).at(6_001);
+                wish.session = Some(number.to_le_bytes().to_vec());
+                drop(wish.prefill(&mut router));
+                wish.prefiller(&mut router)
+            });
+            assert!(sessions.collect::<Vec<_>>().contains(&2), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_next_attempt_passes_over_those_that_are_marked() {
+    for _ in 0..10 {
+        let mut router = router(&pairs(3, 1), json!({}), 1);
+        ends(&mut router, 1, status(503));
+        let (phase, _seat) = wish(1, 100).prefill(&mut router);
+        let first = phase.worker().id.0;
+        let next = again(phase.answered(status(500), Client::Waits, &mut router));
+        assert_eq!(first + next.worker().id.0, 5);
+    }
+}
+
+#[test]
+fn the_prefix_goes_to_the_one_that_took_over() {
+    let mut router = router(&pairs(4, 1), json!({}), 1);
+    wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
+    let (phase, _seat) = wish(1, 4_000).at(1_000).prefill(&mut router);
+    assert_eq!(phase.worker().id.0, 2);
+    let next = again(phase.answered(PrefillAnswer::NotSent, Client::Waits, &mut router));
+    let other = next.worker().id.0;
+    assert_ne!(other, 2);
+    assert_eq!(load(&router, 2).prefills, 0);
+    // All of it must be computed there.
+    assert_eq!(load(&router, other).prefill_tokens, 4_000);
+    router.advance(at(1_500));
+    next.answered(GOOD, Client::Waits, &mut router);
+    assert_eq!(
+        wish(1, 4_000).at(20_000).prefillers(&mut router, 50, 4)[other as usize - 1],
+        50
+    );
+}
+
+#[test]
+fn where_all_are_marked_they_are_used_all_the_same() {
+    for failure in [status(503), status(429)] {
+        let mut router = router(&pairs(3, 1), json!({}), 1);
+        for id in 1..=3 {
+            ends(&mut router, id, failure);
+        }
+        let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
+        assert!(unevenness(&picked) < 14.0, "{picked:?}");
+    }
+    // One of them is said to be overloaded only: rather that one.
+    let mut router = router(&pairs(3, 1), json!({}), 1);
+    for (id, failure) in [(1, status(503)), (2, status(429)), (3, status(503))] {
+        ends(&mut router, id, failure);
+    }
+    assert_eq!(
+        wish(1, 4_000).at(1_500).prefillers(&mut router, 50, 3),
+        [0, 50, 0]
+    );
+}
+
+#[test]
+fn one_that_says_it_is_overloaded_is_passed_over_for_a_second_and_keeps_its_prefixes() {
+    let mut router = router(&pairs(3, 1), json!({}), 1);
+    wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
+    assert!(matches!(
+        ends(&mut router, 2, status(429)),
+        AfterPrefill::Answer
+    ));
+    assert!(remembered(&router, 2) >= 250);
+    assert_eq!(
+        wish(1, 4_000).at(1_999).prefillers(&mut router, 50, 3)[1],
+        0
+    );
+    assert_eq!(
+        wish(1, 4_000).at(2_001).prefillers(&mut router, 50, 3)[1],
+        50
+    );
+}
+
+#[test]
+fn an_answer_clears_the_mark_and_other_errors_set_none() {
+    for answer in [GOOD, status(400), status(500)] {
+        let mut router = router(&pairs(3, 1), json!({}), 1);
+        ends(&mut router, 2, answer);
+        let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
+        assert!(picked[1] > 50, "{picked:?}");
+    }
+    let mut router = router(&pairs(3, 1), json!({}), 1);
+    ends(&mut router, 2, status(503));
+    ends(&mut router, 2, GOOD);
+    let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
+    assert!(picked[1] > 50, "{picked:?}");
+}
+
+#[test]
+fn a_decode_worker_that_took_no_connection_is_passed_over_too() {
+    let mut router = router(&pairs(1, 3), json!({}), 1);
+    let (phase, mut seat) = wish(1, 100).decoded_by(102).prefill(&mut router);
+    phase.answered(GOOD, Client::Waits, &mut router);
+    router.served_by(&mut seat, "10.0.0.103:103".parse().unwrap());
+    assert_eq!(
+        (load(&router, 102).decodes, load(&router, 103).decodes),
+        (0, 1)
+    );
+    drop(seat);
+    let wish = wish(2, 100);
+    for ms in [1_001, 5_999] {
+        assert!((0..50).all(|_| wish.clone().at(ms).decoder(&mut router) != 102));
+    }
+    assert!((0..50).any(|_| wish.clone().at(6_001).decoder(&mut router) == 102));
+}
+
+#[test]
+fn a_mark_outlives_neither_its_worker_nor_a_clock_that_goes_back() {
+    let all = pairs(2, 1);
+    let mut router = router(&all, json!({}), 1);
+    ends(&mut router, 2, status(503));
+    adopt(
+        &mut router,
+        &all[..1]
+            .iter()
+            .chain(&all[2..])
+            .cloned()
+            .collect::<Vec<_>>(),
+    );
+    adopt(&mut router, &all);
+    // It came back: whatever was held against it is over.
+    let picked = wish(1, 100).at(1_500).prefillers(&mut router, 200, 2);
+    assert!(picked[1] > 50, "{picked:?}");
+    ends(&mut router, 2, status(503));
+    assert_eq!(wish(1, 100).at(10).prefiller(&mut router), 1);
+    let picked = wish(1, 100).at(7_000).prefillers(&mut router, 200, 2);
+    assert!(picked[1] > 50, "{picked:?}");
+}
