@@ -82,7 +82,10 @@ impl StreamContext {
     /// What a request's head leads to, once it is taken up.
     fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
         let Kind::Generation(generation) = head.kind() else {
-            let outcome = self.gateway.router.borrow_mut().plain();
+            let outcome = {
+                let subset = stream.spoken.borrow().subset();
+                self.gateway.router.borrow_mut().plain(subset.as_ref())
+            };
             let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
             return action(planning::carry_out(&self.gateway, stream, plan, &[]));
         };
@@ -105,7 +108,8 @@ impl StreamContext {
             _ => {
                 let mut router = self.gateway.router.borrow_mut();
                 router.advance(host::now());
-                let outcome = router.plan_unread(Refusal::Encoded);
+                let subset = stream.spoken.borrow().subset();
+                let outcome = router.plan_unread(Refusal::Encoded, subset.as_ref());
                 drop(router);
                 let body = host::buffer(Buffer::Request).unwrap_or_default();
                 planning::carry_out(&self.gateway, stream, outcome, &body)

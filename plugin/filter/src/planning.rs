@@ -31,7 +31,8 @@ impl Spoken {
         found.map(|(_, value)| value.as_slice())
     }
 
-    fn subset(&self) -> Option<Subset> {
+    /// The endpoints that the gateway in front allows.
+    pub fn subset(&self) -> Option<Subset> {
         let text = self.steering(headers::SUBSET)?;
         // What is not text names no endpoint, and so allows none.
         Some(Subset::parse(std::str::from_utf8(text).unwrap_or_default()))

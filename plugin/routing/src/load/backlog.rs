@@ -1,49 +1,14 @@
-//! Owns the prefill work that waits on one worker rank: what is left of it now, and how quickly it has been done so far.
+//! Owns the prefill work that waits on one worker rank: what is left of it now, and what was seen of how it was done.
 //!
 //! A worker is thought of as reading one prompt after the other, in the order in which they were sent. The oldest one is
-//! taken to shrink at the rate that was observed, never below nothing and never beyond itself: whatever the estimate is
+//! taken to shrink at the pace that was observed, never below nothing and never beyond itself: whatever the estimate is
 //! wrong by ends with the next first token. Engines that read several prompts at once end them in any order, which the
-//! rate, being work over time, does not mind.
+//! pace, being work over time, does not mind.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What an observation still counts for when the next one comes: about the last ten count.
-const MEMORY: f64 = 0.9;
-
-/// A prompt with fewer tokens to compute tells of what every request costs, not of the worker's speed: one who is sent
-/// what it has cached would be thought to be slow.
-const TELLING_TOKENS: u64 = 1000;
-
-/// Prefill work done, and the time it took.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Rate {
-    /// Tokens, the older ones counting less.
-    pub tokens: f64,
-    /// Seconds, likewise.
-    pub seconds: f64,
-}
-
-impl Rate {
-    fn observe(&mut self, tokens: u64, took: Duration) {
-        self.tokens = self.tokens * MEMORY + tokens as f64;
-        self.seconds = self.seconds * MEMORY + took.as_secs_f64();
-    }
-
-    /// Both together.
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            tokens: self.tokens + other.tokens,
-            seconds: self.seconds + other.seconds,
-        }
-    }
-
-    /// Tokens a second; none where nothing has been observed yet.
-    pub fn per_second(self) -> Option<f64> {
-        let rate = self.tokens / self.seconds;
-        (rate.is_finite() && rate > 0.0).then_some(rate)
-    }
-}
+use super::pace::{Pace, Record};
 
 /// Names a prompt in its backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -68,9 +33,7 @@ pub struct Backlog {
     head_since: Duration,
     /// Up to when work has been observed.
     observed_until: Duration,
-    rate: Rate,
-    /// The same in tokens a second, worked out once for each observation.
-    speed: Option<f64>,
+    record: Record,
 }
 
 impl Backlog {
@@ -111,16 +74,14 @@ impl Backlog {
 
     /// Its first token was seen. Once over, a prompt stays over.
     pub fn finish(&mut self, ticket: Ticket, now: Duration) {
-        let ended = self.end(ticket, now);
-        if let Some(tokens) = ended.filter(|tokens| *tokens >= TELLING_TOKENS) {
+        if let Some(tokens) = self.end(ticket, now) {
             let took = now.saturating_sub(self.observed_until);
-            self.rate.observe(tokens, took);
-            self.speed = self.rate.per_second();
+            self.record.observe(tokens, took, now);
             self.observed_until = now;
         }
     }
 
-    /// It will have no first token, or none that tells of the worker's speed.
+    /// It will have no first token, or none that tells of the worker's pace.
     pub fn cancel(&mut self, ticket: Ticket, now: Duration) {
         if self.end(ticket, now).is_some() {
             self.observed_until = now;
@@ -163,13 +124,8 @@ impl Backlog {
             prompts: self.prompts,
             head_tokens: head.map_or(0.0, |head| head.tokens as f64),
             head_since: self.head_since.as_secs_f64(),
-            speed: self.speed,
+            record: self.record,
         }
-    }
-
-    /// The rate observed.
-    pub fn rate(&self) -> Rate {
-        self.rate
     }
 }
 
@@ -184,20 +140,22 @@ pub struct Progress {
     head_tokens: f64,
     /// Since when that is thought to be read, in seconds since 1970.
     head_since: f64,
-    /// How quickly the worker reads, in tokens a second; none where nothing has been observed yet.
-    pub speed: Option<f64>,
+    /// What was observed of the worker.
+    pub record: Record,
 }
 
 impl Progress {
-    /// Tokens that are thought to be left `now`, in seconds since 1970, the oldest prompt shrinking at this worker's rate, or at
-    /// `common`, that of workers like it, where nothing was observed of it yet.
-    pub fn left(&self, now: f64, common: Option<f64>) -> f64 {
+    /// What is thought to be left `now`, in seconds since 1970, in tokens: those of the prompts, and what each prompt takes
+    /// beside them. The oldest one shrinks at the pace of workers like this one, this one being so many times slower.
+    pub fn left(&self, now: f64, pace: Option<Pace>, slowness: f64) -> f64 {
         let booked = self.tokens as f64;
-        let Some(speed) = self.speed.or(common) else {
+        let Some(pace) = pace.filter(|_| self.prompts > 0) else {
             return booked;
         };
-        let done = speed * (now - self.head_since).max(0.0);
-        (booked - done.min(self.head_tokens)).max(0.0)
+        let takes = pace.seconds(1.0, self.head_tokens) * slowness;
+        let done = ((now - self.head_since) / takes).clamp(0.0, 1.0);
+        let prompts = self.prompts as f64 - done;
+        (booked - done * self.head_tokens + prompts * pace.overhead_tokens()).max(0.0)
     }
 }
 
@@ -205,35 +163,53 @@ impl Progress {
 mod tests {
     use super::*;
 
-    fn left(backlog: &Backlog, now: Duration, common: Option<f64>) -> f64 {
-        backlog.progress().left(now.as_secs_f64(), common)
-    }
+    const PACE: Pace = Pace {
+        per_prompt: 0.0,
+        per_token: 1.0 / 2000.0,
+    };
 
     fn at(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
-    #[test]
-    fn nothing_shrinks_before_something_was_observed() {
-        let mut backlog = Backlog::default();
-        backlog.push(1000, at(0));
-        assert_eq!(left(&backlog, at(5_000), None), 1000.0);
-        assert_eq!(left(&backlog, at(500), Some(1000.0)), 500.0);
+    fn left(backlog: &Backlog, now: Duration, pace: Option<Pace>) -> f64 {
+        backlog.progress().left(now.as_secs_f64(), pace, 1.0)
     }
 
     #[test]
-    fn the_oldest_shrinks_at_the_rate_observed_and_never_beyond_itself() {
+    fn nothing_shrinks_where_no_pace_is_known() {
+        let mut backlog = Backlog::default();
+        backlog.push(1000, at(0));
+        assert_eq!(left(&backlog, at(5_000), None), 1000.0);
+        assert_eq!(left(&backlog, at(250), Some(PACE)), 500.0);
+        assert_eq!(backlog.progress().left(0.25, Some(PACE), 2.0), 750.0);
+    }
+
+    #[test]
+    fn the_oldest_shrinks_at_the_pace_and_never_beyond_itself() {
         let mut backlog = Backlog::default();
         let first = backlog.push(1000, at(0));
         let second = backlog.push(3000, at(200));
         backlog.push(500, at(300));
         backlog.finish(first, at(500));
-        assert_eq!(backlog.rate.per_second(), Some(2000.0));
-        assert_eq!(left(&backlog, at(1000), None), 2500.0);
-        assert_eq!(left(&backlog, at(60_000), None), 500.0);
+        assert_eq!(Pace::of(&backlog.record), Some(PACE));
+        assert_eq!(left(&backlog, at(1000), Some(PACE)), 2500.0);
+        assert_eq!(left(&backlog, at(60_000), Some(PACE)), 500.0);
         backlog.finish(second, at(2_000));
-        assert_eq!(left(&backlog, at(2_000), None), 500.0);
-        assert!((backlog.rate.per_second().unwrap() - 2000.0).abs() < 1.0);
+        assert_eq!(left(&backlog, at(2_000), Some(PACE)), 500.0);
+    }
+
+    #[test]
+    fn what_each_prompt_takes_beside_its_tokens_waits_too() {
+        let pace = Pace {
+            per_prompt: 0.1,
+            per_token: 1.0 / 1000.0,
+        };
+        let mut backlog = Backlog::default();
+        backlog.push(400, at(0));
+        backlog.push(50, at(0));
+        assert_eq!(left(&backlog, at(0), Some(pace)), 650.0);
+        assert_eq!(left(&backlog, at(250), Some(pace)), 400.0);
     }
 
     #[test]
@@ -248,34 +224,24 @@ mod tests {
         backlog.finish(tickets[1], at(400));
         backlog.finish(tickets[3], at(400));
         assert_eq!((backlog.tokens(), backlog.prompts()), (0, 0));
-        assert_eq!(left(&backlog, at(500), Some(1.0)), 0.0);
+        assert_eq!(left(&backlog, at(500), Some(PACE)), 0.0);
         assert!(backlog.queue.is_empty());
     }
 
     #[test]
     fn what_nobody_ended_expires_and_ends_only_once() {
         let mut backlog = Backlog::default();
-        let old = backlog.push(10_000, at(0));
-        let young = backlog.push(5000, at(5000));
+        let old = backlog.push(100, at(0));
+        let young = backlog.push(50, at(5000));
         backlog.expire(at(1000), at(6000));
-        assert_eq!((backlog.tokens(), backlog.prompts()), (5000, 1));
+        assert_eq!((backlog.tokens(), backlog.prompts()), (50, 1));
         backlog.finish(old, at(7000));
-        assert_eq!(backlog.rate.per_second(), None);
+        assert_eq!(Pace::of(&backlog.record), None);
         backlog.finish(young, at(7000));
-        assert_eq!(backlog.rate.per_second(), Some(5000.0));
-    }
-
-    #[test]
-    fn a_prompt_with_little_to_compute_tells_nothing_of_the_speed() {
-        let mut backlog = Backlog::default();
-        let cached = backlog.push(70, at(0));
-        backlog.finish(cached, at(30));
-        assert_eq!(backlog.speed, None);
-        let long = backlog.push(8000, at(100));
-        let cached = backlog.push(70, at(100));
-        backlog.finish(long, at(1100));
-        backlog.finish(cached, at(1130));
-        assert_eq!(backlog.speed, Some(8000.0));
+        assert_eq!(
+            Pace::of(&backlog.record).map(|pace| pace.per_token),
+            Some(0.02)
+        );
     }
 
     #[test]
@@ -285,6 +251,7 @@ mod tests {
         backlog.finish(first, at(1000));
         let second = backlog.push(1000, at(3_600_000));
         backlog.finish(second, at(3_601_000));
-        assert!((backlog.rate.per_second().unwrap() - 1000.0).abs() < 1e-6);
+        let pace = Pace::of(&backlog.record).unwrap();
+        assert!((pace.per_token - 0.001).abs() < 1e-9);
     }
 }

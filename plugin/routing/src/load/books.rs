@@ -5,7 +5,8 @@ use std::rc::Weak;
 use std::time::Duration;
 
 use super::answer::Booking;
-use super::backlog::{Backlog, Progress, Rate, Ticket};
+use super::backlog::{Backlog, Progress, Ticket};
+use super::pace::{Pace, Record};
 use crate::fleet::TargetKey;
 
 /// Thousandths of a block: charges shrink and grow by less than one, and still add up exactly.
@@ -42,11 +43,11 @@ impl Load {
 }
 
 /// How things stand on one worker rank at this moment.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standing {
     /// Prompt tokens booked on it.
     pub booked_tokens: u64,
-    /// What is thought to be left of them now.
+    /// What is thought to be left of them now, with what each prompt takes beside its tokens.
     pub queued_tokens: f64,
     /// KV blocks of requests being decoded.
     pub decode_blocks: f64,
@@ -54,8 +55,22 @@ pub struct Standing {
     pub prefills: u32,
     /// Requests being decoded.
     pub decodes: u32,
-    /// How quickly it reads prompts, in tokens a second; none where that has not been observed yet.
-    pub speed: Option<f64>,
+    /// How many times slower it reads prompts than workers like it.
+    pub slowness: f64,
+}
+
+impl Default for Standing {
+    /// Nothing is booked, and nothing known.
+    fn default() -> Self {
+        Self {
+            booked_tokens: 0,
+            queued_tokens: 0.0,
+            decode_blocks: 0.0,
+            prefills: 0,
+            decodes: 0,
+            slowness: 1.0,
+        }
+    }
 }
 
 /// What a choice looks at of an account, apart from the rest, so that looking at a thousand is quick.
@@ -81,7 +96,7 @@ pub struct Standings<'b> {
     glances: Ref<'b, Vec<Glance>>,
     /// Seconds since 1970.
     now: f64,
-    speed: Option<f64>,
+    pace: Option<Pace>,
 }
 
 impl Standings<'_> {
@@ -91,13 +106,17 @@ impl Standings<'_> {
             return Standing::default();
         };
         let progress = &glance.progress;
+        let slowness = match &self.pace {
+            Some(pace) => pace.slowness(&progress.record, self.now),
+            None => 1.0,
+        };
         Standing {
             booked_tokens: progress.tokens,
-            queued_tokens: progress.left(self.now, self.speed),
+            queued_tokens: progress.left(self.now, self.pace, slowness),
             decode_blocks: glance.decode_blocks,
             prefills: u32::try_from(progress.prompts).unwrap_or(u32::MAX),
             decodes: glance.decodes,
-            speed: progress.speed,
+            slowness,
         }
     }
 }
@@ -248,18 +267,18 @@ impl Books {
         }
     }
 
-    pub(super) fn standings(&self, speed: Option<f64>) -> Standings<'_> {
+    pub(super) fn standings(&self, pace: Option<Pace>) -> Standings<'_> {
         Standings {
             glances: self.glances.borrow(),
             now: self.now.get().as_secs_f64(),
-            speed,
+            pace,
         }
     }
 
-    pub(super) fn speed(&self, slots: impl Iterator<Item = usize>) -> Option<f64> {
-        let accounts = self.accounts.borrow();
-        let rates = slots.filter_map(|slot| Some(accounts.get(slot)?.backlog.rate()));
-        rates.fold(Rate::default(), Rate::plus).per_second()
+    pub(super) fn pace(&self, slots: impl Iterator<Item = usize>) -> Option<Pace> {
+        let glances = self.glances.borrow();
+        let records = slots.filter_map(|slot| Some(glances.get(slot)?.progress.record));
+        Pace::of(&records.fold(Record::default(), Record::plus))
     }
 
     pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {

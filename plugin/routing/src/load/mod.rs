@@ -7,9 +7,11 @@
 mod answer;
 mod backlog;
 mod books;
+mod pace;
 
 pub use answer::{Answer, DecodeCharge};
 pub use books::{Load, Standing, Standings};
+pub use pace::Pace;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -82,16 +84,14 @@ impl Ledger {
         ranks.fold(Load::default(), |sum, key| sum.plus(self.load(key)))
     }
 
-    /// How quickly the workers of these slots read prompts all in all, in tokens a second; none where that has not been
-    /// observed of any.
-    pub fn speed(&self, slots: impl Iterator<Item = usize>) -> Option<f64> {
-        self.books.speed(slots)
+    /// How quickly the workers of these slots read prompts all in all; none where nothing has been observed of any.
+    pub fn pace(&self, slots: impl Iterator<Item = usize>) -> Option<Pace> {
+        self.books.pace(slots)
     }
 
-    /// How things stand now. `speed` is taken for that of a worker of which nothing has been observed. Nothing may be booked
-    /// while this is held.
-    pub fn standings(&self, speed: Option<f64>) -> Standings<'_> {
-        self.books.standings(speed)
+    /// How things stand now, at the `pace` of all. Nothing may be booked while this is held.
+    pub fn standings(&self, pace: Option<Pace>) -> Standings<'_> {
+        self.books.standings(pace)
     }
 
     /// What is booked on all workers together, those that left included.

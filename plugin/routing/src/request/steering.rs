@@ -4,6 +4,7 @@
 //! that cannot be read counts as absent, as Dynamo has it.
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::Refusal;
 use crate::config::KvWeights;
@@ -69,6 +70,18 @@ pub struct WeightOverride {
 }
 
 impl WeightOverride {
+    /// Reads what the caller says.
+    fn read(said: Option<&RawValue>) -> Result<Self, Refusal> {
+        let Some(said) = said else {
+            return Ok(Self::default());
+        };
+        let read: Option<Self> = serde_json::from_str(said.get()).ok();
+        read.filter(Self::is_sane).ok_or(Refusal::Field {
+            name: "nvext.router_config_override",
+            problem: "must be an object of overlap_score_credit, prefill_load_scale, router_temperature (numbers from 0), track_prefill_tokens (true or false)",
+        })
+    }
+
     /// Whether all of it can be meant.
     fn is_sane(&self) -> bool {
         let given = [
@@ -166,7 +179,7 @@ pub fn header_for(role: Role) -> &'static str {
 
 /// What of `nvext` steers. Other fields are the backend's.
 #[derive(Debug, Default, Deserialize)]
-struct Nvext {
+struct Nvext<'a> {
     annotations: Option<Vec<String>>,
     backend_instance_id: Option<u64>,
     prefill_worker_id: Option<u64>,
@@ -176,7 +189,8 @@ struct Nvext {
     routing_constraints: Option<Constraints>,
     token_data: Option<Vec<u32>>,
     agent_hints: Option<AgentHints>,
-    router_config_override: Option<WeightOverride>,
+    #[serde(borrow)]
+    router_config_override: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -206,21 +220,15 @@ impl Steering {
         headers: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         nvext: Option<&str>,
     ) -> Result<Self, Refusal> {
-        let said: Option<Nvext> = match nvext {
+        let said: Option<Nvext<'_>> = match nvext {
             Some(text) => serde_json::from_str(text).map_err(|_| Refusal::Field {
                 name: "nvext",
-                problem: "must be an object; ids and ranks in it are unsigned numbers, annotations strings, overrides those that are documented",
+                problem: "must be an object; ids and ranks in it are unsigned numbers, annotations strings",
             })?,
             None => None,
         };
         let said = said.unwrap_or_default();
-        let weights = said.router_config_override.unwrap_or_default();
-        if !weights.is_sane() {
-            return Err(Refusal::Field {
-                name: "nvext.router_config_override",
-                problem: "must hold numbers that are not negative",
-            });
-        }
+        let weights = WeightOverride::read(said.router_config_override)?;
         let number = |field: Field| {
             let names = HEADERS
                 .iter()

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use super::ask::Case;
-use super::eligible::{admitted, constraints, hands_over, is_restricted, most_preferred};
+use super::eligible::{
+    admitted, constraints, hands_over, is_restricted, most_preferred, within_subset,
+};
 use super::explain::Explained;
 use super::pinned::Pinned;
 use super::roster::Member;
@@ -98,7 +100,7 @@ impl Router {
         }
     }
 
-    fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
+    pub(super) fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
         let prefills = case.roster.of_role(Role::Prefill).iter();
         let queued_tokens: u64 = prefills
@@ -240,7 +242,13 @@ impl Router {
                 }),
             });
         let eligible = eligible.map_err(|filter| match (filter, unreachable.take()) {
-            (Filter::Taints, Some(problem)) => Refusal::Topology { problem },
+            (Filter::Taints, Some(problem)) if case.roster.has_topology => {
+                Refusal::Topology { problem }
+            }
+            (Filter::Taints, Some(_)) => Refusal::NoneEligible {
+                role: Role::Decode,
+                filter: Filter::Taints,
+            },
             (Filter::Role | Filter::Failed, _) => Refusal::NotServed(NotServed::NotActivated),
             (Filter::Binding, _) => Refusal::NotServed(NotServed::Pending),
             (filter, _) => Refusal::NoneEligible {
@@ -255,7 +263,9 @@ impl Router {
             pin,
         );
         let chosen = self.choose(case, eligible, pinned, &Constraints::default())?;
-        chosen.ok_or(Refusal::NotServed(NotServed::NotActivated))
+        chosen
+            .map(|(chosen, _)| chosen)
+            .ok_or(Refusal::NotServed(NotServed::NotActivated))
     }
 
     fn choose_decode(
@@ -273,11 +283,10 @@ impl Router {
             },
         })?;
         let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
-        let others = eligible.clone();
-        let decode = self
+        let (decode, eligible) = self
             .choose(case, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NoDecode))?;
-        let others = self.others(members, &others, &decode, pin, constraints);
+        let others = self.others(members, &eligible, &decode, pin, constraints);
         Ok((decode, others))
     }
 
@@ -299,7 +308,7 @@ impl Router {
         let members = case.roster.of_role(Role::Aggregated);
         let pin = case.steering.decode_pin();
         let eligible = admitted(members, constraints).map_err(|filter| match filter {
-            Filter::Role | Filter::Taints => Refusal::NotServed(NotServed::NotActivated),
+            Filter::Role => Refusal::NotServed(NotServed::NotActivated),
             filter => Refusal::NoneEligible {
                 role: Role::Aggregated,
                 filter,
@@ -311,25 +320,25 @@ impl Router {
             case.steering.decode,
             pin,
         );
-        let others = eligible.clone();
-        let decode = self
+        let (decode, eligible) = self
             .choose(case, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NotActivated))?;
         if !case.steering.query {
             self.take(Role::Aggregated, case, pin, &decode);
         }
-        let others = self.others(members, &others, &decode, pin, constraints);
+        let others = self.others(members, &eligible, &decode, pin, constraints);
         Ok(Whole { decode, others })
     }
 
-    /// The pinned one of those eligible, or the one that the role's policy picks; none where there is nobody. No cursor moves.
+    /// The pinned one of those eligible, or the one that the role's policy picks, and who else could have been; none where there
+    /// is nobody. No cursor moves.
     fn choose(
         &mut self,
         case: &Case<'_>,
         eligible: Eligible,
         pinned: Pinned,
         wanted: &Constraints,
-    ) -> Result<Option<Chosen>, Refusal> {
+    ) -> Result<Option<(Chosen, Eligible)>, Refusal> {
         let members = case.roster.of_role(pinned.role);
         let reads_overlap = self.remembers(pinned.role) && !case.asked.blocks.sequence.is_empty();
         if reads_overlap {
@@ -338,22 +347,28 @@ impl Router {
         } else {
             self.depths.clear();
         }
-        let chosen = |depths: &[u32], index: usize| {
-            let member = members.get(index)?;
-            Some(Chosen {
-                target: member.target.clone(),
-                slot: member.slot,
-                overlap: depths.get(member.slot).copied().unwrap_or(0),
-            })
+        let eligible = within_subset(case, pinned.role, eligible)?;
+        let (index, eligible) = match pinned.pin.worker {
+            Some(id) => {
+                let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
+                self.not_busy(members, Eligible::Some(vec![index]), pinned.role)?;
+                (Some(index), eligible)
+            }
+            None => {
+                let eligible = self.narrow_further(case, eligible, pinned)?;
+                let index = self.pick(case, members, eligible.clone(), pinned.role, wanted)?;
+                (index, eligible)
+            }
         };
-        if let Some(id) = pinned.pin.worker {
-            let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
-            self.not_busy(members, Eligible::Some(vec![index]), pinned.role)?;
-            return Ok(chosen(&self.depths, index));
-        }
-        let eligible = self.narrow_further(case, eligible, pinned)?;
-        let index = self.pick(case, members, eligible, pinned.role, wanted)?;
-        Ok(index.and_then(|index| chosen(&self.depths, index)))
+        let Some(member) = index.and_then(|index| members.get(index)) else {
+            return Ok(None);
+        };
+        let chosen = Chosen {
+            target: member.target.clone(),
+            slot: member.slot,
+            overlap: self.depths.get(member.slot).copied().unwrap_or(0),
+        };
+        Ok(Some((chosen, eligible)))
     }
 
     /// The index of the one that the policy picks among those who are not too busy.
@@ -382,9 +397,9 @@ impl Router {
         if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
             eligible = most_preferred(members, eligible, wanted);
         }
-        let speed = case.roster.speed(role, &self.ledger);
+        let pace = case.roster.pace(role, &self.ledger);
         let depths = &self.depths;
-        let standings = self.ledger.standings(speed);
+        let standings = self.ledger.standings(pace);
         let prefers = !wanted.preferred_taints.is_empty();
         let candidate = |member: &'a Member| Candidate {
             target: &member.target,
@@ -411,7 +426,7 @@ impl Router {
             weights: case.asked.weights,
             tracking: case.asked.tracking,
             decode_credit,
-            speed,
+            pace,
         };
         let picked = policy.peek(&task, &candidates, &mut self.random);
         if let Some(explained) = &mut self.explained {

@@ -53,15 +53,6 @@ impl Router {
         let members = case.roster.of_role(pinned.role);
         let target = |index: usize| members.get(index).map(|member| &member.target);
         let mut left = eligible;
-        if let Some(subset) = &case.asked.subset {
-            let holds = |index| target(index).is_some_and(|t| subset.holds(t.worker.address));
-            left = left
-                .narrow(Filter::Subset, holds)
-                .map_err(|filter| Refusal::NoneEligible {
-                    role: pinned.role,
-                    filter,
-                })?;
-        }
         if let Some(rank) = pinned.pin.rank {
             let on_rank = |index| target(index).is_some_and(|t| t.rank.unwrap_or(0) == rank);
             left = left
@@ -70,6 +61,15 @@ impl Router {
                     role: pinned.role,
                     rank,
                 })?;
+        }
+        if !self.health.is_clear() {
+            let now = self.ledger.now();
+            let has = |index: usize, mark: Mark| {
+                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
+            };
+            // Where all are marked, a mark tells them apart no more.
+            left = left.prefer(|index| !has(index, Mark::Unreachable));
+            left = left.prefer(|index| !has(index, Mark::Overloaded));
         }
         if let Some(adapter) = case
             .asked
@@ -82,15 +82,6 @@ impl Router {
                 target(index).is_some_and(|t| t.worker.adapters.iter().any(|own| own == adapter))
             };
             left = left.prefer(has);
-        }
-        if !self.health.is_clear() {
-            let now = self.ledger.now();
-            let has = |index: usize, mark: Mark| {
-                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
-            };
-            // Where all are marked, a mark tells them apart no more.
-            left = left.prefer(|index| !has(index, Mark::Unreachable));
-            left = left.prefer(|index| !has(index, Mark::Overloaded));
         }
         Ok(left)
     }
@@ -137,6 +128,25 @@ pub(super) fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constrain
     }
 }
 
+/// Those whom the gateway allows: also one whom the caller names must be among them.
+pub(super) fn within_subset(
+    case: &Case<'_>,
+    role: Role,
+    eligible: Eligible,
+) -> Result<Eligible, Refusal> {
+    let Some(subset) = &case.asked.subset else {
+        return Ok(eligible);
+    };
+    let members = case.roster.of_role(role);
+    let holds = |index: usize| {
+        let member = members.get(index);
+        member.is_some_and(|member| subset.holds(member.target.worker.address))
+    };
+    eligible
+        .narrow(Filter::Subset, holds)
+        .map_err(|filter| Refusal::NoneEligible { role, filter })
+}
+
 /// Those who have all that is required.
 pub(super) fn admitted(members: &[Member], constraints: &Constraints) -> Result<Eligible, Filter> {
     let all = Eligible::all(members.len())?;
@@ -160,11 +170,15 @@ pub(super) fn hands_over(
     let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
         .map_err(|error| error.to_string())?;
     let demanded = case.steering.constraints.clone().merged(derived);
+    let is_allowed = |worker: &Worker| {
+        let subset = case.asked.subset.as_ref();
+        subset.is_none_or(|subset| subset.holds(worker.address))
+    };
     let found = match decode {
         Some(decode) => demanded.admit(decode),
-        None => workers
-            .iter()
-            .any(|worker| worker.role == Role::Decode && demanded.admit(worker)),
+        None => workers.iter().any(|worker| {
+            worker.role == Role::Decode && demanded.admit(worker) && is_allowed(worker)
+        }),
     };
     match found {
         true => Ok(()),

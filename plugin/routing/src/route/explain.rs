@@ -16,8 +16,10 @@ pub struct Explained {
     policy: PolicyName,
     prompt_tokens: u64,
     prompt_blocks: u32,
-    /// How quickly the candidates read prompts all in all.
-    tokens_per_second: Option<f64>,
+    /// What reading a prompt takes on the candidates all in all: so many milliseconds, and …
+    prompt_ms: Option<f64>,
+    /// … so many for each token.
+    token_ms: Option<f64>,
     candidates: Vec<Weighed>,
     /// Candidates that are not listed.
     omitted: usize,
@@ -79,7 +81,8 @@ impl Explained {
             policy: name,
             prompt_tokens: task.prompt_tokens,
             prompt_blocks: task.blocks.count(),
-            tokens_per_second: task.speed,
+            prompt_ms: task.pace.map(|pace| pace.per_prompt * 1000.0),
+            token_ms: task.pace.map(|pace| pace.per_token * 1000.0),
             candidates: all,
             omitted,
         }

@@ -50,7 +50,7 @@ use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
 use crate::prefix::index::{Bounds, Index};
 use crate::rendezvous::{Mode, NotServed, Verdict};
 use crate::request::{Generation, Request, Steering};
-use crate::selection::eligibility::Subset;
+use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
 
 use ask::{Asked, Case};
@@ -234,19 +234,26 @@ impl Router {
     ///
     /// # Errors
     /// When there is no worker.
-    pub fn plain(&mut self) -> Result<(Dispatch, Seat), Refusal> {
+    pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
         if self.pool.protocol == Protocol::Direct {
             return Ok((self.through_frontends(Vec::new()), Seat::default()));
         }
         let decoders = self
             .fleet
             .workers()
-            .filter(|worker| worker.role != Role::Prefill);
+            .filter(|worker| worker.role != Role::Prefill)
+            .filter(|worker| subset.is_none_or(|subset| subset.holds(worker.address)));
         let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
         self.random.shuffle(&mut targets);
         targets.sort_by_cached_key(|target| self.ledger.worker_load(&target.worker).decodes);
         let Some((first, others)) = targets.split_first() else {
-            return Err(Refusal::NotServed(NotServed::Vacant));
+            return Err(match subset {
+                None => Refusal::NotServed(NotServed::Vacant),
+                Some(_) => Refusal::NoneEligible {
+                    role: Role::Decode,
+                    filter: Filter::Subset,
+                },
+            });
         };
         Ok((self.dispatch_to(first, others), Seat::default()))
     }
@@ -280,13 +287,13 @@ impl Router {
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
-                return self.plan_unread(refusal);
+                return self.plan_unread(refusal, told.subset);
             }
             Err(refusal) => return Err(refusal),
         };
         let steering = self.steering(&request, told)?;
         let (model, adapter) = self.model_of(&request.model)?;
-        let (place, verdict) = self.choose_place(Some(&model), &steering)?;
+        let (place, verdict) = self.choose_place(Some(&model), &steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
         let claim = Claim {
             priority: steering.hints.priority,
@@ -336,7 +343,11 @@ impl Router {
     ///
     /// # Errors
     /// `otherwise`, where there is no such worker.
-    pub fn plan_unread(&mut self, mut otherwise: Refusal) -> Result<Plan, Refusal> {
+    pub fn plan_unread(
+        &mut self,
+        mut otherwise: Refusal,
+        subset: Option<&Subset>,
+    ) -> Result<Plan, Refusal> {
         let nothing = Steering::default();
         let absent = self.absent_policy();
         let places: Vec<(Place, PlaceState)> = self
@@ -345,14 +356,19 @@ impl Router {
             .into_iter()
             .map(|(place, state)| (place.clone(), *state))
             .collect();
-        let asked = Asked::nothing(self.pool.selection.kv);
+        let asked = Asked {
+            subset: subset.cloned().map(Rc::new),
+            ..Asked::nothing(self.pool.selection.kv)
+        };
         // A pool that says "fail" wants no request to run whole.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
         for (place, _) in places.iter().filter(|_| may_run_whole) {
             let case = self.case(place, &nothing, &asked);
             match self.pick_whole(&case) {
                 Ok(whole) => return Ok(self.forward_whole(whole, &asked, None, None)),
-                Err(overloaded @ Refusal::Overloaded { .. }) => otherwise = overloaded,
+                Err(why @ (Refusal::Overloaded { .. } | Refusal::NoneEligible { .. })) => {
+                    otherwise = why;
+                }
                 Err(_) => {}
             }
         }

@@ -1,10 +1,12 @@
 //! Owns where a request goes: one model in one namespace, drawn among those that would serve it.
 
-use super::{PinProblem, Refusal, Router};
+use super::{PinProblem, Refusal, Router, runs_whole};
+use crate::fleet::{Role, Worker};
 use crate::prefill_router::{Place, PlaceState};
 use crate::rendezvous::{NotServed, Verdict};
 use crate::request::Steering;
 use crate::selection::Random;
+use crate::selection::eligibility::Subset;
 
 impl Router {
     /// The place that a request goes to, and what it gets there. Of several that would serve it one is drawn, by the number
@@ -13,6 +15,7 @@ impl Router {
         &mut self,
         model: Option<&str>,
         steering: &Steering,
+        subset: Option<&Subset>,
     ) -> Result<(Place, Verdict), Refusal> {
         let mode = steering.mode();
         let absent = self.absent_policy();
@@ -27,10 +30,15 @@ impl Router {
         self.keep_pinned(&mut places, steering)?;
 
         let verdict = |state: &PlaceState| state.verdict(mode, absent);
-        let served: Vec<&(Place, PlaceState)> = places
+        let mut served: Vec<&(Place, PlaceState)> = places
             .iter()
             .filter(|(_, state)| !matches!(verdict(state), Verdict::Refused(_)))
             .collect();
+        if let Some(subset) = subset
+            && served.len() > 1
+        {
+            self.keep_allowed(&mut served, subset, verdict);
+        }
         if let [only] = served.as_slice() {
             return Ok((only.0.clone(), verdict(&only.1)));
         }
@@ -77,6 +85,31 @@ impl Router {
             }
         }
         Ok(())
+    }
+
+    /// Of several places those where the gateway allows everyone who is needed, if there are such.
+    fn keep_allowed(
+        &self,
+        places: &mut Vec<&(Place, PlaceState)>,
+        subset: &Subset,
+        verdict: impl Fn(&PlaceState) -> Verdict,
+    ) {
+        let has = |place: &Place, is_wanted: &dyn Fn(&Worker) -> bool| {
+            let here = self.fleet.workers().filter(|worker| place.holds(worker));
+            let mut allowed = here.filter(|worker| subset.holds(worker.address));
+            allowed.any(|worker| is_wanted(worker))
+        };
+        let is_allowed = |place: &Place, state: &PlaceState| match verdict(state) {
+            Verdict::Pair => {
+                has(place, &|worker| worker.role == Role::Prefill)
+                    && has(place, &|worker| worker.role == Role::Decode)
+            }
+            Verdict::Whole => has(place, &|worker| runs_whole(&self.pool, worker)),
+            Verdict::Refused(_) => false,
+        };
+        if places.iter().any(|(place, state)| is_allowed(place, state)) {
+            places.retain(|(place, state)| is_allowed(place, state));
+        }
     }
 
     fn count_workers(&self, place: &Place) -> u64 {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::ask::{Ask, Asked};
-use super::choice::{Chosen, Pair, Whole};
+use super::choice::{Chosen, Pair, Resolution, Whole};
 use super::{Refusal, Router, Seat};
 use crate::load::{DecodeCharge, PrefillCharge};
 use crate::rendezvous::Verdict;
@@ -20,7 +20,7 @@ impl Router {
         self.advance(now);
         let steering = Steering::default();
         let (model, adapter) = self.model_of(ask.model)?;
-        let (place, verdict) = self.choose_place(Some(&model), &steering)?;
+        let (place, verdict) = self.choose_place(Some(&model), &steering, None)?;
         let asked = Asked {
             adapter,
             ..Asked::of(ask, self.pool.selection.kv)
@@ -29,6 +29,16 @@ impl Router {
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
             Verdict::Pair => {
+                if let Some(Resolution::Backpressure {
+                    queued_tokens,
+                    allowed_tokens,
+                }) = self.backpressure(&case)
+                {
+                    return Err(Refusal::Backpressure {
+                        queued_tokens,
+                        allowed_tokens,
+                    });
+                }
                 let pair = self.pick_pair(&case)?;
                 Ok(self.seat_pair(pair, &asked))
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::runs_whole;
 use crate::config::Pool;
 use crate::fleet::{Capacity, Fleet, Role, Target, Worker};
-use crate::load::Ledger;
+use crate::load::{Ledger, Pace};
 use crate::prefill_router::Place;
 
 /// A worker rank, and the number under which it is booked and remembered.
@@ -33,18 +33,18 @@ pub struct Roster {
     pub has_topology: bool,
     /// Whether any of them says which adapters it has.
     pub has_adapters: bool,
-    speeds: [Cell<Observed>; Role::ALL.len()],
+    paces: [Cell<Observed>; Role::ALL.len()],
 }
 
 /// How quickly the workers of a role read prompts all in all, and when that was worked out.
 #[derive(Debug, Clone, Copy, Default)]
 struct Observed {
     at: Option<Duration>,
-    speed: Option<f64>,
+    pace: Option<Pace>,
 }
 
-/// How long a speed is taken for the present one: it is the work of many prompts, and changes slowly.
-const SPEED_LASTS: Duration = Duration::from_millis(20);
+/// How long a pace is taken for the present one: it is the work of many prompts, and changes slowly.
+const PACE_LASTS: Duration = Duration::from_millis(20);
 
 impl Roster {
     pub(super) fn of(place: &Place, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) -> Self {
@@ -79,24 +79,21 @@ impl Roster {
         roster
     }
 
-    /// How quickly those of a role read prompts all in all, in tokens a second.
-    pub fn speed(&self, role: Role, ledger: &Ledger) -> Option<f64> {
-        let observed = self.speeds.get(role as usize)?;
+    /// How quickly those of a role read prompts all in all; none where that is not known.
+    pub fn pace(&self, role: Role, ledger: &Ledger) -> Option<Pace> {
+        let observed = self.paces.get(role as usize)?;
         let now = ledger.now();
-        if let Observed {
-            at: Some(at),
-            speed,
-        } = observed.get()
-            && now.saturating_sub(at) < SPEED_LASTS
+        if let Observed { at: Some(at), pace } = observed.get()
+            && now.saturating_sub(at) < PACE_LASTS
         {
-            return speed;
+            return pace;
         }
-        let speed = ledger.speed(self.of_role(role).iter().map(|member| member.slot));
+        let pace = ledger.pace(self.of_role(role).iter().map(|member| member.slot));
         observed.set(Observed {
             at: Some(now),
-            speed,
+            pace,
         });
-        speed
+        pace
     }
 
     /// Those who can take that part. `Aggregated` stands for running a request whole, whoever does.

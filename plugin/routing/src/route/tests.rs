@@ -203,7 +203,7 @@ fn a_decode_only_worker_never_gets_a_bare_request() {
         Refusal::NotJson { .. }
     ));
     assert_eq!(
-        refusal(both.plan_unread(Refusal::Encoded)),
+        refusal(both.plan_unread(Refusal::Encoded, None)),
         Refusal::Encoded
     );
     let mut only_prefill = router("nixl", &[("prefill", 1)]);
@@ -232,7 +232,7 @@ fn workers_that_run_whole_requests_take_what_cannot_be_split() {
             .plan(Generation::Other, br#"{"model":"m"}"#, UNTOLD)
             .unwrap(),
         mixed.plan(Generation::Chat, b"not json", UNTOLD).unwrap(),
-        mixed.plan_unread(Refusal::Encoded).unwrap(),
+        mixed.plan_unread(Refusal::Encoded, None).unwrap(),
     ] {
         let (dispatch, seat) = forwarded(plan);
         assert_eq!(dispatch.destinations[0].port(), 21);
@@ -323,7 +323,7 @@ fn plain_requests_go_to_the_least_busy_worker() {
     let (phase, seat) = prefill_first(&mut router);
     let busy = seat.decode.as_ref().unwrap().address.unwrap();
     for _ in 0..20 {
-        let (dispatch, _) = router.plain().unwrap();
+        let (dispatch, _) = router.plain(None).unwrap();
         assert_ne!(dispatch.destinations[0], busy);
         assert_eq!(dispatch.destinations.len(), 2);
     }

@@ -2,8 +2,8 @@
 //!
 //! The shape, the names and the defaults are those of Dynamo's cost function (routing semantics, C.2). Two things are
 //! added. What waits before the prompt is what is thought to be *left* of it now, not what was booked: a prefill under
-//! way shrinks at the rate observed on its worker. And where workers differ in that rate, waiting and computing count
-//! for as much longer as the worker is slower than all together. So, in units of blocks:
+//! way shrinks at the pace observed. And where workers differ in that pace, waiting and computing count for as much
+//! longer as the worker is slower than the others. So, in units of blocks:
 //!
 //! ```text
 //! prefill = max((queued_tokens + prompt_tokens) / block_tokens − credit · decay · overlap, 0) · slowness
@@ -17,13 +17,6 @@ use serde::Serialize;
 
 use super::{Candidate, Task};
 use crate::fleet::Role;
-
-/// Within this ratio two rates are taken for the same: less is noise, and would make one worker of an idle fleet
-/// everybody's first choice.
-const SAME_RATE: f64 = 1.25;
-
-/// A worker is never thought to be more than this many times slower or quicker than all together.
-const MOST_SLOWNESS: f64 = 4.0;
 
 /// Whether prefill counts in the cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -124,7 +117,7 @@ impl<'a> Prices<'a> {
             queued_tokens: standing.queued_tokens,
             overlap_blocks: candidate.overlap,
             credit_blocks: self.credit(candidate),
-            slowness: slowness(self.task, candidate),
+            slowness: candidate.standing.slowness,
             estimated_wait_ms: wait_ms(self.task, candidate),
             prefill: self.prefill(candidate),
             decode: self.decode(candidate),
@@ -141,7 +134,7 @@ impl<'a> Prices<'a> {
         }
         let wait = candidate.standing.queued_tokens * self.per_token;
         let work = self.prompt_blocks - self.credit(candidate);
-        ((wait + work) * slowness(self.task, candidate)).max(0.0)
+        ((wait + work) * candidate.standing.slowness).max(0.0)
     }
 
     fn decode(&self, candidate: &Candidate<'_>) -> f64 {
@@ -177,21 +170,11 @@ impl<'a> Prices<'a> {
     }
 }
 
-fn slowness(task: &Task<'_>, candidate: &Candidate<'_>) -> f64 {
-    let (Some(all), Some(own)) = (task.speed, candidate.standing.speed) else {
-        return 1.0;
-    };
-    let ratio = all / own;
-    match (1.0 / SAME_RATE..=SAME_RATE).contains(&ratio) {
-        true => 1.0,
-        false => ratio.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS),
-    }
-}
-
 fn wait_ms(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<f64> {
     if task.role == Role::Decode {
         return None;
     }
-    let speed = candidate.standing.speed.or(task.speed)?;
-    Some(candidate.standing.queued_tokens / speed * 1000.0)
+    let standing = &candidate.standing;
+    let seconds = standing.queued_tokens * task.pace?.per_token * standing.slowness;
+    Some(seconds * 1000.0)
 }

@@ -15,7 +15,7 @@ mod session;
 
 use crate::config::{KvWeights, PolicyName};
 use crate::fleet::{Fleet, Role, Target, TargetKey};
-use crate::load::Standing;
+use crate::load::{Pace, Standing};
 use crate::prefix::Blocks;
 use cost::{DecodeCredit, Terms, Tracking};
 
@@ -41,8 +41,8 @@ pub struct Task<'a> {
     pub tracking: Tracking,
     /// Whether blocks cached on a decode worker count for it.
     pub decode_credit: DecodeCredit,
-    /// How quickly the candidates read prompts all in all, in tokens a second; none where that is not known.
-    pub speed: Option<f64>,
+    /// How quickly the candidates read prompts all in all; none where that is not known.
+    pub pace: Option<Pace>,
 }
 
 /// One who could be picked.

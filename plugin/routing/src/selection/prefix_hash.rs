@@ -91,8 +91,12 @@ impl PrefixHash {
 
 /// Where a prompt stands on the ring; none where it has no full block.
 fn place(task: &Task<'_>) -> Option<u64> {
-    let blocks = (BEGINNING_TOKENS / task.block_tokens.max(1)).max(1) as usize;
-    let beginning = task.blocks.sequence.iter().take(blocks).next_back()?;
+    let most = (BEGINNING_TOKENS / task.block_tokens.max(1)).max(1);
+    let count = most.min(task.blocks.count());
+    // Of a shorter prompt the largest power of two, so that a conversation that grows moves seldom.
+    let last = count.checked_ilog2()?;
+    let last = (1usize << last.min(31)).saturating_sub(1);
+    let beginning = task.blocks.sequence.get(last)?;
     Some(xxh3_64_with_seed(
         &beginning.to_le_bytes(),
         SEED ^ task.blocks.scope,

@@ -26,7 +26,7 @@ pub const TASK: Task<'static> = Task {
     },
     tracking: Tracking::Prefill,
     decode_credit: DecodeCredit::Nothing,
-    speed: None,
+    pace: None,
 };
 
 /// Workers of these ids.
@@ -200,36 +200,26 @@ mod costs {
     }
 
     #[test]
-    fn a_rate_tells_only_where_it_differs_and_never_too_much() {
+    fn a_slow_workers_wait_and_work_take_longer() {
         let task = Task {
-            speed: Some(8_000.0),
+            pace: Some(Pace {
+                per_prompt: 0.0,
+                per_token: 1.0 / 8_000.0,
+            }),
             ..TASK
         };
-        for (speed, slowness) in [
-            (None, 1.0),
-            (Some(8_000.0), 1.0),
-            (Some(7_000.0), 1.0),
-            (Some(9_500.0), 1.0),
-            (Some(4_000.0), 2.0),
-            (Some(16_000.0), 0.5),
-            (Some(10.0), 4.0),
-            (Some(1e9), 0.25),
-        ] {
-            let standing = Standing {
-                speed,
-                ..queued(1_600, 1)
-            };
-            assert_eq!(cost(&task, 0, standing), 162.5 * slowness, "{speed:?}");
+        let slow = |slowness, tokens| Standing {
+            slowness,
+            ..queued(tokens, 1)
+        };
+        for slowness in [0.25, 1.0, 2.0] {
+            assert_eq!(cost(&task, 0, slow(slowness, 1_600)), 162.5 * slowness);
         }
         let targets = targets(0..1);
-        let slow = Standing {
-            speed: Some(4_000.0),
-            ..queued(2_000, 1)
-        };
         let wait = |task: &Task<'_>, standing| {
             terms(task, &[candidate(&targets[0], 0, standing)]).estimated_wait_ms
         };
-        assert_eq!(wait(&task, slow), Some(500.0));
+        assert_eq!(wait(&task, slow(2.0, 2_000)), Some(500.0));
         assert_eq!(wait(&task, queued(2_000, 1)), Some(250.0));
         assert_eq!(wait(&TASK, queued(2_000, 1)), None);
     }

@@ -1,0 +1,215 @@
+//! Owns how quickly workers read prompts: what was observed of each, and what that says of all and of one among them.
+//!
+//! Reading a prompt takes some time whatever its length, and some for each token. Both are fitted to what was observed of
+//! all workers of a role together, so that one who happened to read short prompts is not taken for slow. How slow one
+//! worker is follows from the time its own prompts took, against what the fit would have given them. That evidence fades:
+//! a worker that is avoided for being slow would otherwise never show that it is no more.
+
+use std::time::Duration;
+
+/// What an observation still counts for when the worker's next one comes: about the last ten count.
+const MEMORY: f64 = 0.9;
+
+/// How much observations have to be to count as much as the belief that a worker is like the others.
+const BELIEF: f64 = 2.0;
+
+/// After so many seconds without an observation that belief weighs twice as much, after twice as many three times, …
+const FADES_IN: f64 = 30.0;
+
+/// Within this ratio a worker is taken to be like the others: less is noise, and would make one worker of an idle fleet
+/// everybody's first choice.
+const LIKE_OTHERS: f64 = 1.25;
+
+/// A worker is never thought to be more than this many times slower or quicker than the others.
+const MOST_SLOWNESS: f64 = 4.0;
+
+/// What a prompt takes beside its tokens is never thought to be worth more tokens than these.
+const MOST_OVERHEAD_TOKENS: f64 = 2048.0;
+
+/// What was observed of one worker's prefills, or of several workers'; the older ones count less.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Record {
+    prompts: f64,
+    tokens: f64,
+    seconds: f64,
+    tokens_squared: f64,
+    tokens_seconds: f64,
+    /// When the last one was made, in seconds since 1970.
+    last: f64,
+}
+
+impl Record {
+    /// A prompt of which `tokens` had to be computed took so long.
+    pub fn observe(&mut self, tokens: u64, took: Duration, now: Duration) {
+        let (tokens, seconds) = (tokens as f64, took.as_secs_f64());
+        *self = Self {
+            prompts: self.prompts * MEMORY + 1.0,
+            tokens: self.tokens * MEMORY + tokens,
+            seconds: self.seconds * MEMORY + seconds,
+            tokens_squared: self.tokens_squared * MEMORY + tokens * tokens,
+            tokens_seconds: self.tokens_seconds * MEMORY + tokens * seconds,
+            last: now.as_secs_f64(),
+        };
+    }
+
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            prompts: self.prompts + other.prompts,
+            tokens: self.tokens + other.tokens,
+            seconds: self.seconds + other.seconds,
+            tokens_squared: self.tokens_squared + other.tokens_squared,
+            tokens_seconds: self.tokens_seconds + other.tokens_seconds,
+            last: self.last.max(other.last),
+        }
+    }
+}
+
+/// What reading a prompt takes, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Whatever its length.
+    pub per_prompt: f64,
+    /// For each token that must be computed.
+    pub per_token: f64,
+}
+
+impl Pace {
+    /// The pace that fits what was observed best; none where nothing was.
+    pub fn of(all: &Record) -> Option<Self> {
+        if all.seconds <= 0.0 || all.tokens <= 0.0 {
+            return None;
+        }
+        let by_length = Self {
+            per_prompt: 0.0,
+            per_token: all.seconds / all.tokens,
+        };
+        let spread = all.prompts * all.tokens_squared - all.tokens * all.tokens;
+        if spread <= 1e-6 * all.prompts * all.tokens_squared {
+            // All of one length: what part of the time is whose cannot be told.
+            return Some(by_length);
+        }
+        let together = all.prompts * all.tokens_seconds - all.tokens * all.seconds;
+        let per_token = together / spread;
+        let per_prompt = (all.seconds - per_token * all.tokens) / all.prompts;
+        if per_prompt <= 0.0 {
+            return Some(by_length);
+        }
+        if per_token * MOST_OVERHEAD_TOKENS >= per_prompt {
+            return Some(Self {
+                per_prompt,
+                per_token,
+            });
+        }
+        let mean = (
+            all.prompts,
+            all.tokens / all.prompts,
+            all.seconds / all.prompts,
+        );
+        let per_prompt = mean.2 / (1.0 + mean.1 / MOST_OVERHEAD_TOKENS);
+        Some(Self {
+            per_prompt,
+            per_token: per_prompt / MOST_OVERHEAD_TOKENS,
+        })
+    }
+
+    /// How many seconds these take one after the other.
+    pub fn seconds(&self, prompts: f64, tokens: f64) -> f64 {
+        self.per_prompt * prompts + self.per_token * tokens
+    }
+
+    /// What a prompt takes beside its tokens, in tokens.
+    pub fn overhead_tokens(&self) -> f64 {
+        self.per_prompt / self.per_token
+    }
+
+    /// How many times slower than this a worker is, by what was observed of it, `now` in seconds since 1970; 1 where that is
+    /// little, or long ago.
+    pub fn slowness(&self, own: &Record, now: f64) -> f64 {
+        if own.prompts <= 0.0 {
+            return 1.0;
+        }
+        let ratio = own.seconds / self.seconds(own.prompts, own.tokens);
+        let age = (now - own.last).max(0.0);
+        let belief = BELIEF * (1.0 + age / FADES_IN);
+        let evidence = own.prompts / (own.prompts + belief);
+        let ratio = ratio.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS);
+        let slowness = 1.0 + (ratio - 1.0) * evidence;
+        match (1.0 / LIKE_OTHERS..=LIKE_OTHERS).contains(&slowness) {
+            true => 1.0,
+            false => slowness,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(observed: &[(u64, f64)], now: f64) -> Record {
+        let mut record = Record::default();
+        for (tokens, seconds) in observed {
+            let took = Duration::from_secs_f64(*seconds);
+            record.observe(*tokens, took, Duration::from_secs_f64(now));
+        }
+        record
+    }
+
+    fn is(pace: Option<Pace>, per_prompt: f64, per_token: f64) -> bool {
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9 + 1e-6 * b.abs();
+        pace.is_some_and(|pace| {
+            near(pace.per_prompt, per_prompt) && near(pace.per_token, per_token)
+        })
+    }
+
+    #[test]
+    fn both_parts_of_the_time_are_told_apart_where_lengths_differ() {
+        let took = |tokens: u64| (tokens, 0.02 + tokens as f64 / 8000.0);
+        let all = record(&[took(100), took(8000), took(500), took(64)], 1.0);
+        assert!(is(Pace::of(&all), 0.02, 1.0 / 8000.0));
+        let same = record(&[(4000, 0.5), (4000, 0.5)], 1.0);
+        assert!(is(Pace::of(&same), 0.0, 1.0 / 8000.0));
+        assert_eq!(Pace::of(&Record::default()), None);
+        assert_eq!(Pace::of(&record(&[(100, 0.0)], 1.0)), None);
+    }
+
+    #[test]
+    fn time_that_does_not_grow_with_length_is_the_prompts_own() {
+        let all = record(&[(100, 0.03), (900, 0.03), (500, 0.03)], 1.0);
+        let pace = Pace::of(&all).unwrap();
+        assert!((pace.overhead_tokens() - MOST_OVERHEAD_TOKENS).abs() < 1e-6);
+        let mean = all.tokens / all.prompts;
+        assert!((pace.seconds(1.0, mean) - 0.03).abs() < 1e-9);
+        // Longer prompts that took less: by length alone.
+        let odd = record(&[(100, 0.0), (8000, 4.0), (4000, 0.1)], 1.0);
+        assert_eq!(Pace::of(&odd).unwrap().per_prompt, 0.0);
+    }
+
+    #[test]
+    fn a_worker_is_slow_by_its_own_prompts_and_the_more_the_surer() {
+        let pace = Pace {
+            per_prompt: 0.02,
+            per_token: 1.0 / 8000.0,
+        };
+        let like = record(&[(64, 0.028), (100, 0.0325)], 10.0);
+        assert_eq!(pace.slowness(&like, 10.0), 1.0);
+        let once = record(&[(8000, 2.04)], 10.0);
+        let often = record(&[(8000, 2.04); 20], 10.0);
+        assert_eq!(pace.slowness(&Record::default(), 10.0), 1.0);
+        let (once, often) = (pace.slowness(&once, 10.0), pace.slowness(&often, 10.0));
+        assert!(1.25 < once && once < often && often < 2.0, "{once} {often}");
+    }
+
+    #[test]
+    fn what_is_long_ago_says_nothing_and_no_one_is_slow_beyond_measure() {
+        let pace = Pace {
+            per_prompt: 0.0,
+            per_token: 1.0 / 8000.0,
+        };
+        let dreadful = record(&[(8000, 500.0); 20], 10.0);
+        assert!(pace.slowness(&dreadful, 10.0) <= MOST_SLOWNESS);
+        assert_eq!(pace.slowness(&dreadful, 10.0 + 3600.0), 1.0);
+        let splendid = record(&[(8000, 1e-6); 20], 10.0);
+        assert!(pace.slowness(&splendid, 10.0) >= 1.0 / MOST_SLOWNESS);
+    }
+}
