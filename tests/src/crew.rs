@@ -136,19 +136,27 @@ impl Crew {
 
     /// A gateway that finds its workers on the roster, with these further fields of the pool.
     pub async fn gateway(&self, proxy: Proxy, pool: Value) -> Gateway {
-        let members: Vec<String> = [("prefill", &self.prefill), ("decode", &self.decode)]
+        let members = self.members();
+        Gateway::start(proxy, &self.roster.config(pool), &arguments(&members)).await
+    }
+
+    /// The same with one worker thread.
+    pub async fn gateway_on_one_thread(&self, proxy: Proxy, pool: Value) -> Gateway {
+        let members = self.members();
+        let config = self.roster.config(pool);
+        Gateway::start_on_one_thread(proxy, &config, &arguments(&members)).await
+    }
+
+    /// All places as members of the proxy's clusters.
+    fn members(&self) -> Vec<String> {
+        [("prefill", &self.prefill), ("decode", &self.decode)]
             .into_iter()
             .flat_map(|(cluster, posts)| {
                 posts
                     .iter()
                     .map(move |post| format!("{cluster}={}", post.address))
             })
-            .collect();
-        let arguments: Vec<&str> = members
-            .iter()
-            .flat_map(|member| ["--member", member.as_str()])
-            .collect();
-        Gateway::start(proxy, &self.roster.config(pool), &arguments).await
+            .collect()
     }
 
     /// The places of this role.
@@ -255,4 +263,10 @@ impl Crew {
         let lines: Vec<Value> = posts.filter(|post| post.listed).map(Post::line).collect();
         self.roster.publish(&lines);
     }
+}
+
+/// The members as a gateway's command line has them.
+fn arguments(members: &[String]) -> Vec<&str> {
+    let arguments = members.iter().flat_map(|member| ["--member", member]);
+    arguments.collect()
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::client::{self, Ask};
-use crate::engines::Role;
+use crate::engines::{Role, in_turns, with};
 use crate::paths;
 use crate::process::{Process, unique_name};
 use crate::wait::{GENEROUS, eventually};
@@ -60,17 +60,18 @@ impl Dynamo {
 
     /// A configuration that finds this Dynamo's workers through its frontend.
     pub fn config(&self) -> Value {
+        let pool = json!({
+            "name": "dynamo",
+            "protocol": "direct",
+            "frontends": [self.frontend.to_string()],
+            "discovery": {"dynamo": {
+                "interval_ms": 1000,
+                "models": {"dynamo": MODEL},
+                "roles": {"prefill": "prefill", "backend": "decode"},
+            }},
+        });
         json!({
-            "pools": [{
-                "name": "dynamo",
-                "protocol": "direct",
-                "frontends": [self.frontend.to_string()],
-                "discovery": {"dynamo": {
-                    "interval_ms": 1000,
-                    "models": {"dynamo": MODEL},
-                    "roles": {"prefill": "prefill", "backend": "decode"},
-                }},
-            }],
+            "pools": [with(pool, in_turns())],
             "response_headers": true,
         })
     }

@@ -380,6 +380,11 @@ pub fn config(pool: Value) -> Value {
     })
 }
 
+/// A pool's field by which every worker has its turn: for tests that count on it.
+pub fn in_turns() -> Value {
+    json!({"selection": {"prefill": "round_robin", "decode": "round_robin"}})
+}
+
 /// `base` with the members of `more`, which win.
 pub fn with(mut base: Value, more: Value) -> Value {
     if let (Some(base), Value::Object(more)) = (base.as_object_mut(), more) {

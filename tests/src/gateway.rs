@@ -14,8 +14,24 @@ use crate::paths;
 use crate::process::{Process, StartFailure, unique_name};
 use crate::wait::{GENEROUS, eventually};
 
-/// Two worker threads: nothing is correct that is correct only with one.
-const CONCURRENCY: &str = "2";
+/// How many worker threads a gateway has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Threads {
+    /// For what one thread alone knows: its queue, its prefixes, its status page.
+    One,
+    /// The usual case: nothing is correct that is correct only with one.
+    Two,
+}
+
+impl Threads {
+    /// The value of `pd-harness run --concurrency`.
+    fn as_str(self) -> &'static str {
+        match self {
+            Threads::One => "1",
+            Threads::Two => "2",
+        }
+    }
+}
 
 #[derive(Deserialize)]
 struct Ready {
@@ -70,12 +86,21 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        Gateway::launch(proxy, configured(proxy, config, arguments)).await
+        let command = configured(proxy, Threads::Two, config, arguments);
+        Gateway::launch(proxy, command).await
+    }
+
+    /// The same as [`Gateway::start`] with one worker thread.
+    pub async fn start_on_one_thread(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
+        let command = configured(proxy, Threads::One, config, arguments);
+        Gateway::launch(proxy, command)
+            .await
+            .unwrap_or_else(|failure| failure.fail("the gateway"))
     }
 
     /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
     pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
-        let mut command = basic(proxy);
+        let mut command = basic(proxy, Threads::Two);
         command.args(["--simulate", size]);
         Gateway::launch(proxy, command)
             .await
@@ -118,6 +143,12 @@ impl Gateway {
     pub async fn metrics(&self) -> Metrics {
         let reply = client::send(self.admin, Ask::get("/stats/prometheus")).await;
         Metrics::parse(&reply.expect(200).text())
+    }
+
+    /// The status page of one of its threads.
+    pub async fn status(&self) -> Value {
+        let page = self.send(Ask::get("/pd-router/status")).await;
+        page.expect(200).json()
     }
 
     /// Fails where the process is gone or a usual request gets no answer.
@@ -197,12 +228,12 @@ impl Gateway {
 }
 
 /// The command line that all gateways share.
-fn basic(proxy: Proxy) -> Command {
+fn basic(proxy: Proxy, threads: Threads) -> Command {
     let mut command = Command::new(paths::harness());
     command
         .args(["run", "--proxy", proxy.as_str()])
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-        .args(["--concurrency", CONCURRENCY])
+        .args(["--concurrency", threads.as_str()])
         .args(["--json", "--until-stdin-closes"])
         .arg("--plugin")
         .arg(paths::plugin());
@@ -216,11 +247,11 @@ fn basic(proxy: Proxy) -> Command {
     command
 }
 
-fn configured(proxy: Proxy, config: &Value, arguments: &[&str]) -> Command {
+fn configured(proxy: Proxy, threads: Threads, config: &Value, arguments: &[&str]) -> Command {
     let file = paths::scratch().join(format!("{}.json", unique_name("config")));
     std::fs::write(&file, config.to_string())
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
-    let mut command = basic(proxy);
+    let mut command = basic(proxy, threads);
     command.arg("--config").arg(file).args(arguments);
     command
 }

@@ -2,7 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::engines::{FAST, Fleet, in_turns};
 use pd_router_e2e::gateway::Gateway;
 
 use crate::refusals::GZIPPED;
@@ -11,7 +11,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 pub async fn aggregated_workers_get_the_request_as_it_was(proxy: Proxy) {
     let fleet = Fleet::start_with_aggregated(0, 0, 2, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
     gateway.send(Ask::get("/pd-router/ready")).await.expect(200);
     gateway.send(Ask::get("/v1/models")).await.expect(200);
     let body = "{ \"model\":\"sim\", \"seed\": 9007199254740993,\n\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\" : 3 }";

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Pair, Reply, chat_body, crowd};
-use pd_router_e2e::engines::{FAST, Fleet, MODEL};
+use pd_router_e2e::engines::{FAST, Fleet, MODEL, in_turns};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
 use serde_json::{Value, json};
@@ -147,7 +147,7 @@ pub async fn workers_go_by_their_configured_names(proxy: Proxy) {
 
 pub async fn requests_are_spread_evenly_over_all_pairs(proxy: Proxy) {
     let fleet = Fleet::start(2, 2, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
     // Ten connections, so that both threads serve.
     let replies = crowd(gateway.listen, 10, 20, &Ask::chat("hello")).await;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::engines::{FAST, Fleet, in_turns};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::json_text::values_of;
 use pd_router_e2e::raw::{self, Raw};
@@ -16,8 +16,9 @@ use tokio::net::TcpListener;
 const CHAT: &str = "/v1/chat/completions";
 
 /// Headers by which a gateway, a picker, a sidecar or a Dynamo frontend is told where to go or how often to try.
-const ROUTING_HEADERS: [(&str, &str); 10] = [
+const ROUTING_HEADERS: [(&str, &str); 13] = [
     ("x-gateway-destination-endpoint", "127.0.0.1:9"),
+    ("x-gateway-destination-endpoint-subset", "127.0.0.1:9"),
     ("x-prefiller-host-port", "127.0.0.1:9"),
     ("x-envoy-max-retries", "7"),
     ("x-envoy-retry-on", "5xx,reset"),
@@ -27,6 +28,8 @@ const ROUTING_HEADERS: [(&str, &str); 10] = [
     ("x-prefill-instance-id", "1"),
     ("x-dynamo-worker-instance-id", "1"),
     ("x-dynamo-prefill-instance-id", "1"),
+    ("x-dynamo-backend-instance-id", "1"),
+    ("x-bypass-remote-prefill", "true"),
 ];
 
 /// A place that nobody should be sent to.
@@ -57,7 +60,7 @@ impl Trap {
 
 pub async fn a_client_cannot_choose_its_workers(proxy: Proxy) {
     let fleet = Fleet::start(1, 2, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
     let trap = Trap::set().await;
     let favourite = fleet.decode[0].address.to_string();
     let prefill = fleet.prefill[0].address.to_string();

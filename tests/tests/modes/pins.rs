@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet, static_config, with};
+use pd_router_e2e::engines::{FAST, Fleet, in_turns, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::json;
 
@@ -58,7 +58,7 @@ pub async fn pins_in_the_body_are_kept(proxy: Proxy) {
 }
 
 pub async fn one_pin_leaves_the_other_side_free(proxy: Proxy) {
-    let rig = Rig::trusting(proxy).await;
+    let rig = Rig::trusting_in_turns(proxy).await;
     let mut connection = rig.connect().await;
     let mut decodes = BTreeSet::new();
     let mut prefills = BTreeSet::new();
@@ -91,7 +91,7 @@ pub async fn headers_win_over_the_body(proxy: Proxy) {
 }
 
 pub async fn a_pin_does_not_move_the_next_request(proxy: Proxy) {
-    let rig = Rig::trusting(proxy).await;
+    let rig = Rig::trusting_in_turns(proxy).await;
     let mut connection = rig.connect().await;
     for _ in 0..8 {
         let first = answered(&mut connection, Ask::chat("hello")).await.pair();
@@ -161,7 +161,7 @@ pub async fn a_rank_out_of_range_is_refused_by_name(proxy: Proxy) {
 }
 
 pub async fn pins_of_untrusted_callers_are_ignored(proxy: Proxy) {
-    let rig = Rig::start(proxy, json!({})).await;
+    let rig = Rig::start(proxy, in_turns()).await;
     let mut connection = rig.connect().await;
     for spelling in SPELLINGS {
         let by_header = || pinned(spelling, PREFILL_IDS[0], DECODE_IDS[0]);
@@ -225,13 +225,16 @@ pub async fn an_aggregated_worker_is_pinned_by_its_backend_id(proxy: Proxy) {
     let config = static_config(vec![named(0), named(1)], json!({"trust_clients": true}));
     let gateway = Gateway::start(proxy, &config, &[]).await;
     for (at, id) in ids.into_iter().enumerate() {
-        for _ in 0..4 {
-            let body = chat_with(json!({"backend_instance_id": id}));
-            let reply = gateway.send(ask(&body)).await.expect(200);
-            let worker = format!("a{at}");
-            assert_eq!(reply.header("x-pd-router-decode"), Some(worker.as_str()));
+        let by_body = chat_with(json!({"backend_instance_id": id}));
+        let by_header = Ask::chat("hello").header("x-dynamo-backend-instance-id", &id.to_string());
+        for asked in [ask(&by_body), by_header] {
+            for _ in 0..4 {
+                let reply = gateway.send(asked.clone()).await.expect(200);
+                let worker = format!("a{at}");
+                assert_eq!(reply.header("x-pd-router-decode"), Some(worker.as_str()));
+            }
         }
-        assert_eq!(fleet.aggregated[at].state().await.answered, 4);
+        assert_eq!(fleet.aggregated[at].state().await.answered, 8);
     }
     let unknown = chat_with(json!({"backend_instance_id": 424_242}));
     let reply = gateway.send(ask(&unknown)).await;

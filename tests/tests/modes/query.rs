@@ -77,7 +77,7 @@ pub async fn a_query_that_carries_tokens_gets_them_back(proxy: Proxy) {
 }
 
 pub async fn a_query_does_not_move_the_next_request(proxy: Proxy) {
-    let rig = Rig::trusting(proxy).await;
+    let rig = Rig::trusting_in_turns(proxy).await;
     let mut connection = rig.connect().await;
     // Two workers of each role have one turn each in a round.
     for _ in 0..8 {

@@ -2,7 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Pair, Reply, chat_body};
-use pd_router_e2e::engines::{Engine, FAST, Fleet, static_config, with};
+use pd_router_e2e::engines::{Engine, FAST, Fleet, in_turns, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::{Value, json};
 
@@ -24,6 +24,11 @@ impl Rig {
     /// A gateway that trusts its callers.
     pub async fn trusting(proxy: Proxy) -> Rig {
         Rig::start(proxy, json!({"trust_clients": true})).await
+    }
+
+    /// The same where every worker has its turn: whether one was taken is then to be seen.
+    pub async fn trusting_in_turns(proxy: Proxy) -> Rig {
+        Rig::start(proxy, with(in_turns(), json!({"trust_clients": true}))).await
     }
 
     /// A gateway with these further fields of the pool.
