@@ -2,17 +2,18 @@
 //!
 //! One route there: the ids are hashed into blocks and sequences, the index is asked who holds them, one worker is scored
 //! and picked, the request is booked on it and in the reservation table, and freed again. The index learns from engines'
-//! events, apart from the requests, so that what our `learn` does is no part of its time. Its index has four threads, its
-//! own default, and is then read where the request is handled; requests are built outside the measured time; no worker has
-//! an event socket, which would reconnect in the background. All of that is in its favour.
+//! events, apart from the requests, so that what our `learn` does is no part of its time. Requests are built outside the
+//! measured time, and no worker has an event socket, which would reconnect in the background. All of that is in its
+//! favour. Counted is the CPU time of all threads, for the index may have its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cpu_time::ThreadTime;
+use cpu_time::ProcessTime;
 
 use dynamo_kv_router::identity::RoutingPartitionId;
+use dynamo_kv_router::indexer::KvIndexerInterface as _;
 use dynamo_kv_router::plugins::RouterPluginRegistry;
 use dynamo_kv_router::protocols::{
     BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheStoreData,
@@ -36,6 +37,15 @@ use pd_router_bench::situation::{
 const EVENT_BLOCKS: u32 = 200;
 /// Requests built at once, outside the measured time.
 const BATCH: u64 = 64;
+
+/// How many threads write to its index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexThreads {
+    /// As in its own benchmark. It is asked, and answers, over channels.
+    One = 1,
+    /// Its default. It is read where the request is handled.
+    Four = 4,
+}
 
 /// Dynamo's router in one situation.
 pub struct Dynamo {
@@ -63,13 +73,13 @@ impl KvEventIngress for FedByHand {
 
 impl Dynamo {
     /// Workers of one kind only: its core selects for one role at a time.
-    pub fn put_in(situation: &Situation) -> Self {
+    pub fn put_in(situation: &Situation, threads: IndexThreads) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
         let service = runtime
-            .block_on(service(situation))
+            .block_on(service(situation, threads))
             .expect("a selection service");
         let mut dynamo = Self {
             runtime,
@@ -95,7 +105,7 @@ impl Dynamo {
             left -= batch.len() as u64;
             let core = self.service.core();
             taken += self.runtime.block_on(async {
-                let start = ThreadTime::now();
+                let start = ProcessTime::now();
                 for (id, request) in batch {
                     core.select_and_reserve(request).await.expect("a selection");
                     core.free_reservation(&id).await.expect("a reservation");
@@ -136,10 +146,14 @@ impl Dynamo {
                 );
             }
         }
-        let Indexer::Concurrent { primary, .. } = self.indexer() else {
-            panic!("the index has one thread");
-        };
-        self.runtime.block_on(primary.flush());
+        let indexer = self.indexer();
+        self.runtime.block_on(async {
+            match &indexer {
+                Indexer::Single { primary, .. } => drop(primary.flush().await),
+                Indexer::Concurrent { primary, .. } => primary.flush().await,
+                Indexer::Remote { .. } | Indexer::None => panic!("the index is elsewhere"),
+            }
+        });
     }
 
     fn make_busy(&mut self) {
@@ -204,13 +218,14 @@ impl Dynamo {
     }
 }
 
-async fn service(situation: &Situation) -> Result<SelectionService, String> {
+async fn service(situation: &Situation, threads: IndexThreads) -> Result<SelectionService, String> {
     let registry =
         RouterPluginRegistry::default().with_default_factory(Arc::new(|config, role, _| {
             WorkerSelectionPolicy::reference(config.clone(), role.default_selector_label())
         }));
     let service =
         SelectionServiceBuilder::new(KvRouterConfig::default(), WorkerType::Aggregated, registry)
+            .indexer_threads(threads as usize)
             .kv_index(KvIndexSource::Owned(Arc::new(FedByHand)))
             .build()
             .await

@@ -1,9 +1,10 @@
 //! What one routing decision costs: ours natively, ours inside wasm, and NVIDIA Dynamo's own beside them.
 //!
 //! One benchmark for each situation and work: `route` is whole (hash, select, book, free), `select` has the hashes at
-//! hand. The name says prompt and block tokens; the function says who: `native`, `wasm`, `dynamo`; the parameter is the
-//! number of workers. Times are of one decision, on the CPU. The guest is called once for many decisions, so that crossing into wasm
-//! is no part of them; what a proxy's callbacks cost is measured elsewhere, on the whole plugin.
+//! hand. The name says prompt and block tokens; the function says who: `native`, `wasm`, `dynamo`, and `dynamo-1`, whose
+//! index has one thread; the parameter is the number of workers. Times are of one decision, on the CPU. The guest is
+//! called once for many decisions, so that crossing into wasm is no part of them: what a proxy's callbacks cost beside is
+//! the whole plugin's affair.
 
 #[cfg(feature = "dynamo")]
 mod dynamo;
@@ -16,6 +17,8 @@ use cpu_time::ThreadTime;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 
+#[cfg(feature = "dynamo")]
+use dynamo::{Dynamo, IndexThreads};
 use guest::Guest;
 use pd_router_bench::ours::{Ours, Work};
 use pd_router_bench::situation::{Fleet, Holders, Situation};
@@ -130,10 +133,15 @@ fn route(criterion: &mut Criterion) {
             });
             #[cfg(feature = "dynamo")]
             if row.has_a_peer() {
-                measure(&mut group, "dynamo", workers, || {
-                    let mut dynamo = dynamo::Dynamo::put_in(&situation);
-                    move |times| dynamo.route(times)
-                });
+                for (who, threads) in [
+                    ("dynamo", IndexThreads::Four),
+                    ("dynamo-1", IndexThreads::One),
+                ] {
+                    measure(&mut group, who, workers, || {
+                        let mut dynamo = Dynamo::put_in(&situation, threads);
+                        move |times| dynamo.route(times)
+                    });
+                }
             }
         }
         group.finish();
