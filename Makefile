@@ -27,8 +27,8 @@ test: ## Everything that a change must pass
 soak: ## The long versions of the end-to-end tests
 	@PD_SOAK=1 scripts/test.sh e2e
 
-bench: ## Measure (nothing to measure yet)
-	@echo "nothing to measure yet"
+bench: ## What a routing decision costs, native and in wasm, beside Dynamo's (DYNAMO=0: without)
+	@scripts/bench.sh
 
 plugin: ## Build target/pd_router.wasm
 	@scripts/plugin.sh

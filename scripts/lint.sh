@@ -5,11 +5,14 @@ set -euo pipefail
 
 need_cargo
 cargo fmt --all --check
-cargo clippy --quiet --workspace --all-targets --exclude pd-router-filter -- -D warnings
+for_wasm=(--package pd-router-filter --package pd-router-bench-guest)
+left_out=(--exclude pd-router-filter --exclude pd-router-bench --exclude pd-router-bench-guest)
+cargo clippy --quiet --workspace --all-targets "${left_out[@]}" -- -D warnings
+cargo clippy --quiet --package pd-router-bench --all-targets -- -D warnings # without Dynamo, which takes minutes
 if [ -d "$(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown/lib" ]; then
-    cargo clippy --quiet --package pd-router-filter --target wasm32-unknown-unknown -- -D warnings
+    cargo clippy --quiet "${for_wasm[@]}" --target wasm32-unknown-unknown -- -D warnings
 else
-    cargo clippy --quiet --package pd-router-filter -- -D warnings
+    cargo clippy --quiet "${for_wasm[@]}" -- -D warnings
 fi
 
 "${PYTHON:-python3}" - scripts/*.py tests/dynamo/*.py <<'PYTHON'
