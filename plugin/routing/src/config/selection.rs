@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::fleet::Role;
+
 /// Which policy picks, for each role.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -14,6 +16,16 @@ pub struct Selection {
     pub kv: KvWeights,
     /// How the policy `session` knows a session.
     pub session: SessionAffinity,
+}
+
+impl Selection {
+    /// The policy among those of a role; those that run whole requests are picked as those that decode.
+    pub fn of(&self, role: Role) -> PolicyName {
+        match role {
+            Role::Prefill => self.prefill,
+            Role::Decode | Role::Aggregated => self.decode,
+        }
+    }
 }
 
 /// The policies there are.

@@ -13,12 +13,13 @@ use super::{Refusal, Router};
 use crate::config::Protocol;
 use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::sglang::Bootstrap;
+use crate::load::Pace;
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
 use crate::request::steering::header_for;
 use crate::selection::cost::DecodeCredit;
 use crate::selection::eligibility::{Eligible, Filter};
-use crate::selection::{Candidate, Reads, Task};
+use crate::selection::{Candidate, Reads, Task, cheapest};
 use crate::topology::Constraints;
 
 /// A worker rank that was picked, and how many leading blocks of the prompt it is thought to hold.
@@ -410,31 +411,27 @@ impl Router {
                 false => 1.0,
             },
         };
-        let candidates: Vec<Candidate<'_>> = match &eligible {
-            Eligible::All(_) => members.iter().zip(slowness.iter()).map(candidate).collect(),
-            Eligible::Some(indexes) => indexes
-                .iter()
-                .filter_map(|index| Some((members.get(*index)?, slowness.get(*index)?)))
-                .map(candidate)
-                .collect(),
-        };
-        let task = Task {
-            role,
-            prompt_tokens: case.asked.prompt_tokens,
-            block_tokens: self.pool.block_tokens,
-            blocks: &case.asked.blocks,
-            session: case.asked.session.as_deref(),
-            weights: case.asked.weights,
-            tracking: case.asked.tracking,
-            decode_credit,
-            pace,
-        };
+        let of_index = |index: &usize| Some((members.get(*index)?, slowness.get(*index)?));
+        let task = task(case, role, pace, decode_credit, self.pool.block_tokens);
+        if policy.goes_by_cost() && self.explained.is_none() {
+            let picked = match &eligible {
+                Eligible::All(_) => {
+                    let all = members.iter().zip(slowness.iter()).map(candidate);
+                    cheapest(&task, all, &mut self.random)
+                }
+                Eligible::Some(indexes) => {
+                    let some = indexes.iter().filter_map(of_index).map(candidate);
+                    cheapest(&task, some, &mut self.random)
+                }
+            };
+            return Ok(picked.and_then(|picked| eligible.nth(picked)));
+        }
+        let indexes: Vec<usize> = eligible.indexes().collect();
+        let candidates: Vec<Candidate<'_>> =
+            indexes.iter().filter_map(of_index).map(candidate).collect();
         let picked = policy.peek(&task, &candidates, &mut self.random);
         if let Some(explained) = &mut self.explained {
-            let name = match role {
-                Role::Prefill => self.pool.selection.prefill,
-                Role::Decode | Role::Aggregated => self.pool.selection.decode,
-            };
+            let name = self.pool.selection.of(role);
             explained.push(Explained::new(policy, name, &task, &candidates, picked));
         }
         Ok(picked.and_then(|picked| eligible.nth(picked)))
@@ -496,5 +493,26 @@ impl Router {
             }
         }
         None
+    }
+}
+
+/// What a worker is wanted for.
+fn task<'c>(
+    case: &'c Case<'_>,
+    role: Role,
+    pace: Option<Pace>,
+    decode_credit: DecodeCredit,
+    block_tokens: u32,
+) -> Task<'c> {
+    Task {
+        role,
+        prompt_tokens: case.asked.prompt_tokens,
+        block_tokens,
+        blocks: &case.asked.blocks,
+        session: case.asked.session.as_deref(),
+        weights: case.asked.weights,
+        tracking: case.asked.tracking,
+        decode_credit,
+        pace,
     }
 }

@@ -66,8 +66,8 @@ pub struct Terms {
 }
 
 /// The least that is booked on any candidate: the decay of the credit is measured from there.
-fn least_booked(candidates: &[Candidate<'_>]) -> u64 {
-    let booked = candidates.iter().map(|c| c.standing.booked_tokens);
+fn least_booked<'c>(candidates: impl Iterator<Item = Candidate<'c>>) -> u64 {
+    let booked = candidates.map(|candidate| candidate.standing.booked_tokens);
     booked.min().unwrap_or_default()
 }
 
@@ -84,7 +84,7 @@ pub struct Prices<'a> {
 
 impl<'a> Prices<'a> {
     /// The prices for `task` among these candidates.
-    pub fn new(task: &'a Task<'a>, candidates: &[Candidate<'_>]) -> Self {
+    pub fn new<'c>(task: &'a Task<'a>, candidates: impl Iterator<Item = Candidate<'c>>) -> Self {
         let per_token = 1.0 / f64::from(task.block_tokens.max(1));
         let prompt_blocks = task.prompt_tokens as f64 * per_token;
         let least_booked = match task.weights.overlap_score_credit_decay > 0.0 {

@@ -5,10 +5,7 @@ use super::{Candidate, Policy, Random, Reads, Task, pick};
 
 /// Goes by what each candidate would cost.
 #[derive(Debug, Default)]
-pub struct Kv {
-    /// Kept between choices for its memory alone.
-    costs: Vec<f64>,
-}
+pub struct Kv;
 
 impl Policy for Kv {
     fn peek(
@@ -17,15 +14,7 @@ impl Policy for Kv {
         candidates: &[Candidate<'_>],
         random: &mut Random,
     ) -> Option<usize> {
-        let prices = Prices::new(task, candidates);
-        let costs = candidates.iter().map(|candidate| prices.cost(candidate));
-        let temperature = task.weights.router_temperature;
-        if temperature <= 0.0 {
-            return pick::least(costs, random);
-        }
-        self.costs.clear();
-        self.costs.extend(costs);
-        pick::softmax(&self.costs, temperature, random)
+        cheapest(task, candidates.iter().copied(), random)
     }
 
     fn goes_by_cost(&self) -> bool {
@@ -37,8 +26,24 @@ impl Policy for Kv {
     }
 
     fn terms(&self, task: &Task<'_>, candidates: &[Candidate<'_>]) -> Option<Vec<Terms>> {
-        let prices = Prices::new(task, candidates);
+        let prices = Prices::new(task, candidates.iter().copied());
         let terms = candidates.iter().map(|candidate| prices.terms(candidate));
         Some(terms.collect())
     }
+}
+
+/// The place of the one who is picked. Candidates are looked at as they are made: where there are a thousand, writing them down
+/// first takes longer than pricing them.
+pub fn cheapest<'c>(
+    task: &Task<'_>,
+    candidates: impl Iterator<Item = Candidate<'c>> + Clone,
+    random: &mut Random,
+) -> Option<usize> {
+    let prices = Prices::new(task, candidates.clone());
+    let costs = candidates.map(|candidate| prices.cost(&candidate));
+    let temperature = task.weights.router_temperature;
+    if temperature <= 0.0 {
+        return pick::least(costs, random);
+    }
+    pick::softmax(&costs.collect::<Vec<f64>>(), temperature, random)
 }

@@ -18,6 +18,7 @@ use crate::fleet::{Fleet, Role, Target, TargetKey};
 use crate::load::{Pace, Standing};
 use crate::prefix::Blocks;
 use cost::{DecodeCredit, Terms, Tracking};
+pub use kv::cheapest;
 
 /// The random source, seeded by the caller.
 pub type Random = fastrand::Rng;
@@ -123,7 +124,7 @@ pub enum Reads {
 /// The policy of that name, new.
 pub fn policy(name: PolicyName) -> Box<dyn Policy> {
     match name {
-        PolicyName::Kv => Box::new(kv::Kv::default()),
+        PolicyName::Kv => Box::new(kv::Kv),
         PolicyName::RoundRobin => Box::new(round_robin::RoundRobin::default()),
         PolicyName::Random => Box::new(random::Uniform),
         PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
