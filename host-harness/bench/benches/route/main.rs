@@ -53,7 +53,7 @@ impl Row {
         }
     }
 
-    const fn to_pairs(self) -> Self {
+    const fn picking_pairs(self) -> Self {
         Self {
             fleet: Fleet::Pairs,
             ..self
@@ -110,8 +110,8 @@ const ROWS: [Row; 11] = [
     Row::of(16_000, 512),
     Row::of(256, 16).held_by_all(),
     Row::of(16_000, 16).held_by_all(),
-    Row::of(256, 16).to_pairs(),
-    Row::of(16_000, 16).to_pairs(),
+    Row::of(256, 16).picking_pairs(),
+    Row::of(16_000, 16).picking_pairs(),
     Row::of(256, 16).select(),
     Row::of(16_000, 16).select(),
     Row::of(16_000, 512).select(),
@@ -163,7 +163,7 @@ fn measure<Run: FnMut(u64) -> Duration>(
                 .take()
                 .expect("a router is put in its situation once")()
         });
-        bencher.iter_custom(|times| run(times));
+        bencher.iter_custom(run);
     });
 }
 
