@@ -105,7 +105,7 @@ mod costs {
 
     /// The terms of the last of these candidates, which tell the same cost as is asked for without them.
     fn terms(task: &Task<'_>, candidates: &[Candidate<'_>]) -> Terms {
-        let prices = Prices::new(task, candidates);
+        let prices = Prices::new(task, candidates.iter().copied());
         let last = candidates.last().unwrap();
         let terms = prices.terms(last);
         assert_eq!(terms.cost.to_bits(), prices.cost(last).to_bits());
