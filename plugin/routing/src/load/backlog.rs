@@ -149,6 +149,7 @@ pub struct Progress {
 impl Progress {
     /// What is thought to be left `now`, in seconds since 1970, in tokens: those of the prompts, and what each prompt takes
     /// beside them. The oldest one shrinks at the pace of workers like this one, this one being so many times slower.
+    #[inline]
     pub fn left(&self, now: f64, pace: Option<Pace>, slowness: f64) -> f64 {
         let booked = self.tokens as f64;
         let Some(pace) = pace.filter(|_| self.prompts > 0) else {

@@ -101,6 +101,7 @@ pub struct Standings<'b> {
 
 impl Standings<'_> {
     /// How things stand on a slot, whose worker is so many times slower than the others.
+    #[inline]
     pub fn of(&self, slot: usize, slowness: f64) -> Standing {
         let Some(glance) = self.glances.get(slot) else {
             return Standing::default();

@@ -13,7 +13,7 @@ use super::{Refusal, Router};
 use crate::config::Protocol;
 use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::sglang::Bootstrap;
-use crate::load::Pace;
+use crate::load::{Pace, Standings};
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
 use crate::request::steering::header_for;
@@ -373,10 +373,10 @@ impl Router {
     }
 
     /// The index of the one that the policy picks among those who are not too busy.
-    fn pick<'a>(
+    fn pick(
         &mut self,
         case: &Case<'_>,
-        members: &'a [Member],
+        members: &[Member],
         mut eligible: Eligible,
         role: Role,
         wanted: &Constraints,
@@ -399,36 +399,34 @@ impl Router {
             eligible = most_preferred(members, eligible, wanted);
         }
         let (pace, slowness) = case.roster.pace(role, &self.ledger);
-        let depths = &self.depths;
-        let standings = self.ledger.standings(pace);
-        let prefers = !wanted.preferred_taints.is_empty();
-        let candidate = |(member, slowness): (&'a Member, &f32)| Candidate {
-            target: &member.target,
-            standing: standings.of(member.slot, f64::from(*slowness)),
-            overlap: depths.get(member.slot).copied().unwrap_or(0),
-            factor: match prefers {
-                true => wanted.cost_factor(&member.target.worker),
-                false => 1.0,
-            },
+        let look = Look {
+            standings: self.ledger.standings(pace),
+            depths: &self.depths,
+            wanted,
+            prefers: !wanted.preferred_taints.is_empty(),
         };
         let of_index = |index: &usize| Some((members.get(*index)?, slowness.get(*index)?));
         let task = task(case, role, pace, decode_credit, self.pool.block_tokens);
         if policy.goes_by_cost() && self.explained.is_none() {
             let picked = match &eligible {
                 Eligible::All(_) => {
-                    let all = members.iter().zip(slowness.iter()).map(candidate);
+                    let all = members.iter().zip(slowness.iter());
+                    let all = all.map(|(member, slowness)| look.at(member, *slowness));
                     cheapest(&task, all, &mut self.random)
                 }
                 Eligible::Some(indexes) => {
-                    let some = indexes.iter().filter_map(of_index).map(candidate);
+                    let some = indexes.iter().filter_map(of_index);
+                    let some = some.map(|(member, slowness)| look.at(member, *slowness));
                     cheapest(&task, some, &mut self.random)
                 }
             };
             return Ok(picked.and_then(|picked| eligible.nth(picked)));
         }
         let indexes: Vec<usize> = eligible.indexes().collect();
-        let candidates: Vec<Candidate<'_>> =
-            indexes.iter().filter_map(of_index).map(candidate).collect();
+        let listed = indexes.iter().filter_map(of_index);
+        let candidates: Vec<Candidate<'_>> = listed
+            .map(|(member, slowness)| look.at(member, *slowness))
+            .collect();
         let picked = policy.peek(&task, &candidates, &mut self.random);
         if let Some(explained) = &mut self.explained {
             let name = self.pool.selection.of(role);
@@ -493,6 +491,31 @@ impl Router {
             }
         }
         None
+    }
+}
+
+/// What makes a member a candidate.
+struct Look<'l> {
+    standings: Standings<'l>,
+    depths: &'l [u32],
+    wanted: &'l Constraints,
+    /// Whether anything is preferred at all.
+    prefers: bool,
+}
+
+impl Look<'_> {
+    /// Made and priced a thousand times a choice: only what the price needs is to be left of it.
+    #[inline(always)]
+    fn at<'m>(&self, member: &'m Member, slowness: f32) -> Candidate<'m> {
+        Candidate {
+            target: &member.target,
+            standing: self.standings.of(member.slot, f64::from(slowness)),
+            overlap: self.depths.get(member.slot).copied().unwrap_or(0),
+            factor: match self.prefers {
+                true => self.wanted.cost_factor(&member.target.worker),
+                false => 1.0,
+            },
+        }
     }
 }
 

@@ -101,6 +101,7 @@ impl<'a> Prices<'a> {
     }
 
     /// The cost of one candidate. Less is better.
+    #[inline]
     pub fn cost(&self, candidate: &Candidate<'_>) -> f64 {
         let weights = &self.task.weights;
         let sum = weights.prefill_load_scale * self.prefill(candidate)
@@ -127,6 +128,7 @@ impl<'a> Prices<'a> {
         }
     }
 
+    #[inline]
     fn prefill(&self, candidate: &Candidate<'_>) -> f64 {
         let counts = self.task.role != Role::Decode && self.task.tracking == Tracking::Prefill;
         if !counts {
@@ -137,6 +139,7 @@ impl<'a> Prices<'a> {
         ((wait + work) * candidate.standing.slowness).max(0.0)
     }
 
+    #[inline]
     fn decode(&self, candidate: &Candidate<'_>) -> f64 {
         let used = candidate.standing.decode_blocks + self.prompt_blocks_whole;
         match (self.task.role, self.task.decode_credit) {
@@ -146,6 +149,7 @@ impl<'a> Prices<'a> {
         }
     }
 
+    #[inline]
     fn requests(&self, candidate: &Candidate<'_>) -> f64 {
         match self.task.role {
             Role::Prefill => 0.0,
@@ -157,6 +161,7 @@ impl<'a> Prices<'a> {
     }
 
     /// What the cached blocks are worth: less on a worker that has more booked than the idlest one, where that is wanted.
+    #[inline]
     fn credit(&self, candidate: &Candidate<'_>) -> f64 {
         let weights = &self.task.weights;
         let worth = weights.overlap_score_credit * f64::from(candidate.overlap);
