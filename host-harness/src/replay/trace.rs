@@ -86,6 +86,16 @@ pub enum TraceError {
         /// Of the engines.
         asked: u32,
     },
+    /// A request is longer than anybody's.
+    #[error("line {line}: {what} must be at most {most}")]
+    TooLong {
+        /// Counted from 1.
+        line: usize,
+        /// What is too long.
+        what: &'static str,
+        /// What it may be at most.
+        most: u32,
+    },
     /// There is no request.
     #[error("there is no request in it")]
     Empty,
@@ -168,7 +178,7 @@ fn lines(from: impl BufRead) -> Result<Vec<Line>, TraceError> {
         }
         let number = index + 1;
         let line: Line = serde_json::from_str(&text).map_err(|error| misread(number, &error))?;
-        lines.push(Line { number, ..line });
+        lines.push(Line { number, ..line }.checked()?);
     }
     Ok(lines)
 }
@@ -199,7 +209,28 @@ fn misfit(lines: &[Line], block_tokens: u32) -> Option<TraceError> {
     })
 }
 
+/// Tokens of a prompt or an answer: far beyond any model's, and little enough to be held and counted one by one.
+const MOST_TOKENS: u32 = 10_000_000;
+
 impl Line {
+    fn checked(self) -> Result<Self, TraceError> {
+        let lengths = [
+            ("input_length", self.input_length),
+            ("output_length", self.output_length),
+        ];
+        match lengths
+            .into_iter()
+            .find(|(_, length)| *length > MOST_TOKENS)
+        {
+            None => Ok(self),
+            Some((what, _)) => Err(TraceError::TooLong {
+                line: self.number,
+                what,
+                most: MOST_TOKENS,
+            }),
+        }
+    }
+
     fn request(self, first_ms: f64, block_tokens: u32, own: u32) -> Result<Request, TraceError> {
         let seconds = (self.timestamp - first_ms) / 1000.0;
         if !(self.timestamp >= 0.0 && (0.0..=LONGEST_SECONDS).contains(&seconds)) {
@@ -259,6 +290,15 @@ mod tests {
 
     fn read(text: &str, block_tokens: u32) -> Result<Trace, TraceError> {
         Trace::read(text.as_bytes(), block_tokens, None)
+    }
+
+    #[test]
+    fn what_is_longer_than_any_request_is_refused_with_its_line() {
+        let line = r#"{"timestamp": 1, "input_length": 4294967295, "output_length": 1}"#;
+        let said = Trace::read(line.as_bytes(), 1, None)
+            .unwrap_err()
+            .to_string();
+        assert!(said.contains("line 1: input_length"), "{said}");
     }
 
     #[test]

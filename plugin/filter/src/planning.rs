@@ -141,8 +141,8 @@ pub fn carry_out(
     })
 }
 
-/// Tries those whose turn it is, as long as some of them go: a booking has ended, or the fleet has changed. The context that
-/// was the effective one is so no more.
+/// Tries those who wait, in their order: a booking has ended, or the fleet has changed. If all who were tried went there may be
+/// room for more. The context that was the effective one is so no more.
 pub fn call_waiting(gateway: &Rc<Gateway>) {
     loop {
         let called = gateway.router.borrow().called();
@@ -150,7 +150,7 @@ pub fn call_waiting(gateway: &Rc<Gateway>) {
             .into_iter()
             .map(|waiter| try_again(gateway, waiter))
             .collect();
-        if !tried.contains(&Outcome::Decided) {
+        if tried.is_empty() || tried.contains(&Outcome::Waits) {
             break;
         }
     }

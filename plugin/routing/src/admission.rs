@@ -81,6 +81,9 @@ struct Entry {
     claim: Claim,
 }
 
+/// How many of a place are tried when a worker may have become free: each is planned anew, body and all.
+const TRIED_AT_ONCE: usize = 16;
+
 /// Why a request cannot wait: as many do already as may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full {
@@ -102,11 +105,6 @@ impl Waiting {
     /// How many wait.
     pub fn count(&self) -> usize {
         self.count
-    }
-
-    /// Whether anybody waits for a place: whoever comes now must not overtake.
-    pub fn any_at(&self, place: &Place) -> bool {
-        self.places.contains_key(place)
     }
 
     /// Takes a request in.
@@ -141,15 +139,20 @@ impl Waiting {
         self.count = self.count.saturating_sub(left);
     }
 
-    /// Whose turn it is, at each place. Each is to be tried: it goes, or waits on.
-    pub fn heads(&self, policy: QueuePolicy) -> Vec<Waiter> {
-        let first = |entries: &Vec<Entry>| {
-            entries
-                .iter()
-                .min_by(|a, b| order(policy, a, b))
-                .map(|entry| entry.waiter)
-        };
-        self.places.values().filter_map(first).collect()
+    /// Those to be tried, at each place in their order: who comes first may want a worker that is busy, while another one is
+    /// free for who comes next. Only so many are told of at once.
+    pub fn in_order(&self, policy: QueuePolicy) -> Vec<Waiter> {
+        let mut all = Vec::new();
+        for entries in self.places.values() {
+            let mut here: Vec<&Entry> = entries.iter().collect();
+            here.sort_by(|a, b| order(policy, a, b));
+            all.extend(
+                here.into_iter()
+                    .take(TRIED_AT_ONCE)
+                    .map(|entry| entry.waiter),
+            );
+        }
+        all
     }
 
     /// Those whose time is up at `now`.
@@ -210,9 +213,9 @@ mod tests {
                 .unwrap();
         }
         let mut order = Vec::new();
-        while let [head] = waiting.heads(policy)[..] {
-            order.push(head.0);
-            waiting.leave(head);
+        while let Some(first) = waiting.in_order(policy).first().copied() {
+            order.push(first.0);
+            waiting.leave(first);
         }
         order
     }
@@ -253,13 +256,13 @@ mod tests {
         );
         assert!(waiting.late(Duration::from_millis(999), &queue).is_empty());
         assert_eq!(waiting.late(Duration::from_millis(1000), &queue), [first]);
-        let mut heads = waiting.heads(QueuePolicy::Fcfs);
+        let mut heads = waiting.in_order(QueuePolicy::Fcfs);
         heads.sort();
         assert_eq!(heads, [first, other]);
         waiting.leave(first);
         waiting.leave(first);
         assert_eq!(waiting.count(), 1);
-        assert!(!waiting.any_at(&place("m")) && waiting.any_at(&place("n")));
+        assert_eq!(waiting.in_order(QueuePolicy::Fcfs), [other]);
     }
 
     #[test]
@@ -316,7 +319,7 @@ mod tests {
                     _ => waiting.leave(Waiter(number + 1_000_000)),
                 }
                 prop_assert_eq!(waiting.count(), inside.len());
-                prop_assert!(waiting.heads(QueuePolicy::Wspt).iter().all(|head| inside.contains(head)));
+                prop_assert!(waiting.in_order(QueuePolicy::Wspt).iter().all(|head| inside.contains(head)));
             }
         }
     }

@@ -1,15 +1,13 @@
 //! Tests of the engines on traces that are worked out by hand, with a router that does as it is told.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::BufReader;
 use std::rc::Rc;
 
 use super::*;
 use crate::replay::chooser::{Held, Place};
 use crate::replay::figures::Figures;
+use crate::replay::peers::LeastRequests;
 use crate::replay::peers::plain_cost::PlainCost;
-use crate::replay::peers::{LeastRequests, SglangThreshold};
 use crate::replay::trace::Request;
 
 fn ms(count: u64) -> Duration {
@@ -274,50 +272,4 @@ fn a_cost_that_knows_all_beats_counting_requests() {
     let cost = mean(&mut PlainCost::new(&parameters, 1));
     let count = mean(&mut LeastRequests::new(parameters.shape, 1));
     assert!(cost * 1.5 < count, "{cost} ms and {count} ms");
-}
-
-/// Another simulation, written independently, gave these figures on the same hour.
-#[test]
-#[ignore = "wants Mooncake's conversation trace, by its path in PD_REPLAY_TRACE"]
-fn the_conversation_trace_gives_what_another_simulation_gave() {
-    let path = std::env::var("PD_REPLAY_TRACE").unwrap();
-    let trace = Trace::read(BufReader::new(File::open(path).unwrap()), 512, None).unwrap();
-    let parameters = Parameters {
-        shape: Shape {
-            prefill: 8,
-            decode: 1,
-        },
-        kv_blocks: 4000,
-        block_tokens: 512,
-        prefill_rate: 8000.0,
-        ..parameters(Model::Fcfs)
-    };
-    let run = |chooser: &mut dyn Chooser, hits: f64, mean: f64, p99: f64| {
-        let outcome = replay(&trace, &parameters, chooser, &mut || {});
-        let figures = Figures::of(&outcome, 8);
-        let (ttft, rate) = (figures.ttft_ms, figures.prefix_hit_rate);
-        println!(
-            "hits {rate:.3}, TTFT mean {:.0} ms, p99 {:.0} ms",
-            ttft.mean, ttft.p99
-        );
-        assert!((rate - hits).abs() < 0.02, "{rate}");
-        assert!((ttft.mean / 1000.0 / mean - 1.0).abs() < 0.05, "{ttft:?}");
-        assert!((ttft.p99 / 1000.0 / p99 - 1.0).abs() < 0.05, "{ttft:?}");
-    };
-    let mut turns = Script::new((0..trace.requests.len()).map(|at| Some(at % 8)).collect());
-    turns.decode = 8;
-    run(&mut turns, 0.098, 3.13, 17.5);
-    run(
-        &mut LeastRequests::new(parameters.shape, 1),
-        0.099,
-        2.25,
-        13.9,
-    );
-    run(
-        &mut SglangThreshold::new(parameters.shape, 512, 1),
-        0.325,
-        1.82,
-        12.3,
-    );
-    run(&mut PlainCost::new(&parameters, 1), 0.286, 1.24, 9.5);
 }

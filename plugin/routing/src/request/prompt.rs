@@ -26,6 +26,10 @@ pub const MEDIA_TOKENS: u64 = 576;
 
 /// Bytes a medium takes in the stream, so that blocks and tokens agree: its mark, its hash, and nothing.
 const MEDIA_BYTES: usize = MEDIA_TOKENS as usize * 4;
+
+/// Media of one prompt that count for that many tokens; more than any engine takes. Those beyond are told apart and count for
+/// next to nothing: a small body must not stand for millions of tokens.
+const MOST_MEDIA: u32 = 128;
 const MEDIA_REST: [u8; MEDIA_BYTES - 9] = [0; MEDIA_BYTES - 9];
 
 /// The members of a message in the order in which they are written; others follow by key, so that what differs without
@@ -102,7 +106,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     }
     let member = |name| request.body.get(name).map(|member| member.value);
     let prompt = member("prompt").unwrap_or("null");
-    let mut stream = Stream(Text::new(identity.block_tokens));
+    let mut stream = Stream(Text::new(identity.block_tokens), 0);
     match request.generation {
         Generation::Other => {
             return Prompt {
@@ -176,7 +180,11 @@ fn cache_salt<'a>(request: &Request<'a>, identity: &Identity<'a>) -> Option<Cow<
 }
 
 /// The canonical stream of a prompt in text.
-struct Stream(Text);
+struct Stream(
+    Text,
+    /// Media so far.
+    u32,
+);
 
 impl Stream {
     /// One prompt, or a batch of them.
@@ -286,7 +294,10 @@ impl Stream {
     fn medium(&mut self, members: &[Member<'_>]) {
         self.0.mark(Mark::Media);
         self.0.put(&medium_hash(members).to_le_bytes());
-        self.0.put(&MEDIA_REST);
+        self.1 = self.1.saturating_add(1);
+        if self.1 <= MOST_MEDIA {
+            self.0.put(&MEDIA_REST);
+        }
     }
 
     fn calls(&mut self, calls: &str) {

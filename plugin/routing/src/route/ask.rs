@@ -30,6 +30,10 @@ pub struct Ask<'a> {
     pub session: Option<&'a [u8]>,
 }
 
+/// One prompt is known by its first blocks, one of so many parts of what is remembered at most: it must not drive out all
+/// others.
+const ONE_PROMPTS_PART: usize = 8;
+
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
@@ -89,6 +93,15 @@ impl Asked {
     }
 }
 
+/// Whether workers that are too busy are passed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admit {
+    /// They are.
+    WhoIsFree,
+    /// They are not: the request was let in already, and goes on where it can.
+    Anyone,
+}
+
 /// One request at one place: what every step of a choice needs.
 #[derive(Debug, Clone)]
 pub(super) struct Case<'a> {
@@ -96,6 +109,7 @@ pub(super) struct Case<'a> {
     pub(super) roster: Rc<Roster>,
     pub(super) steering: &'a Steering,
     pub(super) asked: &'a Asked,
+    pub(super) admit: Admit,
 }
 
 impl Router {
@@ -151,7 +165,9 @@ impl Router {
         told: Told<'_>,
         adapter: Option<Rc<str>>,
     ) -> Asked {
-        let prompt = self.prompt(request, steering, told, adapter.as_deref());
+        let mut prompt = self.prompt(request, steering, told, adapter.as_deref());
+        let most = self.pool.prefixes.max_blocks / ONE_PROMPTS_PART;
+        prompt.blocks.sequence.truncate(most);
         let ask = Ask {
             model: &request.model,
             prompt_tokens: prompt.tokens,

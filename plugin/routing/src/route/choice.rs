@@ -352,7 +352,7 @@ impl Router {
         let (index, eligible) = match pinned.pin.worker {
             Some(id) => {
                 let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
-                self.not_busy(members, Eligible::Some(vec![index]), pinned.role)?;
+                self.not_busy(case, Eligible::Some(vec![index]), pinned.role)?;
                 (Some(index), eligible)
             }
             None => {
@@ -381,9 +381,7 @@ impl Router {
         role: Role,
         wanted: &Constraints,
     ) -> Result<Option<usize>, Refusal> {
-        if self.pool.admission.has_threshold(role) {
-            eligible = self.not_busy(members, eligible, role)?;
-        }
+        eligible = self.not_busy(case, eligible, role)?;
         let decode_credit = self.decode_credit();
         let policy = match role {
             Role::Prefill => self.prefill_policy.as_mut(),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::ask::Case;
+use super::ask::{Admit, Case};
 use super::choice::Step;
 use super::health::Mark;
 use super::pinned::Pinned;
@@ -89,14 +89,15 @@ impl Router {
     /// Those who are not busier than the role's threshold.
     pub(super) fn not_busy(
         &self,
-        members: &[Member],
+        case: &Case<'_>,
         eligible: Eligible,
         role: Role,
     ) -> Result<Eligible, Refusal> {
         let admission = &self.pool.admission;
-        if !admission.has_threshold(role) {
+        if !admission.has_threshold(role) || case.admit == Admit::Anyone {
             return Ok(eligible);
         }
+        let members = case.roster.of_role(role);
         let standings = self.ledger.standings(None);
         let is_free = |index: usize| {
             members.get(index).is_some_and(|member| {

@@ -300,12 +300,6 @@ impl Router {
             tokens: asked.prompt_tokens,
             since: told.now,
         };
-        if self.comes_after_others(&place, told.turn) && !steering.query {
-            let overloaded = Refusal::Overloaded {
-                role: Role::Prefill,
-            };
-            return self.wait(&place, claim, told.turn, overloaded);
-        }
         let case = self.case(&place, &steering, &asked);
         match self.plan_at(&case, verdict, &request, told) {
             Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query => {

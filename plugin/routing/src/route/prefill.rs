@@ -362,7 +362,7 @@ impl PrefillPhase {
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
         let prefill = Rc::clone(&self.prefill.target.worker);
-        let case = router.case(&self.place, &self.steering, &self.asked);
+        let case = router.case_again(&self.place, &self.steering, &self.asked);
         let (decode, others) = router.replace_decode(&case, &prefill)?;
         self.decode = decode;
         self.others = others;
@@ -427,7 +427,7 @@ impl PrefillPhase {
         {
             return None;
         }
-        let case = router.case(&self.place, &self.steering, &self.asked);
+        let case = router.case_again(&self.place, &self.steering, &self.asked);
         router.choose_next_prefill(&case, &self.tried, &self.decode.target.worker)
     }
 

@@ -9,7 +9,7 @@ use crate::prefill_router::Place;
 /// Whether a request has just come, or has waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Turn {
-    /// It has just come: whoever waits already comes first.
+    /// It has just come.
     #[default]
     New,
     /// It waits, and it is its turn to be tried.
@@ -17,10 +17,10 @@ pub enum Turn {
 }
 
 impl Router {
-    /// Who may be tried now, after a booking has ended or the fleet has changed: of each place whoever is first.
+    /// Who is to be tried now, in order, after a booking has ended or the fleet has changed.
     pub fn called(&self) -> Vec<Waiter> {
         match &self.pool.admission.queue {
-            Some(queue) if self.waiting.count() > 0 => self.waiting.heads(queue.policy),
+            Some(queue) if self.waiting.count() > 0 => self.waiting.in_order(queue.policy),
             _ => Vec::new(),
         }
     }
@@ -47,11 +47,6 @@ impl Router {
     /// How many requests wait.
     pub fn waiting(&self) -> usize {
         self.waiting.count()
-    }
-
-    /// Whether a request must wait behind others at its place.
-    pub(super) fn comes_after_others(&self, place: &Place, turn: Turn) -> bool {
-        turn == Turn::New && self.waiting.any_at(place)
     }
 
     /// It waits, or waits on.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use super::ask::{Asked, Case};
+use super::ask::{Admit, Asked, Case};
 use super::health::Mark;
 use super::roster::Roster;
 use super::{Router, runs_whole};
@@ -88,6 +88,20 @@ impl Router {
             roster: self.roster(place),
             steering,
             asked,
+            admit: Admit::WhoIsFree,
+        }
+    }
+
+    /// One that was let in before, and must be placed again.
+    pub(super) fn case_again<'a>(
+        &mut self,
+        place: &'a Place,
+        steering: &'a Steering,
+        asked: &'a Asked,
+    ) -> Case<'a> {
+        Case {
+            admit: Admit::Anyone,
+            ..self.case(place, steering, asked)
         }
     }
 

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use routing::request::Generation;
-use routing::route::{Client, Plan, Refusal, Router, Told, Turn};
+use routing::route::{AfterPrefill, Client, Plan, Refusal, Router, Told, Turn};
 use serde_json::{Value, json};
 
-use crate::support::{GOOD, ask, body, prefill, query, refusal, router, two_by_two, with, worker};
+use crate::support::{
+    GOOD, ask, body, prefill, query, refusal, router, status, two_by_two, with, worker,
+};
 
 /// A pool whose prefill workers are busy with anything at all.
 fn strict(fields: Value) -> Router {
@@ -52,18 +54,17 @@ fn without_a_queue_everyone_is_turned_away_while_all_are_busy() {
 }
 
 #[test]
-fn one_that_waits_is_called_when_a_booking_ends_and_nobody_overtakes_it() {
+fn those_who_wait_are_called_in_order_when_a_booking_ends() {
     let mut router = strict(json!({"queue": {}}));
     let first = prefill(ask(&mut router, json!({})));
     let second = prefill(ask(&mut router, json!({})));
     let waits = waiter(ask(&mut router, json!({})));
-    assert_eq!((router.waiting(), router.called()), (1, vec![waits]));
+    let later = waiter(ask(&mut router, json!({})));
+    assert_eq!((router.waiting(), router.called()), (2, vec![waits, later]));
     assert_eq!(waiter(again(&mut router, waits, 1100)), waits);
 
     let (phase, seat) = first;
     phase.answered(GOOD, Client::Waits, &mut router);
-    let later = waiter(ask(&mut router, json!({})));
-    assert_eq!(router.called(), [waits]);
     let third = prefill(again(&mut router, waits, 1200));
     assert_eq!((router.waiting(), router.called()), (1, vec![later]));
     assert_eq!(waiter(again(&mut router, later, 1300)), later);
@@ -71,6 +72,30 @@ fn one_that_waits_is_called_when_a_booking_ends_and_nobody_overtakes_it() {
     assert_eq!(router.waiting(), 0);
     drop((seat, second, third));
     assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn one_who_wants_a_busy_worker_holds_nobody_up() {
+    let mut router = strict(json!({"queue": {}}));
+    let busy = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let waits = waiter(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let (other, seat) = prefill(ask(&mut router, json!({})));
+    assert_eq!(other.worker().id.0, 2);
+    let behind = waiter(ask(&mut router, json!({})));
+    drop((other, seat));
+    assert_eq!(router.called(), [waits, behind]);
+    drop(busy);
+}
+
+#[test]
+fn a_request_that_was_let_in_is_tried_again_on_a_busy_worker_too() {
+    let mut router = strict(json!({}));
+    let (first, _seat) = prefill(ask(&mut router, json!({})));
+    let (second, _other) = prefill(ask(&mut router, json!({})));
+    let failed = first.worker().id;
+    let after = first.answered(status(503), Client::Waits, &mut router);
+    assert!(matches!(after, AfterPrefill::Again(next) if next.worker().id != failed));
+    drop(second);
 }
 
 #[test]
