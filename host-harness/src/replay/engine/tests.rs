@@ -35,7 +35,6 @@ fn trace(lines: &str, block_tokens: u32) -> Trace {
 /// Sends requests to these prefill workers in turn; none: refuses. Writes down what it is told.
 struct Script {
     workers: Vec<Option<usize>>,
-    decode: usize,
     told: Rc<RefCell<Vec<String>>>,
 }
 
@@ -50,7 +49,6 @@ impl Script {
         workers.reverse();
         Self {
             workers,
-            decode: 2,
             told: Rc::default(),
         }
     }
