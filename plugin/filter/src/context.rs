@@ -201,20 +201,23 @@ impl StreamContext {
         }
     }
 
-    /// Begins to read an answer that is charged to a worker. An error is none: it tells nothing of the worker's speed.
-    fn begin_watch(&mut self, stream: &Stream, is_error: bool) {
+    /// Begins to read an answer that is charged to a worker, and says in which form it comes. An error is none: it tells
+    /// nothing of the worker's speed.
+    fn begin_watch(&mut self, stream: &Stream, is_error: bool) -> Option<Form> {
         let mut seat = stream.seat.borrow_mut();
         if is_error || seat.decode.is_none() {
             seat.release();
-            return;
+            return None;
         }
         let kind = host::header(Map::Response, "content-type").unwrap_or_default();
+        let told = Form::of(&kind);
         // Events that are compressed cannot be told apart: the first byte must do.
         let form = match host::header(Map::Response, "content-encoding") {
-            None => Form::of(&kind),
+            None => told,
             Some(_) => Form::Whole,
         };
         self.watch = Some(Watch::new(form));
+        Some(told)
     }
 
     /// Reads a chunk of the answer: its first token ends the prefill charge, the others let decode's grow.
@@ -248,11 +251,6 @@ impl StreamContext {
                 false => Action::Continue,
             },
         }
-    }
-
-    fn reads_events(&self) -> bool {
-        let kind = host::header(Map::Response, "content-type").unwrap_or_default();
-        Form::of(&kind) == Form::Events
     }
 
     /// Whether the event that ends the answer well has come. It must wait until the prefill beside is known to be good.
@@ -350,9 +348,9 @@ impl HttpContext for StreamContext {
         } else if status == b"503" && !end_of_stream {
             self.nobody_reached(&stream);
         }
-        self.begin_watch(&stream, is_error);
+        let form = self.begin_watch(&stream, is_error);
         self.gateway.report_load();
-        if stream.beside.get() == Beside::Running && !is_error && !self.reads_events() {
+        if stream.beside.get() == Beside::Running && form == Some(Form::Whole) {
             // Nobody reads half a document: all of it waits, so that a failure can still be told as an error.
             stream.response.set(Response::Held);
             return Action::Pause;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::config::{Admission, Queue, QueuePolicy};
+use crate::config::{Admission, DecodeBusy, PrefillBusy, Queue, QueuePolicy};
 use crate::fleet::{Capacity, Role};
 use crate::load::Standing;
 use crate::prefill_router::Place;
@@ -28,27 +28,32 @@ impl Admission {
 
     /// Whether a worker rank is busier than its role's threshold. A fraction of a capacity that is not known is never reached.
     pub fn is_busy(&self, role: Role, standing: &Standing, capacity: Capacity) -> bool {
+        let by_prefill = || self.prefill.is_passed(standing.booked_tokens, capacity);
+        let by_decode = || self.decode.is_passed(standing.decode_blocks, capacity);
         match role {
-            Role::Prefill => self.prefill_is_busy(standing, capacity),
-            Role::Decode => self.decode_is_busy(standing, capacity),
-            Role::Aggregated => {
-                self.prefill_is_busy(standing, capacity) || self.decode_is_busy(standing, capacity)
-            }
+            Role::Prefill => by_prefill(),
+            Role::Decode => by_decode(),
+            Role::Aggregated => by_prefill() || by_decode(),
         }
     }
+}
 
-    fn prefill_is_busy(&self, standing: &Standing, capacity: Capacity) -> bool {
-        let booked = standing.booked_tokens as f64;
+impl PrefillBusy {
+    /// Whether so many booked tokens are too many.
+    pub fn is_passed(&self, booked_tokens: u64, capacity: Capacity) -> bool {
+        let booked = booked_tokens as f64;
         let batch = capacity.batched_tokens.map(|tokens| tokens as f64);
-        exceeds(booked, self.prefill.tokens.map(|tokens| tokens as f64))
-            || exceeds(booked, share(self.prefill.fraction, batch))
+        exceeds(booked, self.tokens.map(|tokens| tokens as f64))
+            || exceeds(booked, share(self.fraction, batch))
     }
+}
 
-    fn decode_is_busy(&self, standing: &Standing, capacity: Capacity) -> bool {
-        let used = standing.decode_blocks;
+impl DecodeBusy {
+    /// Whether so many blocks in use are too many.
+    pub fn is_passed(&self, blocks: f64, capacity: Capacity) -> bool {
         let total = capacity.kv_blocks.map(f64::from);
-        exceeds(used, self.decode.blocks.map(|blocks| blocks as f64))
-            || exceeds(used, share(self.decode.fraction, total))
+        exceeds(blocks, self.blocks.map(|blocks| blocks as f64))
+            || exceeds(blocks, share(self.fraction, total))
     }
 }
 
@@ -187,7 +192,6 @@ fn score(policy: QueuePolicy, claim: &Claim) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DecodeBusy, PrefillBusy};
     use proptest::prelude::*;
 
     fn place(model: &str) -> Place {

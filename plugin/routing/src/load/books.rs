@@ -126,17 +126,6 @@ struct Account {
     decodes: u64,
 }
 
-impl Account {
-    fn load(&self) -> Load {
-        Load {
-            prefill_tokens: self.backlog.tokens(),
-            prefills: self.backlog.prompts(),
-            decode_blocks: self.decode_parts.div_ceil(PARTS),
-            decodes: self.decodes,
-        }
-    }
-}
-
 /// The figures of one account, or of all together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
@@ -153,6 +142,15 @@ impl Sums {
             prefills: account.backlog.prompts(),
             decode_parts: account.decode_parts,
             decodes: account.decodes,
+        }
+    }
+
+    fn load(self) -> Load {
+        Load {
+            prefill_tokens: self.prefill_tokens,
+            prefills: self.prefills,
+            decode_blocks: self.decode_parts.div_ceil(PARTS),
+            decodes: self.decodes,
         }
     }
 
@@ -253,17 +251,14 @@ impl Books {
 
     pub(super) fn load(&self, slot: usize) -> Load {
         let accounts = self.accounts.borrow();
-        accounts.get(slot).map(Account::load).unwrap_or_default()
+        accounts
+            .get(slot)
+            .map(|account| Sums::of(account).load())
+            .unwrap_or_default()
     }
 
     pub(super) fn total(&self) -> Load {
-        let sums = self.sums.get();
-        Load {
-            prefill_tokens: sums.prefill_tokens,
-            prefills: sums.prefills,
-            decode_blocks: sums.decode_parts.div_ceil(PARTS),
-            decodes: sums.decodes,
-        }
+        self.sums.get().load()
     }
 
     pub(super) fn standings(&self, pace: Option<Pace>) -> Standings<'_> {

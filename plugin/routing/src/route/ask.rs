@@ -168,21 +168,18 @@ impl Router {
         let mut prompt = self.prompt(request, steering, told, adapter.as_deref());
         let most = self.pool.prefixes.max_blocks / ONE_PROMPTS_PART;
         prompt.blocks.sequence.truncate(most);
-        let ask = Ask {
-            model: &request.model,
+        Asked {
             prompt_tokens: prompt.tokens,
-            blocks: &prompt.blocks,
+            blocks: Rc::new(prompt.blocks),
             expected_tokens: steering
                 .hints
                 .expected_tokens
                 .or_else(|| request.max_tokens()),
-            session: told.session,
-        };
-        Asked {
+            session: told.session.map(Rc::from),
             adapter,
             subset: told.subset.cloned().map(Rc::new),
+            weights: steering.weights.over(self.pool.selection.kv),
             tracking: steering.weights.tracking(),
-            ..Asked::of(&ask, steering.weights.over(self.pool.selection.kv))
         }
     }
 

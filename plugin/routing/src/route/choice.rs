@@ -86,7 +86,7 @@ pub(super) enum Step {
 
 impl Router {
     /// Decides how the request is handed over, and picks and books nothing if it is not.
-    pub(super) fn resolve(&mut self, case: &Case<'_>) -> Result<Resolution, Refusal> {
+    fn resolve(&mut self, case: &Case<'_>) -> Result<Resolution, Refusal> {
         if let Some(backpressure) = self.backpressure(case) {
             return Ok(backpressure);
         }
@@ -101,7 +101,25 @@ impl Router {
         }
     }
 
-    pub(super) fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
+    /// The pair, and its bootstrap server where there is one.
+    pub(super) fn resolved(
+        &mut self,
+        case: &Case<'_>,
+    ) -> Result<(Pair, Option<Bootstrap>), Refusal> {
+        match self.resolve(case)? {
+            Resolution::Resolved { pair, bootstrap } => Ok((pair, Some(bootstrap))),
+            Resolution::NoBootstrapEndpoint { pair } => Ok((pair, None)),
+            Resolution::Backpressure {
+                queued_tokens,
+                allowed_tokens,
+            } => Err(Refusal::Backpressure {
+                queued_tokens,
+                allowed_tokens,
+            }),
+        }
+    }
+
+    fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
         let prefills = case.roster.of_role(Role::Prefill).iter();
         let queued_tokens: u64 = prefills

@@ -5,9 +5,9 @@
 
 use super::ask::Case;
 use super::choice::{Chosen, Whole};
-use super::{Refusal, Router};
-use crate::config::{Conditional, ConditionalPolicy};
-use crate::fleet::{Capacity, Role};
+use super::{Refusal, Router, capacity};
+use crate::config::{Conditional, ConditionalPolicy, PrefillBusy};
+use crate::fleet::Role;
 
 impl Router {
     /// The decode worker that is to run the request whole, taken; none where a pair is to.
@@ -37,9 +37,8 @@ impl Router {
     }
 
     fn is_short(&self, conditional: &Conditional, case: &Case<'_>, decode: &Chosen) -> bool {
-        let prompt = case.asked.prompt_tokens.max(1);
-        let cached = u64::from(decode.overlap).saturating_mul(u64::from(self.pool.block_tokens));
-        let uncached = prompt.saturating_sub(cached);
+        let prompt = case.asked.prompt_tokens;
+        let uncached = self.uncached_tokens(decode, case.asked);
         let is_small_share = (uncached as f64) < conditional.uncached_share * prompt as f64;
         uncached < conditional.short_tokens
             || (uncached < conditional.uncached_tokens && is_small_share)
@@ -52,12 +51,11 @@ impl Router {
             Err(refusal) => return matches!(refusal, Refusal::Overloaded { .. }),
         };
         let booked = self.ledger.load(prefill.key()).prefill_tokens;
-        let batch = prefill.target.worker.capacity.batched_tokens;
-        let share = conditional.prefill_busy_fraction.zip(batch);
-        conditional
-            .prefill_busy_tokens
-            .is_some_and(|most| booked > most)
-            || share.is_some_and(|(fraction, batch)| booked as f64 > fraction * batch as f64)
+        let busy = PrefillBusy {
+            tokens: conditional.prefill_busy_tokens,
+            fraction: conditional.prefill_busy_fraction,
+        };
+        busy.is_passed(booked, prefill.target.worker.capacity)
     }
 
     /// A decode worker that would be too full keeps no prompt; nor one of which that is not known.
@@ -65,8 +63,7 @@ impl Router {
         let Some(fraction) = conditional.decode_busy_fraction else {
             return false;
         };
-        let Capacity { kv_blocks, .. } = decode.target.worker.capacity;
-        let Some(total) = kv_blocks.or(self.pool.kv_blocks) else {
+        let Some(total) = capacity(&self.pool, &decode.target.worker).kv_blocks else {
             return true;
         };
         let block_tokens = u64::from(self.pool.block_tokens.max(1));

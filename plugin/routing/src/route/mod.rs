@@ -41,7 +41,7 @@ use hashbrown::HashMap;
 use crate::admission::{Claim, Waiter, Waiting};
 use crate::config::{Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
-use crate::fleet::{Fleet, Role, Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Capacity, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::handoff::sglang::Bootstrap;
 use crate::json::Edits;
@@ -401,20 +401,7 @@ impl Router {
             let why = Some(Fallback::NotWorthIt);
             return Ok(self.forward_whole(whole, case.asked, why, Some(request)));
         }
-        let resolution = self.resolve(case)?;
-        let (pair, bootstrap) = match resolution {
-            Resolution::Resolved { pair, bootstrap } => (pair, Some(bootstrap)),
-            Resolution::NoBootstrapEndpoint { pair } => (pair, None),
-            Resolution::Backpressure {
-                queued_tokens,
-                allowed_tokens,
-            } => {
-                return Err(Refusal::Backpressure {
-                    queued_tokens,
-                    allowed_tokens,
-                });
-            }
-        };
+        let (pair, bootstrap) = self.resolved(case)?;
         match self.pool.protocol {
             Protocol::Direct => Ok(self.forward_pair(pair, case.asked, Some(request))),
             Protocol::Nixl | Protocol::Sglang => {
@@ -483,6 +470,14 @@ impl Router {
             ..self.seat_whole(whole, asked)
         };
         Plan::Forward(dispatch, seat)
+    }
+}
+
+/// What a rank of a worker can hold and do: what it says itself, else what the pool says.
+fn capacity(pool: &Pool, worker: &Worker) -> Capacity {
+    Capacity {
+        kv_blocks: worker.capacity.kv_blocks.or(pool.kv_blocks),
+        ..worker.capacity
     }
 }
 

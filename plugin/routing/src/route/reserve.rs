@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::ask::{Ask, Asked};
-use super::choice::{Chosen, Pair, Resolution, Whole};
+use super::choice::{Chosen, Pair, Whole};
 use super::{Refusal, Router, Seat};
 use crate::load::{DecodeCharge, PrefillCharge};
 use crate::rendezvous::Verdict;
@@ -29,17 +29,7 @@ impl Router {
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
             Verdict::Pair => {
-                if let Some(Resolution::Backpressure {
-                    queued_tokens,
-                    allowed_tokens,
-                }) = self.backpressure(&case)
-                {
-                    return Err(Refusal::Backpressure {
-                        queued_tokens,
-                        allowed_tokens,
-                    });
-                }
-                let pair = self.pick_pair(&case)?;
+                let (pair, _) = self.resolved(&case)?;
                 Ok(self.seat_pair(pair, &asked))
             }
             Verdict::Whole => {
@@ -69,10 +59,15 @@ impl Router {
         }
     }
 
-    /// What must be computed of the prompt: all but what is cached, and at least one token.
-    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Asked) -> PrefillCharge {
+    /// What must be computed of the prompt on that worker: all but what it has cached.
+    pub(super) fn uncached_tokens(&self, chosen: &Chosen, asked: &Asked) -> u64 {
         let cached = u64::from(chosen.overlap).saturating_mul(u64::from(self.pool.block_tokens));
-        let tokens = asked.prompt_tokens.saturating_sub(cached).max(1);
+        asked.prompt_tokens.saturating_sub(cached)
+    }
+
+    /// Books what must be computed of the prompt, at least one token.
+    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Asked) -> PrefillCharge {
+        let tokens = self.uncached_tokens(chosen, asked).max(1);
         self.ledger.charge_prefill(chosen.key(), tokens)
     }
 

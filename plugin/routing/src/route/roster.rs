@@ -4,7 +4,7 @@ use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::runs_whole;
+use super::{capacity, runs_whole};
 use crate::config::Pool;
 use crate::fleet::{Capacity, Fleet, Role, Target, Worker};
 use crate::load::{Ledger, Pace};
@@ -57,10 +57,7 @@ impl Roster {
             roster.has_adapters |= !worker.adapters.is_empty();
             let mut members = || {
                 let targets = worker.targets();
-                let capacity = Capacity {
-                    kv_blocks: worker.capacity.kv_blocks.or(pool.kv_blocks),
-                    ..worker.capacity
-                };
+                let capacity = capacity(pool, worker);
                 let member = |target: Target| Member {
                     capacity,
                     slot: ledger.slot(target.key()),

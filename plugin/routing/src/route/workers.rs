@@ -3,12 +3,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::ask::{Admit, Asked, Case};
 use super::health::Mark;
 use super::roster::Roster;
-use super::{Router, runs_whole};
+use super::{Router, capacity, runs_whole};
 use crate::config::{BootstrapSource, Protocol};
 use crate::fleet::{Fleet, Role, TargetKey, Worker, WorkerId};
 use crate::handoff::sglang::Bootstrap;
@@ -18,15 +18,15 @@ use crate::request::Steering;
 
 /// The adapters that workers have. A name that is a model's too is the model.
 fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
+    let models: HashSet<&String> = fleet
+        .workers()
+        .filter_map(|worker| worker.model.as_ref())
+        .collect();
     let all = fleet.workers().flat_map(|worker| {
         let pair = |name: &String| (name.clone(), worker.model.clone());
         worker.adapters.iter().map(pair)
     });
-    all.filter(|(name, _)| {
-        let is_model = |worker: &Rc<Worker>| worker.model.as_ref() == Some(name);
-        !fleet.workers().any(is_model)
-    })
-    .collect()
+    all.filter(|(name, _)| !models.contains(name)).collect()
 }
 
 /// How a rank is known to the prefix index.
@@ -142,7 +142,7 @@ impl Router {
         let wanted: HashMap<TargetKey, Option<u32>> = fleet
             .workers()
             .flat_map(|worker| {
-                let capacity = worker.capacity.kv_blocks.or(pool.kv_blocks);
+                let capacity = capacity(pool, worker).kv_blocks;
                 worker.targets().map(move |target| (target.key(), capacity))
             })
             .collect();
