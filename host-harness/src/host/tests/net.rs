@@ -60,7 +60,11 @@ async fn read_message(connection: &mut TcpStream) -> Vec<u8> {
 
 /// A worker that answers at once with 200 and this body.
 pub fn ok(body: &str) -> Script {
-    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+    // It closes after its answer, and says so: a connection that is not said to close may be used once more.
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     vec![(Duration::ZERO, format!("{head}{body}").into_bytes())]
 }
 
