@@ -284,6 +284,11 @@ impl Router {
         body: &[u8],
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
+        let generation = match generation {
+            // Of the engines only SGLang hands over what is asked for so.
+            Generation::Generate if self.pool.protocol != Protocol::Sglang => Generation::Other,
+            known => known,
+        };
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
@@ -291,6 +296,9 @@ impl Router {
             }
             Err(refusal) => return Err(refusal),
         };
+        if !self.pool.trust_clients {
+            request.check_handoff_is_ours()?;
+        }
         let steering = self.steering(&request, told)?;
         let (model, adapter) = self.model_of(&request.model)?;
         let (place, verdict) = self.choose_place(Some(&model), &steering, told.subset)?;
