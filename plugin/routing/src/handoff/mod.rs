@@ -1,5 +1,6 @@
 //! Owns what each leg of a hand-off is sent, one file per protocol.
 
+pub mod bootstrap;
 pub mod direct;
 pub mod nixl;
 pub mod one_token;

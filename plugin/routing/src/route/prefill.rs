@@ -12,7 +12,7 @@ use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
 use crate::config::OnPrefillFailure;
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
 use crate::handoff::nixl::{self, Handoff};
-use crate::handoff::sglang::{self, Bootstrap};
+use crate::handoff::sglang::{self, Bootstrap, Shape};
 use crate::handoff::terminal::{Form, Terminal};
 use crate::handoff::{HeaderValue, handoff_fields_only};
 use crate::json::Edits;
@@ -245,7 +245,7 @@ impl PrefillPhase {
             } => {
                 let mut edits = prefill.clone();
                 edits.insert("rid", format!("\"{}\"", rid(*room)));
-                bootstrap.put_into(*room, &mut edits);
+                bootstrap.put_into(&[*room], Shape::One, &mut edits);
                 edits.apply(client)
             }
         }
@@ -263,7 +263,7 @@ impl PrefillPhase {
             return None;
         };
         let mut edits = decode.clone();
-        bootstrap.put_into(*room, &mut edits);
+        bootstrap.put_into(&[*room], Shape::One, &mut edits);
         // A room is used once: the same bytes fit no other worker.
         let mut dispatch = router.dispatch_to(&self.decode.target, &[]);
         dispatch.edits = Some(edits);
