@@ -2,11 +2,13 @@
 
 pub mod bootstrap;
 pub mod direct;
+pub mod mooncake;
 pub mod nixl;
 pub mod one_token;
 pub mod rooms;
 pub mod sglang;
 pub mod terminal;
+pub mod usage;
 
 use crate::json::Edits;
 use crate::request::Request;
