@@ -8,6 +8,7 @@ pub mod one_token;
 pub mod rooms;
 pub mod sglang;
 pub mod terminal;
+pub mod trtllm;
 pub mod usage;
 
 use crate::json::Edits;
