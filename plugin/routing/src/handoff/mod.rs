@@ -2,6 +2,7 @@
 
 pub mod bootstrap;
 pub mod direct;
+pub mod llmd;
 pub mod mooncake;
 pub mod nixl;
 pub mod one_token;
