@@ -66,6 +66,7 @@ impl Pool {
                 "must be from 1 to 120000",
             ));
         }
+        self.health.check(&format!("{at}.health"))?;
         self.check_selection(at)?;
         self.check_admission(at)?;
         self.check_conditional(at)?;
@@ -339,7 +340,7 @@ impl DynamoDiscovery {
     }
 }
 
-fn value(path: &str, problem: &'static str) -> ConfigError {
+pub(super) fn value(path: &str, problem: &'static str) -> ConfigError {
     ConfigError::Value {
         path: path.to_owned(),
         problem,

@@ -2,6 +2,7 @@
 
 mod admission;
 mod check;
+mod health;
 mod selection;
 
 use std::collections::BTreeMap;
@@ -105,6 +106,9 @@ pub struct Pool {
     /// The leg that fetches KV blocks which a client has left behind.
     #[serde(default)]
     pub cleanup: CleanUp,
+    /// When a worker that keeps failing is left alone.
+    #[serde(default)]
+    pub health: Health,
 }
 
 /// What happens to a request while there is no prefill worker.
@@ -418,6 +422,7 @@ pub use admission::{
     Admission, Conditional, ConditionalPolicy, DecodeBusy, PrefillBusy, Queue, QueuePolicy,
 };
 pub(crate) use check::check_workers;
+pub use health::Health;
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 
 #[cfg(test)]

@@ -100,6 +100,18 @@ fn what_selection_and_admission_cannot_mean_is_refused() {
             &["prefixes.max_blocks", "16777216"],
         ),
         (
+            r#""health":{"eject_after_ms":3}"#,
+            &["health", "eject_after_ms", "most_eject_ms"],
+        ),
+        (
+            r#""health":{"eject_ms":0}"#,
+            &["health.eject_ms", "eject_after"],
+        ),
+        (
+            r#""health":{"most_eject_ms":4999}"#,
+            &["health.most_eject_ms", "at least eject_ms"],
+        ),
+        (
             r#""booking_expiry_ms":0"#,
             &["booking_expiry_ms", "at least 1"],
         ),

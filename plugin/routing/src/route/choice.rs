@@ -180,10 +180,12 @@ impl Router {
         (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
-    /// It is taken: the cursor moves on, unless the caller named the worker, who takes nobody's turn; and what it will hold
-    /// is remembered, also where the caller named it.
+    /// It is taken: the cursor moves on, and the trial of one that is ejected begins, unless the caller named the worker, who
+    /// takes nobody's turn; and what it will hold is remembered, also where the caller named it.
     pub(super) fn take(&mut self, role: Role, case: &Case<'_>, pin: Pin, chosen: &Chosen) {
         if pin.worker.is_none() {
+            self.health
+                .picked(chosen.target.worker.id, self.ledger.now());
             match role {
                 Role::Prefill => self.prefill_policy.commit(chosen.key()),
                 Role::Decode | Role::Aggregated => self.decode_policy.commit(chosen.key()),

@@ -4,7 +4,6 @@ use std::rc::Rc;
 
 use super::ask::{Admit, Case};
 use super::choice::Step;
-use super::health::Mark;
 use super::pinned::Pinned;
 use super::roster::{Member, Roster};
 use super::{Refusal, Router};
@@ -62,14 +61,12 @@ impl Router {
                     rank,
                 })?;
         }
-        if !self.health.is_clear() {
-            let now = self.ledger.now();
-            let has = |index: usize, mark: Mark| {
-                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
-            };
-            // Where all are marked, a mark tells them apart no more.
-            left = left.prefer(|index| !has(index, Mark::Unreachable));
-            left = left.prefer(|index| !has(index, Mark::Overloaded));
+        let now = self.ledger.now();
+        if !self.health.is_clear(now) {
+            let held = |index| target(index).map(|t| self.health.held(t.worker.id, now));
+            // Against all of them something may be held: then those of whom it is the least are left.
+            let least = left.indexes().filter_map(held).min();
+            left = left.prefer(|index| held(index) == least);
         }
         if let Some(adapter) = case
             .asked

@@ -27,6 +27,7 @@ mod workers;
 pub use ask::Ask;
 pub use choice::Resolution;
 pub use dispatch::Dispatch;
+pub use health::{Ejection, Outcome};
 pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
@@ -153,7 +154,7 @@ impl Router {
             opened: HashMap::new(),
             rosters: HashMap::new(),
             adapters: HashMap::new(),
-            health: Health::default(),
+            health: Health::new(pool.health.clone()),
             waiting: Waiting::default(),
             explained: None,
             prefill_policy: policy(pool.selection.prefill),
@@ -230,7 +231,7 @@ impl Router {
         self.pool.prefill_absent()
     }
 
-    /// A request that generates nothing: any worker may answer, the least busy one does.
+    /// A request that generates nothing: any worker may answer, the least busy one does of whom nothing ill is known.
     ///
     /// # Errors
     /// When there is no worker.
@@ -245,7 +246,11 @@ impl Router {
             .filter(|worker| subset.is_none_or(|subset| subset.holds(worker.address)));
         let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
         self.random.shuffle(&mut targets);
-        targets.sort_by_cached_key(|target| self.ledger.worker_load(&target.worker).decodes);
+        let now = self.ledger.now();
+        targets.sort_by_cached_key(|target| {
+            let held = self.health.held(target.worker.id, now);
+            (held, self.ledger.worker_load(&target.worker).decodes)
+        });
         let Some((first, others)) = targets.split_first() else {
             return Err(match subset {
                 None => Refusal::NotServed(NotServed::Vacant),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::ask::{Asked, Case};
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
-use super::health::Mark;
+use super::health::Outcome;
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
 use crate::config::OnPrefillFailure;
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
@@ -204,16 +204,18 @@ impl Router {
 impl Router {
     /// What a prefill worker's answer says of the worker itself. One that cannot be reached is thought to have lost its cache.
     fn heard_of(&mut self, key: TargetKey, answer: PrefillAnswer<'_>) {
-        let mark = match answer {
+        let outcome = match answer {
             PrefillAnswer::NotSent
-            | PrefillAnswer::Broken
             | PrefillAnswer::Whole {
                 status: 503 | 504, ..
-            } => Mark::Unreachable,
-            PrefillAnswer::Whole { status: 429, .. } => Mark::Overloaded,
-            PrefillAnswer::Whole { .. } => return self.health.clear(key.worker),
+            } => Outcome::Unreachable,
+            PrefillAnswer::Whole { status: 429, .. } => Outcome::Overloaded,
+            PrefillAnswer::Whole {
+                status: 200..=499, ..
+            } => Outcome::Good,
+            PrefillAnswer::Broken | PrefillAnswer::Whole { .. } => Outcome::Failed,
         };
-        self.mark(key.worker, mark);
+        self.heard(key.worker, outcome);
     }
 }
 

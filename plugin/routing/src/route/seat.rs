@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
-use super::health::Mark;
+use super::health::Outcome;
 use crate::fleet::{Role, TargetKey, Worker};
 use crate::load::{DecodeCharge, PrefillCharge};
 
@@ -80,7 +80,7 @@ impl Router {
         seat.decode_charge = Some(match served {
             Some(worker) if worker.id != charge.target().worker => {
                 // It was passed over because it took no connection.
-                self.mark(charge.target().worker, Mark::Unreachable);
+                self.heard(charge.target().worker, Outcome::Unreachable);
                 if seat.prefill.is_none() {
                     // Its prompt was to be read there: what another one does tells nothing of its speed.
                     seat.prefill_charge = None;
@@ -99,7 +99,7 @@ impl Router {
     /// The worker that was picked to answer took no connection, nor did whoever else was tried.
     pub fn unreachable(&mut self, seat: &Seat) {
         if let Some(charge) = &seat.decode_charge {
-            self.mark(charge.target().worker, Mark::Unreachable);
+            self.heard(charge.target().worker, Outcome::Unreachable);
         }
     }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::ask::{Admit, Asked, Case};
-use super::health::Mark;
 use super::roster::Roster;
 use super::{Router, capacity, runs_whole};
 use crate::config::{BootstrapSource, Protocol};
@@ -59,15 +58,8 @@ impl Router {
         held.sum()
     }
 
-    /// Notes what a worker has shown of itself. One that cannot be reached is thought to have lost its cache.
-    pub(super) fn mark(&mut self, worker: WorkerId, mark: Mark) {
-        self.health.mark(worker, mark, self.ledger.now());
-        if mark != Mark::Unreachable {
-            return;
-        }
-        let Some(worker) = self.fleet.get(worker) else {
-            return;
-        };
+    /// A worker is thought to have lost what it had cached.
+    pub(super) fn forget_cache(&mut self, worker: &Rc<Worker>) {
         for target in worker.targets() {
             if let Some(opened) = self.opened.get(&target.key()) {
                 self.prefixes.forget(opened.slot);

@@ -201,8 +201,8 @@ fn one_that_says_it_is_overloaded_is_passed_over_for_a_second_and_keeps_its_pref
 }
 
 #[test]
-fn an_answer_clears_the_mark_and_other_errors_set_none() {
-    for answer in [GOOD, status(400), status(500)] {
+fn an_answer_clears_the_mark_and_a_clients_error_sets_none() {
+    for answer in [GOOD, status(400)] {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         ends(&mut router, 2, answer);
         let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
