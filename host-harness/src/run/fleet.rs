@@ -13,7 +13,7 @@ use super::bootstrap::Callers;
 use crate::engine::{self, Engine, EngineConfig, EngineError};
 
 /// The one model that simulated engines serve.
-const MODEL: &str = "sim";
+pub const MODEL: &str = "sim";
 
 /// How many simulated engines there are of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,8 @@ impl Simulation {
     }
 }
 
-fn engine_role(role: Role) -> engine::Role {
+/// The role as engines call it.
+pub fn engine_role(role: Role) -> engine::Role {
     match role {
         Role::Prefill => engine::Role::Prefill,
         Role::Decode => engine::Role::Decode,
