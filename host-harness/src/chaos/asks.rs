@@ -13,6 +13,8 @@ pub struct Ask {
     pub path: &'static str,
     /// Its body.
     pub body: Bytes,
+    /// `x-request-id`, where it sets one.
+    pub request_id: Option<String>,
     /// What must come back.
     pub expected: Expected,
 }
@@ -55,10 +57,13 @@ const LONG_WORDS: usize = 700;
 const IDS: u64 = 180;
 
 /// Tokens of most answers: between these, so that some end soon and some are under way when something happens.
-const SHORTEST: u64 = 8;
-const LONGEST: u64 = 64;
-/// Tokens of the answers that are read slowly: more than the buffers on the way hold.
-const LONG_ANSWER: u64 = 600;
+const SHORTEST: u64 = 4;
+const LONGEST: u64 = 40;
+/// Tokens of the answers that are read slowly.
+const LONG_ANSWER: u64 = 250;
+/// Bytes of their request id, which engines repeat in every event: so an answer is more than the system's buffers hold,
+/// 2.6 MB on Linux, and whoever reads slowly holds up everyone.
+const LONG_ID: usize = 14 * 1024;
 
 impl Expected {
     /// The text of the whole answer.
@@ -76,7 +81,8 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
         0 => Delivery::Whole,
         _ => Delivery::Stream,
     };
-    let tokens = match reads_slowly(crowd, client) {
+    let slowly = reads_slowly(crowd, client);
+    let tokens = match slowly {
         true => LONG_ANSWER,
         false => SHORTEST + (client * 7 + turn * 13) as u64 % (LONGEST - SHORTEST),
     };
@@ -95,6 +101,7 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
             AnswerShape::Text => "/v1/completions",
         },
         body: body.to_string().into(),
+        request_id: slowly.then(|| format!("{client}-{turn}-{}", "x".repeat(LONG_ID))),
         expected: Expected {
             shape,
             delivery,

@@ -257,7 +257,7 @@ pub const SCENARIOS: &[Scenario] = &[
             ),
             at(
                 FAULTY_AT,
-                Act::Inject(Whom::One(D0), Fault::SlowDrip { ms: 30 }),
+                Act::Inject(Whom::One(D0), Fault::SlowDrip { ms: 20 }),
             ),
             at(WELL_AT, Act::Mend(Whom::One(P0))),
             at(WELL_AT, Act::Mend(Whom::One(D0))),

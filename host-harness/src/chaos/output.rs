@@ -60,7 +60,7 @@ struct Column {
     cell: fn(&Row) -> String,
 }
 
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     Column {
         heading: ["scenario", ""],
         cell: |row| row.name.to_owned(),
@@ -111,6 +111,10 @@ const COLUMNS: [Column; 13] = [
     Column {
         heading: ["bookings", "left"],
         cell: |row| row.verdict.figures.bookings_left.to_string(),
+    },
+    Column {
+        heading: ["clients", "left"],
+        cell: |row| row.verdict.figures.left.to_string(),
     },
     Column {
         heading: ["rules", ""],

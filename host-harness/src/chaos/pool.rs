@@ -14,7 +14,7 @@ const PREFILL: Duration = Duration::from_millis(800);
 const FIRST_TOKEN: Duration = Duration::from_millis(1000);
 /// How long decode may be silent after that.
 pub const SILENCE: Duration = Duration::from_millis(1000);
-/// What a token of an answer in one piece may take; an engine takes 2 ms here.
+/// What a token of an answer in one piece may take; an engine takes 4 ms here.
 const TOKEN: Duration = Duration::from_millis(30);
 /// How long a worker is left alone at first.
 const EJECTED: Duration = Duration::from_millis(1000);

@@ -103,9 +103,13 @@ impl Line {
             _ => self.connect().await?,
         };
         sender.ready().await.map_err(in_words)?;
-        let request = Request::post(ask.path)
+        let mut request = Request::post(ask.path)
             .header(HOST, self.to.to_string())
-            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(id) = &ask.request_id {
+            request = request.header("x-request-id", id);
+        }
+        let request = request
             .body(Full::new(ask.body.clone()))
             .map_err(in_words)?;
         let response = sender.send_request(request).await.map_err(in_words)?;

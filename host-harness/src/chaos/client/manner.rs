@@ -49,7 +49,7 @@ pub enum Leaves {
 /// Bytes that the system buffers for one who reads slowly, so that others have to wait.
 const SMALL_WINDOW: u32 = 4096;
 
-const SLOW_PAUSE: Duration = Duration::from_millis(3);
+const SLOW_PAUSE: Duration = Duration::from_millis(1);
 const STALLS_AFTER: usize = 60;
 
 /// Those who leave do so in these ways, one after the other. The times hit prefill and the beginning of decode.

@@ -22,7 +22,7 @@ use manner::Manner;
 pub const CLIENTS: usize = 48;
 
 /// Between two requests of one client.
-const PAUSE: Duration = Duration::from_millis(150);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Clients that ask until they are told to stop. Dropped, they stop at once.
 pub struct Clients {
