@@ -40,6 +40,9 @@ pub enum FleetError {
     /// An engine does not do what it is told.
     #[error(transparent)]
     Http(#[from] HttpError),
+    /// An engine died by itself.
+    #[error("the {0} engine died before it was killed")]
+    NoLastCounts(Seat),
     /// The script is wrong.
     #[error("the script speaks of an engine that is not there: {0}")]
     NoEngine(Seat),
@@ -52,6 +55,8 @@ pub struct Fleet {
     posts: Vec<Post>,
     /// Who was well when.
     pub wellbeing: Wellbeing,
+    /// Requests that met a fault that was then mended.
+    pub met_faults: u64,
 }
 
 /// A place for an engine.
@@ -92,6 +97,7 @@ impl Fleet {
             http: Http::new(),
             posts,
             wellbeing: Wellbeing::new(shape),
+            met_faults: 0,
         })
     }
 
@@ -110,8 +116,7 @@ impl Fleet {
         match act {
             Act::Kill(seat) => {
                 self.note(seat, State::Unwell);
-                let http = self.http.clone();
-                self.post(seat)?.kill(&http).await
+                self.post(seat)?.kill().await
             }
             Act::Start(seat) => {
                 self.post(seat)?.start().await?;
@@ -127,8 +132,7 @@ impl Fleet {
             }
             Act::Mend(whom) => {
                 for seat in self.meant(whom) {
-                    let address = self.post(seat)?.address();
-                    self.http.delete(address, FAULTS).await?;
+                    self.mend(seat).await?;
                     self.note(seat, State::Well);
                 }
                 Ok(())
@@ -160,6 +164,15 @@ impl Fleet {
     async fn inject(&mut self, seat: Seat, fault: Fault) -> Result<(), FleetError> {
         let address = self.post(seat)?.address();
         Ok(self.http.post(address, FAULTS, &fault.to_json()).await?)
+    }
+
+    async fn mend(&mut self, seat: Seat) -> Result<(), FleetError> {
+        let address = self.post(seat)?.address();
+        let faults = self.http.get_json(address, FAULTS).await?;
+        let hits = faults.as_array().into_iter().flatten();
+        let hits = hits.filter_map(|fault| fault["hits"].as_u64());
+        self.met_faults += hits.sum::<u64>();
+        Ok(self.http.delete(address, FAULTS).await?)
     }
 
     fn note(&mut self, seat: Seat, state: State) {
@@ -224,13 +237,13 @@ impl Post {
     }
 
     /// Ends its engine like a process that is killed, where one runs.
-    async fn kill(&mut self, http: &Http) -> Result<(), FleetError> {
-        let last = self.census(http).await?;
+    async fn kill(&mut self) -> Result<(), FleetError> {
         let Some(engine) = self.engine.take() else {
             return Ok(());
         };
-        engine.stop().await;
-        self.lost = last.unfetched;
+        let last = engine.stop().await;
+        let last = last.ok_or(FleetError::NoLastCounts(self.seat))?;
+        self.lost += unfetched(last.issued, last.pulled, last.handoffs_aborted);
         Ok(())
     }
 
@@ -243,12 +256,17 @@ impl Post {
         }
         let state = http.get_json(self.address(), "/__state").await?;
         let count = |name: &str| state[name].as_u64().unwrap_or_default();
-        let done_with = count("handoffs_consumed") + count("handoffs_aborted");
+        let here = unfetched(count("issued"), count("pulled"), count("handoffs_aborted"));
         Ok(Census {
             requests: count("running") + count("waiting"),
-            unfetched: self.lost + count("handoffs_issued").saturating_sub(done_with),
+            unfetched: self.lost + here,
         })
     }
+}
+
+/// Hand-offs that nobody has fetched or given up, whether or not their lease has ended.
+fn unfetched(issued: u64, pulled: u64, given_up: u64) -> u64 {
+    issued.saturating_sub(pulled + given_up)
 }
 
 /// An address of this machine that no other run uses: a port that an engine leaves for a while stays free there, since

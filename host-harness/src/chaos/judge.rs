@@ -40,6 +40,18 @@ pub struct Aftermath {
     pub kv_leaked_counted: u64,
     /// Charges that are still booked.
     pub bookings_left: u64,
+    /// Whether what was done to the engines was met by any request.
+    pub bite: Bite,
+}
+
+/// Whether a script did anything at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bite {
+    /// Some request met a fault, or there was none to be met.
+    #[default]
+    Felt,
+    /// There were faults, and no request met one: nothing was tested.
+    Unfelt,
 }
 
 /// What a scenario came to. `sent` is the sum of `answered`, `engine_status`, `reset` and `failed`.
@@ -100,7 +112,10 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Afterm
         }
         figures.add(exchange, wellbeing);
     }
-    let broken = broken_rules(&figures, &deceits, leaks);
+    let mut broken = broken_rules(&figures, &deceits, leaks);
+    if aftermath.bite == Bite::Unfelt {
+        broken.push("no request met the fault: nothing was tested".to_owned());
+    }
     Verdict { figures, broken }
 }
 
@@ -303,6 +318,14 @@ mod tests {
             judge(&seen, &wellbeing, Leaks::Exact, aftermath)
                 .broken
                 .len(),
+            1
+        );
+        let unfelt = Aftermath {
+            bite: Bite::Unfelt,
+            ..Aftermath::default()
+        };
+        assert_eq!(
+            judge(&seen, &wellbeing, Leaks::Exact, unfelt).broken.len(),
             1
         );
         let nothing = judge(

@@ -12,7 +12,7 @@ use tokio::time::{sleep, sleep_until};
 use super::client::Clients;
 use super::fleet::{Census, Fleet, FleetError};
 use super::http::{Http, HttpError};
-use super::judge::{Aftermath, Seen, Verdict, judge};
+use super::judge::{Aftermath, Bite, Seen, Verdict, judge};
 use super::metrics::Metrics;
 use super::scenario::{Act, Scenario};
 use crate::engine::Dialect;
@@ -132,6 +132,10 @@ impl Stage<'_> {
             kv_leaked: census.unfetched,
             kv_leaked_counted: metrics.leaked_handoffs(),
             bookings_left: metrics.bookings(),
+            bite: match self.scenario.injects() && fleet.met_faults == 0 {
+                true => Bite::Unfelt,
+                false => Bite::Felt,
+            },
         };
         Ok((seen, aftermath))
     }

@@ -101,8 +101,11 @@ impl Heard {
     fn judge_stream(&self, head: &Head, expected: Expected) -> Ending {
         let seen = Events::read(&self.body, expected.shape);
         let whole = seen.text == expected.text() && seen.finished;
-        let tokens = seen.text.split_whitespace().count();
-        let so_far = format!("after {tokens} of {} tokens", expected.tokens);
+        let so_far = match (whole, seen.text.is_empty()) {
+            (true, _) => "after the last token",
+            (false, true) => "before the first token",
+            (false, false) => "in the middle",
+        };
         if seen.done && seen.error {
             return Ending::Deceived("[DONE] after an error event".to_owned());
         }

@@ -24,6 +24,14 @@ pub struct Scenario {
     pub leaks: Leaks,
 }
 
+impl Scenario {
+    /// Whether engines are told to have faults.
+    pub fn injects(&self) -> bool {
+        let mut acts = self.script.iter().map(|step| step.act);
+        acts.any(|act| matches!(act, Act::Inject(..)))
+    }
+}
+
 /// Engines of each role.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {

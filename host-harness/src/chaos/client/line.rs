@@ -19,7 +19,7 @@ use crate::chaos::asks::Ask;
 use crate::chaos::reply::{End, Head, Heard};
 
 /// How long a client waits for the end of an answer: longer than all deadlines of the filter together.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// What came of a request.
 pub enum Outcome {
