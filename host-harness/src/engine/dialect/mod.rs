@@ -114,12 +114,21 @@ impl Dialect {
 
     /// Whether the engine has this path.
     pub fn serves(self, endpoint: Endpoint) -> bool {
-        !(self == Self::Trtllm && endpoint == Endpoint::Responses)
+        match endpoint {
+            Endpoint::Chat | Endpoint::Completions => true,
+            Endpoint::Responses => self != Self::Trtllm,
+            Endpoint::Generate => self == Self::Sglang,
+        }
     }
 
     /// Whether a prefill engine has a bootstrap server.
     pub fn has_bootstrap(self) -> bool {
         matches!(self, Self::Mooncake | Self::Sglang)
+    }
+
+    /// Whether each sequence of a request has its own KV, not one for all that share a prompt.
+    pub fn hands_over_sequences(self) -> bool {
+        self == Self::Sglang
     }
 
     /// How long KV that was handed off is held.
