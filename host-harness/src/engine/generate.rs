@@ -26,8 +26,10 @@ use super::request::{Endpoint, Generation};
 use super::tally::InFlight;
 use super::{LONGEST_WAIT, Role};
 
+mod context;
 mod in_room;
 mod spoil;
+mod transfer;
 
 /// The longest request body taken, in bytes.
 pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
@@ -109,12 +111,14 @@ async fn admit(
     node.recorder.record(&head, &body);
     let generation = Generation::parse(endpoint, &body)?;
     let dialect = node.config.dialect;
-    if generation.model != node.config.model {
-        return Err(Refusal::UnknownModel(generation.model));
+    if let Some(model) = &generation.model
+        && *model != node.config.model
+    {
+        return Err(Refusal::UnknownModel(model.clone()));
     }
     node.check_fits(&generation)?;
     let id = match dialect {
-        Dialect::Vllm => id(endpoint, &head.headers),
+        Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm => id(endpoint, &head.headers),
         Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
     };
     let leg = dialect.leg(node.config.role, &generation);
@@ -141,6 +145,7 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
         Endpoint::Responses => "resp",
+        Endpoint::Generate => "gen",
     };
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     match given {
@@ -160,15 +165,18 @@ impl Job {
             leg,
         } = arrival;
         let prompt_tokens = generation.prompt_tokens();
-        let cached = match (node.config.role, node.config.dialect) {
-            (Role::Prefill | Role::Aggregated, _) => 0,
-            (Role::Decode, Dialect::Vllm) => prompt_tokens.saturating_sub(1),
-            (Role::Decode, Dialect::Sglang) => prompt_tokens,
+        let (cached, logprobs) = match node.config.role {
+            Role::Prefill | Role::Aggregated => (0, generation.logprobs.clone()),
+            // What computed the prompt knows its probabilities, and nothing else does.
+            Role::Decode => (
+                node.config.dialect.tokens_taken_over(prompt_tokens),
+                generation.logprobs.as_ref().map(|_| Vec::new()),
+            ),
         };
-        let blocks = generation.prompt_blocks(node.config.block_tokens);
+        let blocks = node.blocks_of(&generation);
         let output = output(node.config.role, &generation);
         Self {
-            answer: Answer::new(id.clone(), &generation, output, cached),
+            answer: Answer::new(id.clone(), &generation, output, cached, logprobs),
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
@@ -188,7 +196,11 @@ impl Job {
         match (self.node.config.role, self.node.config.dialect) {
             (Role::Prefill, Dialect::Vllm) => self.prefill_leg(local).await,
             (Role::Prefill, Dialect::Sglang) => self.prefill_in_room(local).await,
-            (Role::Decode, Dialect::Vllm) => self.decode_leg().await,
+            (Role::Prefill, Dialect::Mooncake) => self.prefill_transfer().await,
+            (Role::Prefill, Dialect::Trtllm) => self.prefill_context(local).await,
+            (Role::Decode, Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm) => {
+                self.decode_leg().await
+            }
             (Role::Decode, Dialect::Sglang) => self.decode_in_room().await,
             (Role::Aggregated, _) => self.alone().await,
         }
@@ -222,7 +234,12 @@ impl Job {
 
     /// Pulls the hand-off, then generates. A bad one is a status, so the pull comes before the headers of a stream.
     async fn decode_leg(mut self) -> Outcome {
-        let ready = match self.pull().await {
+        let pulled = match self.node.config.dialect {
+            Dialect::Mooncake => self.take_transfer().await,
+            Dialect::Trtllm => self.take_context().await,
+            _ => self.pull().await,
+        };
+        let ready = match pulled {
             Ok(ready) => ready,
             Err(refusal) => return Err((self.flight, refusal)),
         };
@@ -292,15 +309,12 @@ impl Job {
 
     /// What the KV of this request's prompt is of.
     fn kv_of(&self) -> KvOf {
-        KvOf {
-            prompt_tokens: self.generation.prompt_tokens(),
-            prompt_fingerprint: self.generation.fingerprint,
-        }
+        self.generation.kv()
     }
 
     /// Whether KV is of this request's prompt.
     fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
-        if of.prompt_fingerprint == self.generation.fingerprint {
+        if of == self.generation.kv() {
             return Ok(());
         }
         Err(Refusal::WrongHandoff("the KV is of another prompt".into()))

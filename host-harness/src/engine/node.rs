@@ -8,7 +8,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::aborts::{Aborts, Which};
-use super::dialect::Dialect;
 use super::fault::Faults;
 use super::health::Health;
 use super::kv::Kv;
@@ -98,10 +97,7 @@ pub struct State {
 impl Node {
     /// An engine that has done nothing yet, with its bootstrap server where it has one.
     pub fn new(config: EngineConfig, bootstrap: Option<SocketAddr>) -> Rc<Self> {
-        let lease = match config.dialect {
-            Dialect::Vllm => config.lease,
-            Dialect::Sglang => config.partner_timeout,
-        };
+        let lease = config.dialect.lease(&config);
         Rc::new(Self {
             engine_id: format!("{:032x}", rand::random::<u128>()),
             kv: Kv::new(config.kv_blocks, lease),
@@ -118,6 +114,15 @@ impl Node {
         })
     }
 
+    /// The blocks that a request's prompts take here.
+    pub fn blocks_of(&self, generation: &Generation) -> u64 {
+        let blocks = generation.prompt_blocks(self.config.block_tokens);
+        match self.config.dialect.hands_over_sequences() {
+            true => blocks * generation.choices,
+            false => blocks,
+        }
+    }
+
     /// Whether the prompts fit into the engine at all, in vLLM's words.
     pub fn check_fits(&self, generation: &Generation) -> Result<(), Refusal> {
         let EngineConfig {
@@ -125,7 +130,7 @@ impl Node {
             kv_blocks,
             ..
         } = self.config;
-        if generation.prompt_blocks(block_tokens) <= u64::from(kv_blocks) {
+        if self.blocks_of(generation) <= u64::from(kv_blocks) {
             return Ok(());
         }
         Err(Refusal::BadRequest(format!(
