@@ -59,7 +59,9 @@ fn worker(role: Role, engine: &Engine) -> Value {
 fn protocol(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Vllm => "nixl",
+        Dialect::Mooncake => "mooncake",
         Dialect::Sglang => "sglang",
+        Dialect::Trtllm => "trtllm",
     }
 }
 
