@@ -104,7 +104,7 @@ fn command(proxy: Proxy) -> Command {
         .args(["--proxy", proxy.as_str()])
         .args(["--seconds", &count(3, 30).to_string()])
         // A scenario mostly waits, but in a soak its times are to be those of a machine that does nothing else.
-        .args(["--at-once", &count(4, 1).to_string()])
+        .args(["--at-once", &count(3, 1).to_string()])
         .arg("--plugin")
         .arg(paths::plugin());
     if proxy == Proxy::Envoy {
