@@ -251,12 +251,15 @@ def check_refusals(fleet: Fleet, verdict: Verdict) -> None:
 def show_totals(fleet: Fleet) -> None:
     for role in ("prefill", "decode"):
         for state in fleet.states(role):
+            computed, again = state["prompt_tokens_computed"], state["recomputed"]
+            of_prompts = f"{computed} prompt tokens computed"
+            if role == "decode":
+                of_prompts = f"the last tokens of {computed - again} prompts and {again} others computed"
             moved = state["kv_bytes_sent"] + state["kv_bytes_received"]
             print(
-                f"{role}: {state['requests']} requests, {state['prompt_tokens_computed']} prompt tokens computed,"
-                f" {state['recomputed']} recomputed, {state['handoffs_issued']} hand-offs issued,"
-                f" {state['handoffs_issued'] - state['handoffs_consumed']} left, {moved / 1e6:.1f} MB of KV,"
-                f" {state['blocks_used']} blocks in use"
+                f"{role}: {state['requests']} requests, {of_prompts}, {moved / 1e6:.1f} MB of KV,"
+                f" {state['handoffs_issued']} hand-offs issued,"
+                f" {state['handoffs_issued'] - state['handoffs_consumed']} left, {state['blocks_used']} blocks in use"
             )
 
 
