@@ -189,6 +189,26 @@ impl Reply {
         sse::json_until_done(&self.text())
     }
 
+    /// The reply itself; fails where it is not a whole chat answer, or a whole stream of one, of so many tokens.
+    #[track_caller]
+    pub fn expect_tokens(self, tokens: u64) -> Reply {
+        let reply = self.expect(200);
+        let content = reply.header("content-type").unwrap_or_default();
+        if !content.starts_with("text/event-stream") {
+            let answer = reply.json();
+            assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
+            return reply;
+        }
+        let has_text = |event: &&Value| {
+            let text = event["choices"][0]["delta"]["content"].as_str();
+            text.is_some_and(|text| !text.is_empty())
+        };
+        let events = reply.events();
+        let seen = events.iter().filter(has_text).count() as u64;
+        assert_eq!(seen, tokens, "{events:?}");
+        reply
+    }
+
     /// The message of an error of pd-router's own with this status and code; fails where it is another.
     #[track_caller]
     pub fn expect_code(&self, status: u16, code: &str) -> String {
