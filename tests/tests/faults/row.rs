@@ -206,7 +206,6 @@ impl Row {
         self.got(role).await.iter().sum()
     }
 
-
     /// What this counter has grown by since the beginning, over all labels.
     pub async fn counted(&self, name: &str) -> f64 {
         self.counted_where(name, &[]).await
