@@ -37,6 +37,11 @@ impl Ask {
         Ask::new(Method::GET, path, Bytes::new())
     }
 
+    /// `DELETE path`, without a body.
+    pub fn delete(path: &str) -> Ask {
+        Ask::new(Method::DELETE, path, Bytes::new())
+    }
+
     /// `POST path` with a JSON body of these bytes.
     pub fn post(path: &str, body: impl Into<Bytes>) -> Ask {
         Ask::new(Method::POST, path, body.into()).header("content-type", "application/json")

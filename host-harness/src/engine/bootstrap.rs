@@ -68,6 +68,7 @@ fn explain(meeting: &Meeting, prefill_rank: Option<u64>, refused: &Refused) -> R
         RoomRefusal::Used => Refusal::UsedRoom(room),
         RoomRefusal::PrefillFailed => failed(room, &"the prefill failed"),
         RoomRefusal::Expired => Refusal::ExpiredHandoff,
+        RoomRefusal::Lost => Refusal::LostHandoff,
         RoomRefusal::RankConflict => Refusal::RankConflict {
             asked: prefill_rank.unwrap_or_default(),
             room,

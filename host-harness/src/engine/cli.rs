@@ -7,13 +7,14 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
 use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = format!("{TIME_MODEL}\n\n{MARKERS}"))]
+#[command(after_long_help = format!("{TIME_MODEL}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
     /// What the engine does: legs of disaggregated requests, or whole requests.
     #[arg(long)]

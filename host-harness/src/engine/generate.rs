@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -10,11 +11,11 @@ use hyper::header::HeaderMap;
 use hyper::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep_until};
 
-use super::Role;
 use super::aborts::Abortable;
 use super::answer::{Answer, Finish, Output};
 use super::body::{self, Body, BrokenOff, Events, Fed};
-use super::dialect::{Dialect, Handoff, sglang, vllm};
+use super::dialect::{Dialect, Handoff, Leg, sglang, vllm};
+use super::fault::{Drawn, Fate};
 use super::kv::Blocks;
 use super::lease::KvOf;
 use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH};
@@ -23,8 +24,10 @@ use super::pace::Pace;
 use super::refusal::Refusal;
 use super::request::{Endpoint, Generation};
 use super::tally::InFlight;
+use super::{LONGEST_WAIT, Role};
 
 mod in_room;
+mod spoil;
 
 /// The longest request body taken, in bytes.
 pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
@@ -39,6 +42,7 @@ struct Job {
     headers: HeaderMap,
     blocks: u32,
     abortable: Abortable,
+    faults: Drawn,
 }
 
 /// A valid request as it came.
@@ -46,6 +50,7 @@ struct Arrival {
     generation: Generation,
     id: String,
     headers: HeaderMap,
+    leg: Leg,
 }
 
 /// A prompt whose KV is here.
@@ -88,7 +93,7 @@ pub async fn serve(
     tracing::debug!(%refusal, "refused");
     flight.refused(&refusal);
     match refusal {
-        Refusal::DiedAsMarked => Err(BrokenOff),
+        Refusal::DiedAsMarked | Refusal::ResetByFault => Err(BrokenOff),
         _ => Ok(refusal.response(dialect)),
     }
 }
@@ -112,11 +117,13 @@ async fn admit(
         Dialect::Vllm => id(endpoint, &head.headers),
         Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
     };
-    node.tally.leg(dialect.leg(node.config.role, &generation));
+    let leg = dialect.leg(node.config.role, &generation);
+    node.tally.leg(leg);
     Ok(Arrival {
         generation,
         id,
         headers: head.headers,
+        leg,
     })
 }
 
@@ -150,6 +157,7 @@ impl Job {
             generation,
             id,
             headers,
+            leg,
         } = arrival;
         let prompt_tokens = generation.prompt_tokens();
         let cached = match (node.config.role, node.config.dialect) {
@@ -164,6 +172,7 @@ impl Job {
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
+            faults: node.faults.draw(leg),
             node,
             flight,
             generation,
@@ -173,6 +182,9 @@ impl Job {
     }
 
     async fn run(self, local: SocketAddr) -> Outcome {
+        if let Err(refusal) = self.faults.before_work().await {
+            return Err((self.flight, refusal));
+        }
         match (self.node.config.role, self.node.config.dialect) {
             (Role::Prefill, Dialect::Vllm) => self.prefill_leg(local).await,
             (Role::Prefill, Dialect::Sglang) => self.prefill_in_room(local).await,
@@ -192,15 +204,17 @@ impl Job {
         if markers.has(Marker::FailPrefill) {
             return Err((self.flight, Refusal::AsMarked));
         }
-        let nothing = markers.has(Marker::End) || markers.has(Marker::Lose);
-        let handoff = match nothing {
-            true => None,
-            false => {
-                let (request_id, blocks) = ready.blocks.hand_off(&self.id, self.kv_of());
-                let engine = &self.node.engine_id;
-                Some(Handoff::new(engine, request_id, blocks, local))
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, ready);
+        }
+        let fate = self.fate();
+        let handoff = (fate != Fate::Dropped).then(|| {
+            let (request_id, blocks) = ready.blocks.hand_off(&self.id, self.kv_of());
+            if fate == Fate::Lost {
+                self.node.kv.lose(&request_id);
             }
-        };
+            Handoff::new(&self.node.engine_id, request_id, blocks, local)
+        });
         let content = self.answer.whole(Dialect::Vllm.write(handoff));
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
@@ -213,7 +227,7 @@ impl Job {
             Err(refusal) => return Err((self.flight, refusal)),
         };
         self.flight.run();
-        if self.generation.stream {
+        if self.streams_at_once() {
             return Ok(self.streamed(async move |job: Self, events: &Events| {
                 job.send_tokens(ready, events).await;
             }));
@@ -223,7 +237,7 @@ impl Job {
 
     /// Computes the prompt and generates; a stream's headers wait for neither.
     async fn alone(mut self) -> Outcome {
-        if self.generation.stream {
+        if self.streams_at_once() {
             return Ok(self.streamed(async move |mut job: Self, events: &Events| {
                 let ready = job.compute_prompt().await;
                 job.send_tokens(ready, events).await;
@@ -249,6 +263,9 @@ impl Job {
         let tokens = self.generation.prompt_tokens();
         turn.compute(node.config.pace().prefill(tokens)).await;
         node.tally.computed(tokens);
+        if node.config.role == Role::Decode {
+            node.tally.recomputed(tokens);
+        }
         Ready {
             blocks,
             first_token: Instant::now(),
@@ -289,6 +306,15 @@ impl Job {
         Err(Refusal::WrongHandoff("the KV is of another prompt".into()))
     }
 
+    /// What is to become of the KV: a generation that ended by itself leaves none in vLLM.
+    fn fate(&self) -> Fate {
+        let markers = &self.generation.markers;
+        match markers.has(Marker::End) || markers.has(Marker::Lose) {
+            true => Fate::Dropped,
+            false => self.faults.fate(),
+        }
+    }
+
     fn pace(&self) -> Pace {
         let mut pace = self.node.config.pace();
         if self.generation.markers.has(Marker::SlowDecode) {
@@ -300,16 +326,38 @@ impl Job {
     /// Tokens after which the engine is to die, where it is.
     fn lifetime(&self) -> Option<u64> {
         let dies = self.generation.markers.has(Marker::DieMidStream);
-        dies.then_some(TOKENS_BEFORE_DEATH)
+        let marked = dies.then_some(TOKENS_BEFORE_DEATH);
+        marked.or_else(|| self.faults.lifetime())
+    }
+
+    /// How it dies.
+    fn death(&self) -> Refusal {
+        match self.generation.markers.has(Marker::DieMidStream) {
+            true => Refusal::DiedAsMarked,
+            false => Refusal::ResetByFault,
+        }
+    }
+
+    /// The time from the first token to the token number `number`.
+    fn until_token(&self, number: u64) -> Duration {
+        let Some(drip) = self.faults.drip() else {
+            return self.pace().tokens(number);
+        };
+        drip.saturating_mul(u32::try_from(number).unwrap_or(u32::MAX))
+            .min(LONGEST_WAIT)
     }
 
     async fn whole(self, ready: Ready) -> Outcome {
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, ready);
+        }
         let tokens = self.answer.output_tokens();
         let lifetime = self.lifetime();
         let later = lifetime.map_or(tokens - 1, |lifetime| lifetime.min(tokens));
-        sleep_until(ready.first_token + self.pace().tokens(later)).await;
+        sleep_until(ready.first_token + self.until_token(later)).await;
         if lifetime.is_some() {
-            return Err((self.flight, Refusal::DiedAsMarked));
+            let death = self.death();
+            return Err((self.flight, death));
         }
         let content = self.answer.whole(self.node.config.dialect.write(None));
         self.flight.answered();
@@ -318,10 +366,12 @@ impl Job {
 
     /// Sends the events of a stream, each at its time however late the one before was sent.
     async fn send_tokens(self, ready: Ready, events: &Events) {
-        let pace = self.pace();
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil_events(spoil, events).await;
+        }
         let lifetime = self.lifetime();
         for number in 0..self.answer.output_tokens() {
-            sleep_until(ready.first_token + pace.tokens(number)).await;
+            sleep_until(ready.first_token + self.until_token(number)).await;
             if lifetime == Some(number) {
                 break;
             }
@@ -331,7 +381,8 @@ impl Job {
             events.send(self.answer.token(number));
         }
         if lifetime.is_some() {
-            self.flight.refused(&Refusal::DiedAsMarked);
+            let death = self.death();
+            self.flight.refused(&death);
             events.break_off();
             return;
         }
@@ -341,14 +392,18 @@ impl Job {
 
     /// A stream whose events `generate` sends from a task of its own; aborted, it breaks off.
     fn streamed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Response<Body> {
-        body::events(Fed::by(async move |events| {
+        body::events(self.fed(generate))
+    }
+
+    fn fed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Fed {
+        Fed::by(async move |events| {
             let told = self.abortable.told();
             tokio::select! {
                 biased;
                 () = generate(self, &events) => {}
                 () = told => events.break_off(),
             }
-        }))
+        })
     }
 }
 

@@ -66,6 +66,12 @@ impl Kv {
         self.table.borrow_mut().holds(id, now())
     }
 
+    /// Loses a hand-off of this engine; see [`LeaseTable::lose`].
+    pub fn lose(&self, id: &str) {
+        self.table.borrow_mut().lose(id, now());
+        self.freed.notify_one();
+    }
+
     /// Drops a hand-off of this engine; see [`LeaseTable::revoke`].
     pub fn revoke(&self, id: &str) -> bool {
         let revoked = self.table.borrow_mut().revoke(id, now());

@@ -9,7 +9,8 @@
 //! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other
 //! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`.
 //!
-//! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says.
+//! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says,
+//! and faults can be ordered over `/__fault`: see [`fault`].
 //!
 //! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds
 //! (at least 1 ms); each running request then gets a token every `token_ms`, whatever else runs. `speedup` divides both;
@@ -30,6 +31,7 @@ mod body;
 mod bootstrap;
 mod cli;
 mod dialect;
+mod fault;
 mod generate;
 mod health;
 mod kv;
@@ -50,6 +52,7 @@ mod tests;
 
 pub use cli::{Args, run};
 pub use dialect::Dialect;
+pub use node::State;
 
 use pace::Pace;
 use server::Door;
@@ -205,7 +208,7 @@ pub struct Engine {
     /// The bootstrap server's, where there is one.
     pub bootstrap: Option<SocketAddr>,
     stop: oneshot::Sender<()>,
-    ended: oneshot::Receiver<()>,
+    ended: oneshot::Receiver<State>,
 }
 
 impl Engine {
@@ -221,8 +224,9 @@ impl Engine {
         std::thread::Builder::new()
             .name(format!("engine-{}", config.role.name()))
             .spawn(move || {
-                live(config, started, stopped);
-                drop(alive);
+                if let Some(state) = live(config, started, stopped) {
+                    let _ = alive.send(state);
+                }
             })
             .map_err(EngineError::Runtime)?;
         let Addresses { address, bootstrap } = ready.await.map_err(|_| EngineError::Ended)??;
@@ -235,9 +239,10 @@ impl Engine {
     }
 
     /// Closes the listener and resets all connections at once, like the end of a process; the port is free when this returns.
-    pub async fn stop(self) {
+    /// Returns the last counts, of which what is under lease is gone for ever; `None` where the engine's thread died.
+    pub async fn stop(self) -> Option<State> {
         let _ = self.stop.send(());
-        let _ = self.ended.await;
+        self.ended.await.ok()
     }
 }
 
@@ -247,12 +252,12 @@ struct Addresses {
     bootstrap: Option<SocketAddr>,
 }
 
-/// An engine's whole life, on its own thread.
+/// An engine's whole life, on its own thread. Returns what it did, where it lived.
 fn live(
     config: EngineConfig,
     started: oneshot::Sender<Result<Addresses, EngineError>>,
     stopped: oneshot::Receiver<()>,
-) {
+) -> Option<State> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -260,7 +265,7 @@ fn live(
         Ok(runtime) => runtime,
         Err(error) => {
             let _ = started.send(Err(EngineError::Runtime(error)));
-            return;
+            return None;
         }
     };
     LocalSet::new().block_on(&runtime, async {
@@ -277,12 +282,16 @@ fn live(
                     drop(stop);
                 };
                 tokio::join!(futures_util::future::join_all(serving), told);
+                // Streams whose connections are gone end, and are counted, when their tasks are looked at once more.
+                tokio::task::yield_now().await;
+                Some(node.state())
             }
             Err(error) => {
                 let _ = started.send(Err(error));
+                None
             }
         }
-    });
+    })
 }
 
 /// Opens the engine's doors.

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
+use super::fault::OrderedStatus;
 
 /// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,9 @@ pub enum Refusal {
     /// The hand-off's lease is over.
     #[error("EngineCore encountered an issue: KV load failed: the lease of the blocks has expired")]
     ExpiredHandoff,
+    /// The prefill engine lost the hand-off, as it was ordered to.
+    #[error("EngineCore encountered an issue: KV load failed: the blocks were lost")]
+    LostHandoff,
     /// The prefill engine could not be asked.
     #[error("EngineCore encountered an issue: NIXL handshake failed: {0}")]
     UnreachableHandoff(String),
@@ -88,6 +92,15 @@ pub enum Refusal {
     /// To end without an answer, because the prompt asked for it.
     #[error("died as the prompt asks")]
     DiedAsMarked,
+    /// Answered with a status that a fault ordered.
+    #[error("failed as ordered")]
+    Ordered(Box<OrderedStatus>),
+    /// To end with a broken connection, as a fault ordered.
+    #[error("reset as ordered")]
+    ResetByFault,
+    /// Ended without a token, as a fault ordered.
+    #[error("empty as ordered")]
+    EmptiedByFault,
 }
 
 impl Refusal {
@@ -108,17 +121,29 @@ impl Refusal {
             | Self::WrongHandoff(_)
             | Self::UsedHandoff
             | Self::ExpiredHandoff
+            | Self::LostHandoff
             | Self::UnreachableHandoff(_)
             | Self::PartnerFailed { .. }
             | Self::PartnerTimeout(_)
             | Self::Aborted
             | Self::AsMarked
-            | Self::DiedAsMarked => StatusCode::INTERNAL_SERVER_ERROR,
+            | Self::DiedAsMarked
+            | Self::ResetByFault
+            | Self::EmptiedByFault => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Ordered(ordered) => ordered.status,
         }
     }
 
     /// The answer, in the engine's error JSON: vLLM's has an `error` object, SGLang's is flat.
     pub fn response(&self, dialect: Dialect) -> Response<Body> {
+        let response = self.written(dialect);
+        match self {
+            Self::Ordered(ordered) => ordered.response(response),
+            _ => response,
+        }
+    }
+
+    fn written(&self, dialect: Dialect) -> Response<Body> {
         let status = self.status();
         let kind = match status {
             StatusCode::NOT_FOUND => "NotFoundError",

@@ -23,6 +23,8 @@ pub enum RoomRefusal {
     PrefillFailed,
     /// The KV was held as long as it is held, and is gone.
     Expired,
+    /// The KV was there, and was lost.
+    Lost,
     /// The decode expects the prefill on another rank than the room stands for.
     RankConflict,
 }
@@ -208,6 +210,17 @@ impl Tenant {
         let (id, blocks) = blocks.hand_off(&room.rid, of);
         room.progress = Progress::Ready(Held { id, blocks });
         room.changed.notify_one();
+    }
+}
+
+impl Tenant {
+    /// Hands the KV over, and loses it at once.
+    pub fn lose(self, blocks: Blocks, of: KvOf, kv: &Kv) {
+        let Some(room) = self.rooms.end(self.number, RoomRefusal::Lost) else {
+            return;
+        };
+        let (id, _) = blocks.hand_off(&room.rid, of);
+        kv.lose(&id);
     }
 }
 

@@ -126,12 +126,18 @@ async fn dispatch(
             let kind = "text/plain; version=0.0.4; charset=utf-8";
             body::whole(StatusCode::OK, kind, node.metrics().into())
         }
-        (&Method::GET, "/__state") => judged(node.state()),
+        (&Method::GET, "/__state") => judged(serde_json::to_vec(&node.state())),
         (&Method::GET, "/__requests") => judged(node.recorder.to_json()),
         (&Method::POST, "/__health") => match content(request).await {
             Some(content) => node.health.set(&content),
             None => bad_request(),
         },
+        (&Method::POST, "/__fault") => match content(request).await {
+            Some(content) => node.faults.add(&content),
+            None => bad_request(),
+        },
+        (&Method::GET, "/__fault") => node.faults.list(),
+        (&Method::DELETE, "/__fault") => node.faults.clear(),
         _ => match node.config.dialect {
             Dialect::Vllm => only_vllm(&node, request).await,
             Dialect::Sglang => only_sglang(&node, request).await,

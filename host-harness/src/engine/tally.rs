@@ -25,6 +25,8 @@ pub struct Counts {
     pub aborted_by_request: u64,
     /// Requests that failed because their prompt asked for it.
     pub failed_as_marked: u64,
+    /// Requests that failed because a fault was ordered.
+    pub failed_by_fault: u64,
     /// SGLang, decode: the prefill of the room failed, was aborted or lost.
     pub failed_partner: u64,
     /// Decode: no hand-off came with the request.
@@ -37,6 +39,8 @@ pub struct Counts {
     pub refused_expired_handoff: u64,
     /// Decode: the prefill engine could not be asked.
     pub refused_unreachable_handoff: u64,
+    /// Decode: the prefill engine had lost it, as ordered.
+    pub refused_lost_handoff: u64,
     /// SGLang: no bootstrap room.
     pub refused_missing_room: u64,
     /// SGLang: a bootstrap room that is no whole number from 0 to 2^63 - 1, or one room for several sequences.
@@ -55,6 +59,8 @@ pub struct Counts {
     pub refused_bad_request: u64,
     /// Prompt tokens computed here; a vLLM decode engine computes the last one of each prompt.
     pub prompt_tokens_computed: u64,
+    /// Decode: prompt tokens computed beyond those that the hand-off protocol leaves to it.
+    pub recomputed: u64,
     /// Valid requests by the leg that their hand-off part makes them.
     pub requests_by_leg: Legs,
 }
@@ -67,6 +73,7 @@ impl Counts {
             + self.refused_used_handoff
             + self.refused_expired_handoff
             + self.refused_unreachable_handoff
+            + self.refused_lost_handoff
             + self.refused_missing_room
             + self.refused_bad_room
             + self.refused_wrong_bootstrap
@@ -121,6 +128,11 @@ impl Tally {
     /// Notes that requests were aborted by request.
     pub fn aborted_by_request(&self, requests: usize) {
         self.edit().aborted_by_request += requests as u64;
+    }
+
+    /// Notes that a decode engine computed a prompt whose KV should have come.
+    pub fn recomputed(&self, prompt_tokens: u64) {
+        self.edit().recomputed += prompt_tokens;
     }
 
     /// Notes that prompt tokens were computed.
@@ -178,6 +190,7 @@ impl InFlight {
             Refusal::UsedHandoff => &mut counts.refused_used_handoff,
             Refusal::ExpiredHandoff => &mut counts.refused_expired_handoff,
             Refusal::UnreachableHandoff(_) => &mut counts.refused_unreachable_handoff,
+            Refusal::LostHandoff => &mut counts.refused_lost_handoff,
             Refusal::MissingRoom(_) => &mut counts.refused_missing_room,
             Refusal::BadRoom(_) => &mut counts.refused_bad_room,
             Refusal::WrongBootstrap(_) => &mut counts.refused_wrong_bootstrap,
@@ -187,6 +200,9 @@ impl InFlight {
             Refusal::PartnerTimeout(_) => &mut counts.refused_partner_timeout,
             Refusal::Aborted => &mut counts.aborted,
             Refusal::AsMarked | Refusal::DiedAsMarked => &mut counts.failed_as_marked,
+            Refusal::Ordered(_) | Refusal::ResetByFault | Refusal::EmptiedByFault => {
+                &mut counts.failed_by_fault
+            }
         };
         *count += 1;
     }

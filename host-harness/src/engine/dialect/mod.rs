@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Role;
 use super::request::Generation;
@@ -21,7 +21,8 @@ pub enum Dialect {
 }
 
 /// What the hand-off part of a request makes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Leg {
     /// Its KV is to be handed off.
     Prefill,

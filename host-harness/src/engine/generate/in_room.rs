@@ -11,6 +11,7 @@ use crate::engine::body;
 use crate::engine::bootstrap;
 use crate::engine::dialect::Dialect;
 use crate::engine::dialect::sglang::{self, Meeting};
+use crate::engine::fault::Fate;
 use crate::engine::marker::Marker;
 use crate::engine::refusal::Refusal;
 use crate::engine::rooms::Tenant;
@@ -28,7 +29,14 @@ impl Job {
         if markers.has(Marker::FailPrefill) {
             return Err((self.flight, Refusal::AsMarked));
         }
-        tenant.hand_over(ready.blocks, self.kv_of());
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, (tenant, ready));
+        }
+        match self.faults.fate() {
+            Fate::HandedOff => tenant.hand_over(ready.blocks, self.kv_of()),
+            Fate::Lost => tenant.lose(ready.blocks, self.kv_of(), &self.node.kv),
+            Fate::Dropped => drop((tenant, ready)),
+        }
         if markers.has(Marker::FailPrefillLate) {
             sleep(self.node.config.late).await;
             return Err((self.flight, Refusal::AsMarked));
@@ -52,7 +60,7 @@ impl Job {
             Ok(found) => found,
             Err(refusal) => return Err((self.flight, refusal)),
         };
-        if self.generation.stream {
+        if self.streams_at_once() {
             return Ok(self.streamed(async move |mut job: Self, events: &Events| {
                 match job.take(&meeting, prefill_rank).await {
                     Ok(ready) => job.send_tokens(ready, events).await,

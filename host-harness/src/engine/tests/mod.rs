@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
 mod crowd;
+mod faults;
 mod handoff;
 mod markers;
 mod rooms;
