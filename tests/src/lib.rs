@@ -19,7 +19,6 @@ pub mod roster;
 pub mod scripted;
 pub mod sse;
 pub mod stage;
-pub mod strict;
 pub mod traffic;
 pub mod wait;
 

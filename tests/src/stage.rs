@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 use crate::Proxy;
 use crate::client::Ask;
 use crate::crew::{Crew, Post};
-use crate::engines::{FAST, MODEL, Recorded, Role, with};
+use crate::engines::{FAST, MODEL, Recorded, Role, State, with};
 use crate::gateway::Gateway;
 use crate::protocols::Protocol;
-use crate::strict::{Kv, fault, kv_of};
 use crate::wait::{GENEROUS, eventually};
 
 /// One connection meets one thread; this many meet all.
@@ -196,14 +195,14 @@ impl Stage {
     /// One engine of this role does this from now on.
     pub async fn one_does(&self, role: Role, what: &Value) {
         if let Some(post) = self.posts(role).first() {
-            fault(post.address, what).await;
+            post.engine().fault(what).await;
         }
     }
 
     /// All engines of this role do this from now on.
     pub async fn all_do(&self, role: Role, what: &Value) {
         for post in self.posts(role) {
-            fault(post.address, what).await;
+            post.engine().fault(what).await;
         }
     }
 
@@ -226,11 +225,11 @@ impl Stage {
     }
 
     /// What the living engines of both roles count, added up.
-    pub async fn kv(&self) -> Kv {
-        let mut sum = Kv::default();
+    pub async fn state(&self) -> State {
+        let mut sum = State::default();
         for post in self.crew.prefill.iter().chain(&self.crew.decode) {
             if post.lives() {
-                sum = sum.plus(&kv_of(post.address).await);
+                sum = sum.plus(&post.engine().state().await);
             }
         }
         sum
@@ -246,8 +245,8 @@ impl Stage {
 
     /// Fails where a living engine refused a hand-off or a decode engine computed a prompt.
     pub async fn assert_good_hand_offs(&self) {
-        let kv = self.kv().await;
-        assert_eq!((kv.refused, kv.recomputed), (0, 0), "{kv:?}");
+        let state = self.state().await;
+        assert_eq!((state.refused, state.recomputed), (0, 0), "{state:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
-use pd_router_e2e::engines::{Recorded, Role, in_turns, with};
+use pd_router_e2e::engines::{Role, in_turns, with};
 use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::raw::{self, Raw};
@@ -276,14 +276,14 @@ impl Row {
         self.stage.assert_good_hand_offs().await;
         if self.protocol.is_sequential() {
             eventually("what nobody pulled is counted", GENEROUS, || async {
-                let kv = self.stage.kv().await;
+                let state = self.stage.state().await;
                 let counted = self.counted("pd_router_kv_leaked_handoffs_total").await as u64;
                 // An engine that was killed takes its counts along.
-                let left = kv.issued.saturating_sub(kv.pulled);
+                let left = state.issued.saturating_sub(state.pulled);
                 if is_right(counted, left) {
                     return Ok(());
                 }
-                Err(format!("the gateway counts {counted} of {left}: {kv:?}"))
+                Err(format!("the gateway counts {counted} of {left}: {state:?}"))
             })
             .await;
         }

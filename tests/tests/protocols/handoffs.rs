@@ -91,8 +91,8 @@ async fn no_prefill_is_wasted(proxy: Proxy) {
             format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"hi"}}],{member}}}"#);
         let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
         assert_eq!(reply.status, 400, "{member}: {}", reply.text());
-        let kv = rig.stage.kv().await;
-        assert_eq!(kv.issued, 0, "{member}: {kv:?}");
+        let state = rig.stage.state().await;
+        assert_eq!(state.issued, 0, "{member}: {state:?}");
     }
     rig.ends().await;
 }

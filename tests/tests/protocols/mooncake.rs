@@ -9,7 +9,6 @@ use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::stage::Plot;
-use pd_router_e2e::strict::kv_of;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -92,7 +91,7 @@ pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Pro
                 .await
                 .expect_tokens(4);
         }
-        assert_eq!(kv_of(decode.address).await.refused, 0);
+        assert_eq!(decode.state().await.refused, 0);
     }
     gateway.assert_comes_to_rest().await;
 }
@@ -113,6 +112,6 @@ pub async fn nobody_is_asked_for_an_answer_before_the_engine_ids_are_known(proxy
     let _back = place.start().await;
     gateway.answers().await;
     gateway.is_ready().await;
-    assert_eq!(kv_of(decode.address).await.refused, 0);
+    assert_eq!(decode.state().await.refused, 0);
     gateway.assert_comes_to_rest().await;
 }

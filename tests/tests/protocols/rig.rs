@@ -101,8 +101,8 @@ impl Rig {
     pub async fn ends(self) {
         self.stage.comes_to_rest().await;
         self.stage.assert_good_hand_offs().await;
-        let kv = self.stage.kv().await;
-        assert_eq!(kv.issued, kv.pulled, "{kv:?}");
+        let state = self.stage.state().await;
+        assert_eq!(state.issued, state.pulled, "{state:?}");
         self.stage.leave();
     }
 }
