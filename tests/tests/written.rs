@@ -14,7 +14,8 @@ fn read(path: &str) -> String {
 
 /// Whether this source has a function of this name.
 fn has_function(source: &str, name: &str) -> bool {
-    let places = source.match_indices(&format!("fn {name}"));
+    let wanted = format!("fn {name}");
+    let places = source.match_indices(&wanted);
     let after = |(at, found): (usize, &str)| source[at + found.len()..].chars().next();
     places
         .map(after)

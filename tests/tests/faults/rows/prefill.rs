@@ -136,10 +136,10 @@ fn ending(reply: &Reply) -> (String, Value) {
         let text = event["choices"][0]["delta"]["content"].as_str();
         text.unwrap_or_default().to_owned()
     };
-    let reasons = events
+    let mut reasons = events
         .iter()
         .map(|event| &event["choices"][0]["finish_reason"]);
-    let reason = reasons.filter(|reason| !reason.is_null()).next_back();
+    let reason = reasons.rfind(|reason| !reason.is_null());
     (
         events.iter().map(text).collect(),
         reason.cloned().unwrap_or_default(),
