@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::dialect::WrittenHandoff;
+use super::dialect::{Written, trtllm};
 use super::request::{Endpoint, Generation};
 
 /// How every sequence of an answer ends.
@@ -62,8 +62,8 @@ struct Whole<'a, C> {
     model: &'a str,
     choices: Vec<C>,
     usage: Usage,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kv_transfer_params: Option<WrittenHandoff>,
+    #[serde(flatten)]
+    handoff: &'a Written,
 }
 
 /// One event of a stream.
@@ -84,6 +84,8 @@ struct WholeChatChoice<'a> {
     message: Delta<'a>,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disaggregated_params: Option<&'a trtllm::Params>,
 }
 
 #[derive(Serialize)]
@@ -107,6 +109,8 @@ struct TextChoice<'a> {
     text: &'a str,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disaggregated_params: Option<&'a trtllm::Params>,
 }
 
 const ASSISTANT: Option<&str> = Some("assistant");
@@ -138,11 +142,16 @@ impl Answer {
         self.output.tokens
     }
 
+    /// The token counts, as a whole answer has them.
+    pub fn usage(&self) -> Value {
+        json!(self.usage)
+    }
+
     /// The whole answer, with the part that a dialect writes about a hand-off.
-    pub fn whole(&self, handoff: Option<WrittenHandoff>) -> Bytes {
+    pub fn whole(&self, handoff: Written) -> Bytes {
         let text = self.text();
         match self.endpoint {
-            Endpoint::Chat => self.listed("chat.completion", handoff, |index| WholeChatChoice {
+            Endpoint::Chat => self.listed("chat.completion", &handoff, |index| WholeChatChoice {
                 index,
                 message: Delta {
                     role: ASSISTANT,
@@ -150,17 +159,19 @@ impl Answer {
                 },
                 logprobs: None,
                 finish_reason: Some(self.finish()),
+                disaggregated_params: handoff.disaggregated_params.as_ref(),
             }),
-            Endpoint::Completions => self.listed("text_completion", handoff, |index| TextChoice {
+            Endpoint::Completions => self.listed("text_completion", &handoff, |index| TextChoice {
                 index,
                 text: &text,
                 logprobs: None,
                 finish_reason: Some(self.finish()),
+                disaggregated_params: handoff.disaggregated_params.as_ref(),
             }),
             Endpoint::Responses => {
                 let mut response = self.response(&text);
-                if let Some(handoff) = handoff {
-                    response["kv_transfer_params"] = json!(handoff);
+                if let Some(params) = handoff.kv_transfer_params {
+                    response["kv_transfer_params"] = json!(params);
                 }
                 framed(Vec::new(), &response, b"")
             }
@@ -237,7 +248,7 @@ impl Answer {
     fn listed<C: Serialize>(
         &self,
         object: &'static str,
-        kv_transfer_params: Option<WrittenHandoff>,
+        handoff: &Written,
         choice: impl Fn(u64) -> C,
     ) -> Bytes {
         let whole = Whole {
@@ -247,7 +258,7 @@ impl Answer {
             model: &self.model,
             choices: (0..self.sequences).map(choice).collect(),
             usage: self.usage,
-            kv_transfer_params,
+            handoff,
         };
         framed(Vec::new(), &whole, b"")
     }
@@ -290,6 +301,7 @@ impl Answer {
             text,
             logprobs: None,
             finish_reason,
+            disaggregated_params: None,
         };
         self.chunk(&[choice], None)
     }

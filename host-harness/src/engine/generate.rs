@@ -26,8 +26,10 @@ use super::request::{Endpoint, Generation};
 use super::tally::InFlight;
 use super::{LONGEST_WAIT, Role};
 
+mod context;
 mod in_room;
 mod spoil;
+mod transfer;
 
 /// The longest request body taken, in bytes.
 pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
@@ -114,7 +116,7 @@ async fn admit(
     }
     node.check_fits(&generation)?;
     let id = match dialect {
-        Dialect::Vllm => id(endpoint, &head.headers),
+        Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm => id(endpoint, &head.headers),
         Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
     };
     let leg = dialect.leg(node.config.role, &generation);
@@ -160,10 +162,9 @@ impl Job {
             leg,
         } = arrival;
         let prompt_tokens = generation.prompt_tokens();
-        let cached = match (node.config.role, node.config.dialect) {
-            (Role::Prefill | Role::Aggregated, _) => 0,
-            (Role::Decode, Dialect::Vllm) => prompt_tokens.saturating_sub(1),
-            (Role::Decode, Dialect::Sglang) => prompt_tokens,
+        let cached = match node.config.role {
+            Role::Prefill | Role::Aggregated => 0,
+            Role::Decode => node.config.dialect.tokens_taken_over(prompt_tokens),
         };
         let blocks = generation.prompt_blocks(node.config.block_tokens);
         let output = output(node.config.role, &generation);
@@ -188,7 +189,11 @@ impl Job {
         match (self.node.config.role, self.node.config.dialect) {
             (Role::Prefill, Dialect::Vllm) => self.prefill_leg(local).await,
             (Role::Prefill, Dialect::Sglang) => self.prefill_in_room(local).await,
-            (Role::Decode, Dialect::Vllm) => self.decode_leg().await,
+            (Role::Prefill, Dialect::Mooncake) => self.prefill_transfer().await,
+            (Role::Prefill, Dialect::Trtllm) => self.prefill_context(local).await,
+            (Role::Decode, Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm) => {
+                self.decode_leg().await
+            }
             (Role::Decode, Dialect::Sglang) => self.decode_in_room().await,
             (Role::Aggregated, _) => self.alone().await,
         }
@@ -222,7 +227,12 @@ impl Job {
 
     /// Pulls the hand-off, then generates. A bad one is a status, so the pull comes before the headers of a stream.
     async fn decode_leg(mut self) -> Outcome {
-        let ready = match self.pull().await {
+        let pulled = match self.node.config.dialect {
+            Dialect::Mooncake => self.take_transfer().await,
+            Dialect::Trtllm => self.take_context().await,
+            _ => self.pull().await,
+        };
+        let ready = match pulled {
             Ok(ready) => ready,
             Err(refusal) => return Err((self.flight, refusal)),
         };

@@ -4,10 +4,12 @@
 //! has got; an aggregated engine does all itself. So a router's mistake shows as an error or in a counter
 //! (`GET /__state`), never as a quietly recomputed prompt.
 //!
-//! Two dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
+//! Four dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
 //! In SGLang's, both legs come at once and meet in a bootstrap room of the prefill engine, which is used once; prefill answers
 //! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other
-//! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`.
+//! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`. Mooncake's legs meet
+//! likewise, in a transfer, but the decode's headers wait for its KV and the KV is held under the lease. In TensorRT-LLM's the
+//! context comes first, and the generation leg must show exactly what it answered.
 //!
 //! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says,
 //! and faults can be ordered over `/__fault`: see [`fault`].
@@ -103,11 +105,11 @@ pub struct EngineConfig {
     pub prefill_rate: f64,
     /// Milliseconds per output token of each running request.
     pub token_ms: f64,
-    /// SGLang: port of a prefill engine's bootstrap server; 0 takes a free one.
+    /// SGLang, Mooncake: port of a prefill engine's bootstrap server; 0 takes a free one.
     pub bootstrap_port: u16,
-    /// SGLang: data-parallel ranks.
+    /// SGLang, Mooncake: data-parallel ranks.
     pub dp_size: u32,
-    /// SGLang: how long a leg waits for the other; not sped up.
+    /// SGLang, Mooncake: how long a leg waits for the other; not sped up.
     pub partner_timeout: Duration,
     /// How long after its KV was handed over a prefill marked to fail late does so; not sped up.
     pub late: Duration,
@@ -301,7 +303,7 @@ async fn listen(
     let (listener, address) = bind(config.listen).await?;
     let mut doors = vec![(listener, Door::Api)];
     let mut bootstrap = None;
-    if config.dialect == Dialect::Sglang && config.role == Role::Prefill {
+    if config.dialect.has_bootstrap() && config.role == Role::Prefill {
         let wanted = SocketAddr::new(config.listen.ip(), config.bootstrap_port);
         let (listener, address) = bind(wanted).await?;
         doors.push((listener, Door::Bootstrap));

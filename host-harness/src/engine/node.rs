@@ -8,7 +8,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::aborts::{Aborts, Which};
-use super::dialect::Dialect;
 use super::fault::Faults;
 use super::health::Health;
 use super::kv::Kv;
@@ -98,10 +97,7 @@ pub struct State {
 impl Node {
     /// An engine that has done nothing yet, with its bootstrap server where it has one.
     pub fn new(config: EngineConfig, bootstrap: Option<SocketAddr>) -> Rc<Self> {
-        let lease = match config.dialect {
-            Dialect::Vllm => config.lease,
-            Dialect::Sglang => config.partner_timeout,
-        };
+        let lease = config.dialect.lease(&config);
         Rc::new(Self {
             engine_id: format!("{:032x}", rand::random::<u128>()),
             kv: Kv::new(config.kv_blocks, lease),

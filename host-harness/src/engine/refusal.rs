@@ -24,10 +24,8 @@ pub enum Refusal {
     #[error("prefill engine only runs prefill legs: {0}")]
     NotAPrefillLeg(&'static str),
     /// A decode engine got no hand-off.
-    #[error(
-        "EngineCore encountered an issue: kv_transfer_params with do_remote_prefill are required for decode mode"
-    )]
-    MissingHandoff,
+    #[error("{0}")]
+    MissingHandoff(&'static str),
     /// The hand-off is malformed, or not one that fits this request.
     #[error("EngineCore encountered an issue: KV load failed: {0}")]
     WrongHandoff(String),
@@ -69,17 +67,18 @@ pub enum Refusal {
         /// The rank it stands for.
         implied: u64,
     },
+    /// A request id of TensorRT-LLM that another context had before.
+    #[error("disagg_request_id {0} was already used")]
+    UsedDisaggId(u64),
+    /// A request id of TensorRT-LLM that cannot be one.
+    #[error("disagg_request_id {0}")]
+    BadDisaggId(String),
     /// A data-parallel rank that cannot be one here.
     #[error("Invalid request: data parallel rank {0}")]
     BadRank(String),
     /// The prefill of the room failed, was aborted or lost.
-    #[error("Decode transfer failed for bootstrap_room={room}: {why}")]
-    PartnerFailed {
-        /// The bootstrap room.
-        room: u64,
-        /// What is known of it.
-        why: String,
-    },
+    #[error("{0}")]
+    PartnerFailed(String),
     /// The other leg never came.
     #[error("Decode transfer failed for bootstrap_room={0}: timed out in KVPoll.WaitingForInput")]
     PartnerTimeout(u64),
@@ -113,17 +112,19 @@ impl Refusal {
             | Self::BadRoom(_)
             | Self::WrongBootstrap(_)
             | Self::UsedRoom(_)
+            | Self::UsedDisaggId(_)
+            | Self::BadDisaggId(_)
             | Self::RankConflict { .. }
             | Self::BadRank(_) => StatusCode::BAD_REQUEST,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnknownModel(_) => StatusCode::NOT_FOUND,
-            Self::MissingHandoff
+            Self::MissingHandoff(_)
             | Self::WrongHandoff(_)
             | Self::UsedHandoff
             | Self::ExpiredHandoff
             | Self::LostHandoff
             | Self::UnreachableHandoff(_)
-            | Self::PartnerFailed { .. }
+            | Self::PartnerFailed(_)
             | Self::PartnerTimeout(_)
             | Self::Aborted
             | Self::AsMarked
@@ -134,7 +135,7 @@ impl Refusal {
         }
     }
 
-    /// The answer, in the engine's error JSON: vLLM's has an `error` object, SGLang's is flat.
+    /// The answer, in the engine's error JSON: vLLM's has an `error` object, the others' are flat.
     pub fn response(&self, dialect: Dialect) -> Response<Body> {
         let response = self.written(dialect);
         match self {
@@ -153,10 +154,10 @@ impl Refusal {
         let message = self.to_string();
         let code = status.as_u16();
         let error = match dialect {
-            Dialect::Vllm => json!({"error": {
+            Dialect::Vllm | Dialect::Mooncake => json!({"error": {
                 "message": message, "type": kind, "param": null, "code": code,
             }}),
-            Dialect::Sglang => json!({
+            Dialect::Sglang | Dialect::Trtllm => json!({
                 "object": "error", "message": message, "type": kind, "param": null, "code": code,
             }),
         };

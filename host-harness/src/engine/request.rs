@@ -11,6 +11,10 @@ use serde_json::value::RawValue;
 use super::marker::Markers;
 use super::refusal::Refusal;
 
+mod ids;
+
+pub use ids::PromptIds;
+
 /// Output tokens where the request sets no limit.
 const DEFAULT_OUTPUT_TOKENS: u64 = 16;
 /// The largest output limit taken, in tokens.
@@ -64,10 +68,16 @@ pub struct Generation {
     pub include_usage: bool,
     /// What the prompts' text asks for.
     pub markers: Markers,
-    /// vLLM's hand-off part, unread: a dialect's business. `None` also for `null`.
+    /// vLLM's hand-off part, with either connector, unread: a dialect's business. `None` also for `null`.
     pub kv_transfer_params: Option<Box<RawValue>>,
     /// SGLang's.
     pub bootstrap: Bootstrap,
+    /// TensorRT-LLM's.
+    pub disaggregated_params: Option<Box<RawValue>>,
+    /// The prompt's ids, where TensorRT-LLM's part is there.
+    pub ids: Option<PromptIds>,
+    /// The ids as a leg of TensorRT-LLM carries them beside the prompt.
+    pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// The fields of SGLang's hand-off, unread. `None` also for `null`.
@@ -98,11 +108,20 @@ impl Generation {
         let (prompts, fingerprint, markers) = read_prompt(endpoint, &fields)?;
         let stream = fields.optional("stream")?.unwrap_or(false);
         let include_usage = read_stream_options(&fields, stream)?;
+        let disaggregated_params: Option<Box<RawValue>> =
+            fields.optional("disaggregated_params")?;
+        let ids = disaggregated_params.as_ref();
+        let ids = ids
+            .map(|_| PromptIds::read(endpoint, &fields))
+            .transpose()?;
         Ok(Self {
             endpoint,
             model,
             prompts,
-            fingerprint,
+            // Over ids, since one leg of TensorRT-LLM carries text and the other ids.
+            fingerprint: ids
+                .as_ref()
+                .map_or(fingerprint, |prompt| identity(&prompt.ids)),
             choices: bounded(&fields, "n", MOST_CHOICES)?.unwrap_or(1),
             output_tokens: read_output_tokens(endpoint, &fields)?,
             stream,
@@ -117,6 +136,12 @@ impl Generation {
                 routed_dp_rank: fields.optional("routed_dp_rank")?,
                 disagg_prefill_dp_rank: fields.optional("disagg_prefill_dp_rank")?,
             },
+            prompt_token_ids: match disaggregated_params {
+                Some(_) => fields.optional("prompt_token_ids")?,
+                None => None,
+            },
+            disaggregated_params,
+            ids,
         })
     }
 

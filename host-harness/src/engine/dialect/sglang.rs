@@ -6,11 +6,9 @@ use hyper::header::HeaderMap;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use super::{below, header_rank, read_rank};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::{Bootstrap, Generation};
-
-/// Names the rank that is to run a leg, as `routed_dp_rank` does.
-const RANK_HEADER: &str = "x-data-parallel-rank";
 
 /// Where the legs of a request meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,10 +121,7 @@ pub fn routed_rank(
 ) -> Result<Option<u64>, Refusal> {
     let body = bootstrap.routed_dp_rank.as_deref();
     let body = body.map(|rank| read_rank(rank.get())).transpose()?;
-    let header = headers.get(RANK_HEADER).map(|rank| rank.to_str());
-    let header = header
-        .map(|rank| read_rank(rank.unwrap_or_default()))
-        .transpose()?;
+    let header = header_rank(headers)?;
     if let (Some(body), Some(header)) = (body, header)
         && body != header
     {
@@ -135,12 +130,7 @@ pub fn routed_rank(
         )));
     }
     let rank = body.or(header);
-    match rank {
-        Some(rank) if rank >= u64::from(dp_size) => Err(Refusal::BadRank(format!(
-            "{rank} is not below dp_size {dp_size}"
-        ))),
-        _ => Ok(rank),
-    }
+    below(rank, dp_size)
 }
 
 /// The rank of the prefill, as a decode leg names it.
@@ -150,11 +140,6 @@ pub fn routed_rank(
 pub fn prefill_rank(bootstrap: &Bootstrap) -> Result<Option<u64>, Refusal> {
     let rank = bootstrap.disagg_prefill_dp_rank.as_deref();
     rank.map(|rank| read_rank(rank.get())).transpose()
-}
-
-fn read_rank(text: &str) -> Result<u64, Refusal> {
-    text.parse()
-        .map_err(|_| Refusal::BadRank(format!("{text} is not a number from 0")))
 }
 
 fn read_room(room: &RawValue) -> Result<u64, Refusal> {

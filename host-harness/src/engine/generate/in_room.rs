@@ -4,17 +4,18 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use hyper::StatusCode;
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::{Events, Job, Outcome, Ready};
-use crate::engine::body;
-use crate::engine::bootstrap;
+use crate::engine::bootstrap::{self, NotTaken, Take};
 use crate::engine::dialect::Dialect;
 use crate::engine::dialect::sglang::{self, Meeting};
 use crate::engine::fault::Fate;
 use crate::engine::marker::Marker;
 use crate::engine::refusal::Refusal;
-use crate::engine::rooms::Tenant;
+use crate::engine::rooms::{RoomRefusal, Tenant};
+use crate::engine::{body, pull};
 
 impl Job {
     /// Computes the prompt and leaves its KV in the room. The answer, streamed or not, begins when that is done,
@@ -33,7 +34,7 @@ impl Job {
             return self.spoil(spoil, (tenant, ready));
         }
         match self.faults.fate() {
-            Fate::HandedOff => tenant.hand_over(ready.blocks, self.kv_of()),
+            Fate::HandedOff => tenant.hand_over(ready.blocks, self.kv_of(), Value::Null),
             Fate::Lost => tenant.lose(ready.blocks, self.kv_of(), &self.node.kv),
             Fate::Dropped => drop((tenant, ready)),
         }
@@ -88,7 +89,7 @@ impl Job {
         let asked = sglang::routed_rank(&self.generation.bootstrap, &self.headers, dp_size)?;
         meeting.check_rank(asked, dp_size)?;
         node.rooms
-            .enter(meeting.room, &self.id)
+            .enter(&meeting.room.to_string(), &self.id)
             .ok_or(Refusal::UsedRoom(meeting.room))
     }
 
@@ -99,7 +100,7 @@ impl Job {
         let meeting = sglang::meeting(&self.generation, &self.id)?;
         sglang::routed_rank(bootstrap, &self.headers, node.config.dp_size)?;
         let prefill_rank = sglang::prefill_rank(bootstrap)?;
-        if !node.rooms.note_decode(meeting.room) {
+        if !node.rooms.note_decode(&meeting.room.to_string()) {
             return Err(Refusal::UsedRoom(meeting.room));
         }
         Ok((meeting, prefill_rank))
@@ -114,12 +115,47 @@ impl Job {
         let node = Rc::clone(&self.node);
         let blocks = node.kv.reserve(self.blocks).await;
         let patience = node.config.partner_timeout;
-        let of = bootstrap::take(&node.puller, meeting, prefill_rank, patience).await?;
-        self.check_prompt(of)?;
+        let uri = pull::address(&meeting.host, meeting.port, bootstrap::PATH)
+            .map_err(|error| Refusal::WrongBootstrap(format!("has no host: {error}")))?;
+        let take = Take {
+            room: meeting.room.to_string(),
+            prefill_rank,
+            seal: Value::Null,
+        };
+        let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+        self.check_prompt(of.map_err(|reason| explain(meeting, prefill_rank, reason))?)?;
         self.flight.run();
         Ok(Ready {
             blocks,
             first_token: Instant::now(),
         })
+    }
+}
+
+fn explain(meeting: &Meeting, prefill_rank: Option<u64>, reason: NotTaken) -> Refusal {
+    let room = meeting.room;
+    let failed = |why: &str| {
+        Refusal::PartnerFailed(format!(
+            "Decode transfer failed for bootstrap_room={room}: {why}"
+        ))
+    };
+    match reason {
+        NotTaken::Refused(refused) => match refused.refused {
+            RoomRefusal::Used => Refusal::UsedRoom(room),
+            RoomRefusal::Expired => Refusal::ExpiredHandoff,
+            RoomRefusal::Lost => Refusal::LostHandoff,
+            RoomRefusal::PrefillFailed | RoomRefusal::Unknown | RoomRefusal::WrongSeal => {
+                failed("the prefill failed")
+            }
+            RoomRefusal::RankConflict => Refusal::RankConflict {
+                asked: prefill_rank.unwrap_or_default(),
+                room,
+                implied: meeting.rank(refused.dp_size),
+            },
+        },
+        NotTaken::TimedOut => Refusal::PartnerTimeout(room),
+        NotTaken::Unreachable(why) => Refusal::UnreachableHandoff(why),
+        NotTaken::Lost(why) => failed(&why),
+        NotTaken::NoServer(why) => Refusal::WrongBootstrap(why),
     }
 }

@@ -18,8 +18,10 @@ mod crowd;
 mod faults;
 mod handoff;
 mod markers;
+mod mooncake;
 mod rooms;
 mod surface;
+mod trtllm;
 
 use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 
