@@ -47,6 +47,8 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        prefill_alone_is_blamed,
+        decode_alone_is_blamed,
     }
     mooncake = Mooncake {
         prefill_refuses,
@@ -73,6 +75,8 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        prefill_alone_is_blamed,
+        decode_alone_is_blamed,
     }
     trtllm = Trtllm {
         prefill_refuses,
@@ -100,6 +104,8 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        prefill_alone_is_blamed,
+        decode_alone_is_blamed,
     }
     sglang = Sglang {
         prefill_refuses,
@@ -126,6 +132,8 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        prefill_alone_is_blamed,
+        decode_alone_is_blamed,
     }
     llmd = Llmd {
         decode_refuses,
@@ -144,6 +152,7 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        decode_alone_is_blamed,
     }
     direct = Direct {
         decode_refuses,
@@ -162,6 +171,7 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        decode_alone_is_blamed,
     }
     aggregated = Aggregated {
         decode_refuses,
@@ -180,5 +190,6 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
+        decode_alone_is_blamed,
     }
 }

@@ -15,7 +15,10 @@ pub const CHAT: &str = "/v1/chat/completions";
 
 /// Milliseconds until a prefill, a first token, or the next token is too late: short for tests that wait for it, long
 /// for engines that answer at once on a busy machine.
-pub const LIMIT_MS: u64 = 2500;
+pub const LIMIT_MS: u64 = 2000;
+
+/// Failures in a row after which a worker is ejected.
+const EJECT_AFTER: u64 = 2;
 
 /// The tokens that clients ask for.
 pub const TOKENS: u64 = 4;
@@ -36,7 +39,7 @@ pub const BOTH: &[Asked] = &[Asked::Whole, Asked::Streamed];
 pub const WHOLE: &[Asked] = &[Asked::Whole];
 pub const STREAMED: &[Asked] = &[Asked::Streamed];
 
-/// Where a worker's failure is noted: with one, it is passed over from the first on.
+/// Short limits, and blame that comes quickly.
 fn pool() -> Value {
     let limits = json!({
         "prefill": {"base_timeout_ms": LIMIT_MS, "timeout_ms_per_1k_tokens": 0},
@@ -45,7 +48,7 @@ fn pool() -> Value {
             "silence_timeout_ms": LIMIT_MS,
             "timeout_ms_per_token": 1,
         },
-        "health": {"eject_after": 1},
+        "health": {"eject_after": EJECT_AFTER},
     });
     with(in_turns(), limits)
 }
@@ -115,7 +118,7 @@ impl Row {
         row.answers(asked).await;
         let got = row.got(role).await;
         assert!(got[0] > 0, "the worker that fails was never asked: {got:?}");
-        row.blames(role).await;
+        row.blames_only(role).await;
         row
     }
 
@@ -226,22 +229,13 @@ impl Row {
         ]
     }
 
-    async fn ejections(&self) -> [f64; 2] {
+    /// How many workers were ejected since the beginning: prefill, decode.
+    pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
         [
             self.counted_where(name, &[("role", "prefill")]).await,
             self.counted_where(name, &[("role", "decode")]).await,
         ]
-    }
-
-    /// Fails where not exactly one worker was blamed, and that of this role.
-    pub async fn blames(&self, role: Role) {
-        let right = match role {
-            Role::Prefill => [1.0, 0.0],
-            Role::Decode | Role::Aggregated => [0.0, 1.0],
-        };
-        let ejected = self.ejections().await;
-        assert_eq!(ejected, right, "ejected: prefill, decode");
     }
 
     /// Fails where any worker was blamed.

@@ -50,7 +50,7 @@ pd_router_e2e::on_both_hosts! {
         cached_tokens_are_prefills_in_a_whole_answer,
         cached_tokens_are_prefills_in_a_stream,
         cached_tokens_are_decodes_where_nothing_is_configured,
-        cached_tokens_are_prefills_under_every_protocol,
+        cached_tokens_are_prefills_under_every_sequential_protocol,
     }
     sglang {
         batches_and_choices_have_a_room_each,

@@ -133,14 +133,9 @@ pub async fn cached_tokens_are_decodes_where_nothing_is_configured(proxy: Proxy)
     scene.gateway.assert_comes_to_rest().await;
 }
 
-/// The first prompt again: prefill has it cached, as it tells.
-pub async fn cached_tokens_are_prefills_under_every_protocol(proxy: Proxy) {
-    for protocol in [
-        Protocol::Nixl,
-        Protocol::Mooncake,
-        Protocol::Trtllm,
-        Protocol::Sglang,
-    ] {
+/// Those that wait for prefill's answer.
+pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: Proxy) {
+    for protocol in [Protocol::Nixl, Protocol::Mooncake, Protocol::Trtllm] {
         let plot = Plot::of(proxy, protocol).pool(json!({"report_cached_tokens": true}));
         let rig = Rig::on(plot).await;
         for stream in [false, true] {

@@ -59,7 +59,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     row.stage.crew.prefill[0].kill().await;
     row.answers(BOTH).await;
     assert_prefill_was_tried_again(&row).await;
-    row.blames(Role::Prefill).await;
+    row.blames_only(Role::Prefill).await;
     row.ends().await;
 
     let mut row = Row::begin(proxy, protocol).await;
@@ -190,6 +190,6 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
         }
     })
     .await;
-    row.blames(Role::Prefill).await;
+    row.blames_only(Role::Prefill).await;
     row.ends_with_resets().await;
 }
