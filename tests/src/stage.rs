@@ -206,11 +206,14 @@ impl Stage {
         }
     }
 
-    /// How many requests each engine of this role has got.
+    /// How many requests each engine of this role has got; none where it is dead.
     pub async fn requests(&self, role: Role) -> Vec<usize> {
         let mut counts = Vec::new();
         for post in self.posts(role) {
-            counts.push(post.engine().requests().await.len());
+            counts.push(match post.lives() {
+                true => post.engine().requests().await.len(),
+                false => 0,
+            });
         }
         counts
     }
@@ -218,7 +221,7 @@ impl Stage {
     /// All requests that the living engines of this role got, those of one after those of the other.
     pub async fn recorded(&self, role: Role) -> Vec<Recorded> {
         let mut all = Vec::new();
-        for post in self.posts(role) {
+        for post in self.posts(role).iter().filter(|post| post.lives()) {
             all.extend(post.engine().requests().await);
         }
         all

@@ -23,8 +23,8 @@ const EJECT_AFTER: u64 = 2;
 /// The tokens that clients ask for.
 pub const TOKENS: u64 = 4;
 
-/// Requests sent while one of two workers fails: in turns on two threads, it gets one of them at least.
-const REQUESTS: usize = 6;
+/// Requests sent at once while one of two workers fails: in turns on two threads, it gets one of them at least.
+const REQUESTS: usize = 8;
 
 /// How a client asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,11 +63,6 @@ fn said(status: u16) -> String {
     format!("{{\"error\": {{ \"message\":\"the engine says {status}\",\"code\":{status} }} }}")
 }
 
-/// This fault, once.
-pub fn once(fault: Value) -> Value {
-    with(fault, json!({"times": 1}))
-}
-
 /// A body of a chat request.
 pub fn body(asked: Asked, content: &str, tokens: u64) -> Value {
     let fields = json!({"max_tokens": tokens, "stream": asked == Asked::Streamed});
@@ -82,6 +77,7 @@ fn ask(asked: Asked) -> Ask {
 pub struct Row {
     pub stage: Stage,
     pub protocol: Protocol,
+    begun: Metrics,
     before: Metrics,
     requests: [Vec<usize>; 2],
 }
@@ -95,8 +91,10 @@ impl Row {
             reply.expect_tokens(TOKENS);
         }
         stage.comes_to_rest().await;
+        let begun = stage.gateway.metrics().await;
         Row {
-            before: stage.gateway.metrics().await,
+            before: begun.clone(),
+            begun,
             requests: [
                 stage.requests(Role::Prefill).await,
                 stage.requests(Role::Decode).await,
@@ -106,20 +104,27 @@ impl Row {
         }
     }
 
-    /// One worker of this role does this once, and all clients are answered.
+    /// One worker of this role always does this, and all of many clients are answered.
     pub async fn with_one(
         proxy: Proxy,
         protocol: Protocol,
-        (role, fault): (Role, Value),
+        (role, fault): (Role, &Value),
         asked: &[Asked],
     ) -> Row {
         let row = Row::begin(proxy, protocol).await;
-        row.stage.one_does(role, &once(fault)).await;
+        row.stage.one_does(role, fault).await;
         row.answers(asked).await;
-        let got = row.got(role).await;
-        assert!(got[0] > 0, "the worker that fails was never asked: {got:?}");
         row.blames_only(role).await;
         row
+    }
+
+    /// From here on is counted anew.
+    pub async fn mark(&mut self) {
+        self.stage.comes_to_rest().await;
+        self.before = self.stage.gateway.metrics().await;
+        for (role, count) in [Role::Prefill, Role::Decode].into_iter().zip(0..) {
+            self.requests[count] = self.stage.requests(role).await;
+        }
     }
 
     /// All workers of this role do this from now on.
@@ -129,10 +134,11 @@ impl Row {
         row
     }
 
-    /// Sends several requests, one after the other, all of which must be answered.
+    /// Sends many requests at once, all of which must be answered.
     pub async fn answers(&self, asked: &[Asked]) {
-        for asked in asked.iter().cycle().take(REQUESTS) {
-            self.send(*asked).await.expect_tokens(TOKENS);
+        let many: Vec<Asked> = asked.iter().copied().cycle().take(REQUESTS).collect();
+        for reply in self.replies(&many).await {
+            reply.expect_tokens(TOKENS);
         }
     }
 
@@ -159,11 +165,7 @@ impl Row {
     /// Sends one request of each kind; the answers must be what all engines of a role say with [`status`].
     pub async fn replies_are_the_engines(&self, status: u16, asked: &[Asked]) {
         for reply in self.replies(asked).await {
-            let reply = reply.expect(status);
-            assert_eq!(reply.text(), said(status));
-            assert_eq!(reply.header("retry-after"), Some("7"), "{reply:?}");
-            let content = reply.header("content-type").unwrap_or_default();
-            assert!(content.starts_with("application/json"), "{reply:?}");
+            assert_said(reply, status);
         }
     }
 
@@ -175,7 +177,7 @@ impl Row {
         client
     }
 
-    /// Waits until engines of this role have got a request since the beginning.
+    /// Waits until engines of this role have got a request since the mark.
     pub async fn until_asked(&self, role: Role) {
         eventually("an engine is asked", GENEROUS, || async {
             let got = self.got(role).await;
@@ -187,7 +189,7 @@ impl Row {
         .await;
     }
 
-    /// How many requests each engine of this role has got since the beginning.
+    /// How many requests each engine of this role has got since the mark.
     pub async fn got(&self, role: Role) -> Vec<usize> {
         let before = match role {
             Role::Prefill => &self.requests[0],
@@ -204,12 +206,12 @@ impl Row {
         more
     }
 
-    /// How many requests engines of this role have got since the beginning.
+    /// How many requests engines of this role have got since the mark.
     pub async fn got_in_all(&self, role: Role) -> usize {
         self.got(role).await.iter().sum()
     }
 
-    /// What this counter has grown by since the beginning, over all labels.
+    /// What this counter has grown by since the mark, over all labels.
     pub async fn counted(&self, name: &str) -> f64 {
         self.counted_where(name, &[]).await
     }
@@ -220,7 +222,7 @@ impl Row {
         value(&now) - value(&self.before)
     }
 
-    /// How often something was tried again since the beginning: prefills, decodes by the list, and decodes anew.
+    /// How often something was tried again since the mark: prefills, decodes by the list, and decodes anew.
     pub async fn tried_again(&self) -> [f64; 3] {
         [
             self.counted("pd_router_prefill_retries_total").await,
@@ -229,7 +231,7 @@ impl Row {
         ]
     }
 
-    /// How many workers were ejected since the beginning: prefill, decode.
+    /// How many workers were ejected since the mark: prefill, decode.
     pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
         [
@@ -265,13 +267,22 @@ impl Row {
         self.rests(|counted, left| counted >= left).await;
     }
 
+    async fn leaked(&self) -> u64 {
+        let now = self.stage.gateway.metrics().await;
+        let counted = |metrics: &Metrics| {
+            let leaked = metrics.sum("pd_router_kv_leaked_handoffs_total");
+            leaked.unwrap_or_default()
+        };
+        (counted(&now) - counted(&self.begun)) as u64
+    }
+
     async fn rests(self, is_right: impl Fn(u64, u64) -> bool) {
         self.stage.comes_to_rest().await;
         self.stage.assert_good_hand_offs().await;
         if self.protocol.is_sequential() {
             eventually("what nobody pulled is counted", GENEROUS, || async {
                 let state = self.stage.state().await;
-                let counted = self.counted("pd_router_kv_leaked_handoffs_total").await as u64;
+                let counted = self.leaked().await;
                 // An engine that was killed takes its counts along.
                 let left = state.issued.saturating_sub(state.pulled);
                 if is_right(counted, left) {
@@ -283,6 +294,15 @@ impl Row {
         }
         self.stage.leave();
     }
+}
+
+/// Fails where this is not what an engine says with [`status`].
+pub fn assert_said(reply: Reply, status: u16) {
+    let reply = reply.expect(status);
+    assert_eq!(reply.text(), said(status));
+    assert_eq!(reply.header("retry-after"), Some("7"), "{reply:?}");
+    let content = reply.header("content-type").unwrap_or_default();
+    assert!(content.starts_with("application/json"), "{reply:?}");
 }
 
 /// Fails where an answer came to its end.

@@ -1,41 +1,35 @@
 //! Decode fails before a byte of its answer has reached the client.
 
 use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Reply;
 use pd_router_e2e::engines::Role;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::row::{Asked, BOTH, Row, STREAMED, WHOLE, assert_torn, status};
+use crate::row::{Asked, BOTH, Row, STREAMED, WHOLE, assert_said, assert_torn, status};
 
-/// One of two decode workers does this once: another pair does it all again, and the client waits a little longer.
-async fn is_mended(proxy: Proxy, protocol: Protocol, fault: Value, asked: &[Asked]) -> Row {
+/// One of two decode workers does this: another pair does it all again, and the client waits a little longer.
+async fn is_mended(proxy: Proxy, protocol: Protocol, fault: &Value, asked: &[Asked]) -> Row {
     let row = Row::with_one(proxy, protocol, (Role::Decode, fault), asked).await;
-    assert_eq!(row.tried_again().await, [0.0, 0.0, 1.0]);
+    let failed = row.got(Role::Decode).await[0];
+    assert!(failed > 0, "the worker that fails was never asked");
+    assert_eq!(row.tried_again().await, [0.0, 0.0, failed as f64]);
     row
 }
 
-/// All decode workers do this: it is tried once again, and the client learns how that ended.
-async fn is_told(proxy: Proxy, protocol: Protocol, fault: &Value, asked: &[Asked]) -> Row {
-    let row = Row::with_all(proxy, protocol, Role::Decode, fault).await;
-    for reply in row.replies(asked).await {
-        match fault["kind"].as_str() {
-            Some("status") => unreachable!("compared whole elsewhere"),
-            Some("empty") => reply.expect_code(502, "empty_answer"),
-            Some("hang" | "silent") => reply.expect_code(504, "decode_timeout"),
-            _ => reply.expect_error(503),
-        };
-    }
-    assert_tried_twice(&row, asked).await;
-    row
-}
-
-async fn assert_tried_twice(row: &Row, asked: &[Asked]) {
+/// All decode workers do this: each request is tried once again, and gives what its client learns.
+async fn is_told(row: &mut Row, fault: &Value, asked: &[Asked]) -> Vec<Reply> {
+    row.mark().await;
+    row.stage.all_do(Role::Decode, fault).await;
+    let replies = row.replies(asked).await;
+    row.stage.comes_to_rest().await;
     let [_, _, recoveries] = row.tried_again().await;
     assert_eq!(recoveries, asked.len() as f64, "one each");
     let got = row.got(Role::Decode).await;
     let each = vec![asked.len(); got.len()];
     assert_eq!(got, each, "nobody is asked twice by one request");
     row.blames_only(Role::Decode).await;
+    replies
 }
 
 pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
@@ -51,10 +45,9 @@ pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
         assert_eq!(prefilled, answered, "one prefill each: its result is used");
     }
     row.blames_only(Role::Decode).await;
-    row.ends().await;
 
-    let mut row = Row::begin(proxy, protocol).await;
     row.stage.crew.kill(Role::Decode).await;
+    row.mark().await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(503, "unreachable");
         assert!(reply.header("retry-after").is_some(), "{reply:?}");
@@ -90,11 +83,10 @@ pub async fn decode_answers_5xx_to_a_stream(proxy: Proxy, protocol: Protocol) {
 }
 
 async fn breaks_with_a_status(proxy: Proxy, protocol: Protocol, asked: &[Asked]) {
-    let row = is_mended(proxy, protocol, status(503), asked).await;
-    row.ends().await;
-    let row = Row::with_all(proxy, protocol, Role::Decode, &status(503)).await;
-    row.replies_are_the_engines(503, asked).await;
-    assert_tried_twice(&row, asked).await;
+    let mut row = is_mended(proxy, protocol, &status(503), asked).await;
+    for reply in is_told(&mut row, &status(503), asked).await {
+        assert_said(reply, 503);
+    }
     row.ends().await;
 }
 
@@ -108,38 +100,35 @@ pub async fn decode_breaks_before_headers_of_a_stream(proxy: Proxy, protocol: Pr
 
 async fn breaks_without_an_answer(proxy: Proxy, protocol: Protocol, asked: &[Asked]) {
     let fault = json!({"kind": "reset_before_headers"});
-    let row = is_mended(proxy, protocol, fault.clone(), asked).await;
-    row.ends_with_resets().await;
-    let row = is_told(proxy, protocol, &fault, asked).await;
+    is_mended_or_told(proxy, protocol, (&fault, asked), (503, "unreachable")).await;
+}
+
+async fn is_mended_or_told(
+    proxy: Proxy,
+    protocol: Protocol,
+    (fault, asked): (&Value, &[Asked]),
+    (status, code): (u16, &str),
+) {
+    let mut row = is_mended(proxy, protocol, fault, asked).await;
+    for reply in is_told(&mut row, fault, asked).await {
+        reply.expect_code(status, code);
+    }
     row.ends_with_resets().await;
 }
 
 pub async fn decode_answers_nothing(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "empty"});
-    for asked in [WHOLE, STREAMED] {
-        let row = is_mended(proxy, protocol, fault.clone(), asked).await;
-        row.ends_with_resets().await;
-    }
-    let row = is_told(proxy, protocol, &fault, BOTH).await;
-    row.ends_with_resets().await;
+    is_mended_or_told(proxy, protocol, (&fault, BOTH), (502, "empty_answer")).await;
 }
 
 pub async fn decode_hangs(proxy: Proxy, protocol: Protocol) {
-    passes_its_deadline(proxy, protocol, "hang").await;
+    let fault = json!({"kind": "hang"});
+    is_mended_or_told(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
 }
 
 pub async fn decode_is_silent_before_its_first_token(proxy: Proxy, protocol: Protocol) {
-    passes_its_deadline(proxy, protocol, "silent").await;
-}
-
-async fn passes_its_deadline(proxy: Proxy, protocol: Protocol, kind: &str) {
-    let fault = json!({"kind": kind});
-    for asked in [WHOLE, STREAMED] {
-        let row = is_mended(proxy, protocol, fault.clone(), asked).await;
-        row.ends_with_resets().await;
-    }
-    let row = is_told(proxy, protocol, &fault, BOTH).await;
-    row.ends_with_resets().await;
+    let fault = json!({"kind": "silent"});
+    is_mended_or_told(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
 }
 
 pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {

@@ -9,47 +9,47 @@ use serde_json::{Value, json};
 
 use crate::row::{Asked, BOTH, CHAT, Row, TOKENS, assert_torn_text, body, status};
 
-/// Who was tried again once prefill failed: another prefill, before its decode or together with it.
-async fn assert_prefill_was_tried_again(row: &Row) {
+/// Each prefill that failed was made up for by another one, before its decode or together with it.
+async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
     let tried @ [prefills, decodes, recoveries] = row.tried_again().await;
+    assert!(failed > 0, "the worker that fails was never asked");
     match row.protocol.is_sequential() {
-        true => assert!(prefills > 0.0 && decodes + recoveries == 0.0, "{tried:?}"),
-        false => assert!(prefills + recoveries > 0.0, "{tried:?}"),
+        true => assert_eq!(tried, [failed as f64, 0.0, 0.0]),
+        false => assert_eq!((prefills + recoveries, decodes), (failed as f64, 0.0)),
     }
 }
 
 /// Decode knows of prefills that went well only.
 async fn assert_decode_left_alone(row: &Row) {
+    row.stage.comes_to_rest().await;
     let got = row.got_in_all(Role::Decode).await;
     if row.protocol.is_sequential() {
         assert_eq!(got, 0, "requests to decode engines");
     }
-    let answered = row.stage.crew.total(Role::Decode).await;
-    assert_eq!(answered.running, 0, "{answered:?}");
 }
 
-/// One of two prefill workers does this once: the other one is asked.
-async fn is_done_by_the_other(proxy: Proxy, protocol: Protocol, fault: Value) -> Row {
+/// One of two prefill workers does this: the other one is asked.
+async fn is_done_by_the_other(proxy: Proxy, protocol: Protocol, fault: &Value) -> Row {
     let row = Row::with_one(proxy, protocol, (Role::Prefill, fault), BOTH).await;
-    assert_prefill_was_tried_again(&row).await;
+    let failed = row.got(Role::Prefill).await[0];
+    assert_prefill_was_tried_again(&row, failed).await;
     row
 }
 
 /// All prefill workers do this: the client is told so.
-async fn is_told(proxy: Proxy, protocol: Protocol, fault: &Value, (status, code): (u16, &str)) {
-    let row = Row::with_all(proxy, protocol, Role::Prefill, fault).await;
+async fn is_told(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
+    row.mark().await;
+    row.stage.all_do(Role::Prefill, fault).await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(status, code);
     }
-    row.stage.comes_to_rest().await;
+    assert_decode_left_alone(row).await;
     let got = row.got(Role::Prefill).await;
     assert!(
         got.iter().all(|got| *got <= BOTH.len()),
-        "each once: {got:?}"
+        "nobody is asked twice by one request: {got:?}"
     );
-    assert_decode_left_alone(&row).await;
     row.blames_only(Role::Prefill).await;
-    row.ends_with_resets().await;
 }
 
 const FAILED: (u16, &str) = (503, "prefill_failed");
@@ -58,12 +58,13 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     let mut row = Row::begin(proxy, protocol).await;
     row.stage.crew.prefill[0].kill().await;
     row.answers(BOTH).await;
-    assert_prefill_was_tried_again(&row).await;
+    let [prefills, decodes, recoveries] = row.tried_again().await;
+    assert!(prefills + recoveries > 0.0, "it was never asked");
+    assert_eq!(decodes, 0.0);
     row.blames_only(Role::Prefill).await;
-    row.ends().await;
 
-    let mut row = Row::begin(proxy, protocol).await;
     row.stage.crew.kill(Role::Prefill).await;
+    row.mark().await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(FAILED.0, FAILED.1);
     }
@@ -94,30 +95,30 @@ async fn is_the_answer(row: Row, status: u16) {
 }
 
 pub async fn prefill_answers_5xx(proxy: Proxy, protocol: Protocol) {
-    let row = is_done_by_the_other(proxy, protocol, status(500)).await;
+    let mut row = is_done_by_the_other(proxy, protocol, &status(500)).await;
+    is_told(&mut row, &status(500), FAILED).await;
     row.ends().await;
-    is_told(proxy, protocol, &status(500), FAILED).await;
 }
 
 pub async fn prefill_passes_its_deadline(proxy: Proxy, protocol: Protocol) {
     let hangs = json!({"kind": "hang"});
-    let row = is_done_by_the_other(proxy, protocol, hangs.clone()).await;
+    let mut row = is_done_by_the_other(proxy, protocol, &hangs).await;
+    is_told(&mut row, &hangs, FAILED).await;
     row.ends().await;
-    is_told(proxy, protocol, &hangs, FAILED).await;
 }
 
 pub async fn prefill_breaks_off(proxy: Proxy, protocol: Protocol) {
     for kind in ["reset_before_headers", "reset_after_headers"] {
-        let row = is_done_by_the_other(proxy, protocol, json!({"kind": kind})).await;
+        let row = is_done_by_the_other(proxy, protocol, &json!({"kind": kind})).await;
         row.ends().await;
     }
 }
 
 pub async fn prefill_hands_nothing_off(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "no_handoff"});
-    let row = is_done_by_the_other(proxy, protocol, fault.clone()).await;
+    let mut row = is_done_by_the_other(proxy, protocol, &fault).await;
+    is_told(&mut row, &fault, (502, "prefill_no_handoff")).await;
     row.ends().await;
-    is_told(proxy, protocol, &fault, (502, "prefill_no_handoff")).await;
 }
 
 /// The text and the reason of a whole chat answer, or of a stream of one.
