@@ -37,6 +37,11 @@ impl Ask {
         Ask::new(Method::GET, path, Bytes::new())
     }
 
+    /// `DELETE path`, without a body.
+    pub fn delete(path: &str) -> Ask {
+        Ask::new(Method::DELETE, path, Bytes::new())
+    }
+
     /// `POST path` with a JSON body of these bytes.
     pub fn post(path: &str, body: impl Into<Bytes>) -> Ask {
         Ask::new(Method::POST, path, body.into()).header("content-type", "application/json")
@@ -187,6 +192,26 @@ impl Reply {
             "not a stream: {self:?}"
         );
         sse::json_until_done(&self.text())
+    }
+
+    /// The reply itself; fails where it is not a whole chat answer, or a whole stream of one, of so many tokens.
+    #[track_caller]
+    pub fn expect_tokens(self, tokens: u64) -> Reply {
+        let reply = self.expect(200);
+        let content = reply.header("content-type").unwrap_or_default();
+        if !content.starts_with("text/event-stream") {
+            let answer = reply.json();
+            assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
+            return reply;
+        }
+        let has_text = |event: &&Value| {
+            let text = event["choices"][0]["delta"]["content"].as_str();
+            text.is_some_and(|text| !text.is_empty())
+        };
+        let events = reply.events();
+        let seen = events.iter().filter(has_text).count() as u64;
+        assert_eq!(seen, tokens, "{events:?}");
+        reply
     }
 
     /// The message of an error of pd-router's own with this status and code; fails where it is another.

@@ -17,6 +17,8 @@ pub struct Post {
     pub role: Role,
     /// Where they listen.
     pub address: SocketAddr,
+    /// Where the first engine's partners found it, if it had such a place.
+    pub bootstrap: Option<SocketAddr>,
     listed_as: Role,
     listed: bool,
     options: Vec<String>,
@@ -43,6 +45,11 @@ impl Post {
     pub fn engine(&self) -> &Engine {
         let engine = self.engine.as_ref();
         engine.unwrap_or_else(|| panic!("nobody is at {}", self.name()))
+    }
+
+    /// Whether an engine has it.
+    pub fn lives(&self) -> bool {
+        self.engine.is_some()
     }
 
     /// Counters of the engine that has it and of all that had it, as they were last asked.
@@ -92,6 +99,10 @@ pub struct Crew {
     pub prefill: Vec<Post>,
     /// Those that decode.
     pub decode: Vec<Post>,
+    /// Lines of workers that have no place here.
+    pub others: Vec<Value>,
+    /// Further members of the proxy's clusters, as `pd-harness run --member` takes them.
+    pub further_members: Vec<String>,
 }
 
 impl Crew {
@@ -114,6 +125,7 @@ impl Crew {
             Post {
                 role,
                 address: first.address,
+                bootstrap: first.bootstrap,
                 listed_as,
                 listed: false,
                 options: options.iter().map(|&option| option.to_owned()).collect(),
@@ -131,6 +143,22 @@ impl Crew {
             roster: Roster::start().await,
             prefill: posts(prefill, Role::Prefill, 0, counts.0).await,
             decode: posts(decode, Role::Decode, counts.0, counts.1).await,
+            others: Vec::new(),
+            further_members: Vec::new(),
+        }
+    }
+
+    /// Lets each engine have the bootstrap port that the first one at its place had, and lists it.
+    pub fn keep_bootstrap_ports(&mut self) {
+        for post in &mut self.prefill {
+            let Some(bootstrap) = post.bootstrap else {
+                continue;
+            };
+            let port = bootstrap.port();
+            post.options
+                .extend(["--bootstrap-port".to_owned(), port.to_string()]);
+            let more = std::mem::take(&mut post.more);
+            post.more = with(more, json!({"bootstrap_port": port}));
         }
     }
 
@@ -156,6 +184,7 @@ impl Crew {
                     .iter()
                     .map(move |post| format!("{cluster}={}", post.address))
             })
+            .chain(self.further_members.iter().cloned())
             .collect()
     }
 
@@ -260,7 +289,8 @@ impl Crew {
 
     fn publish(&self) {
         let posts = self.prefill.iter().chain(&self.decode);
-        let lines: Vec<Value> = posts.filter(|post| post.listed).map(Post::line).collect();
+        let lines = posts.filter(|post| post.listed).map(Post::line);
+        let lines: Vec<Value> = lines.chain(self.others.iter().cloned()).collect();
         self.roster.publish(&lines);
     }
 }

@@ -68,6 +68,20 @@ pub struct State {
     pub prompt_tokens_computed: u64,
     /// Requests answered with success.
     pub answered: u64,
+    /// Hand-offs given out.
+    pub issued: u64,
+    /// Hand-offs pulled.
+    pub pulled: u64,
+    /// Hand-offs whose lease ran out first.
+    pub expired: u64,
+    /// Hand-offs given out and neither pulled nor still under lease: expired or lost.
+    pub leaked: u64,
+    /// Requests refused for their hand-off, whatever was wrong with it or with the engine that gave it.
+    pub refused: u64,
+    /// Decode: prompt tokens computed beyond those that the protocol leaves to it. Must be 0.
+    pub recomputed: u64,
+    /// Requests that failed because a fault was ordered.
+    pub failed_by_fault: u64,
     /// SGLang: requests ended by `/abort_request`.
     #[serde(default)]
     pub aborted_by_request: u64,
@@ -132,6 +146,13 @@ impl State {
             refused_used_handoff: self.refused_used_handoff + other.refused_used_handoff,
             prompt_tokens_computed: self.prompt_tokens_computed + other.prompt_tokens_computed,
             answered: self.answered + other.answered,
+            issued: self.issued + other.issued,
+            pulled: self.pulled + other.pulled,
+            expired: self.expired + other.expired,
+            leaked: self.leaked + other.leaked,
+            refused: self.refused + other.refused,
+            recomputed: self.recomputed + other.recomputed,
+            failed_by_fault: self.failed_by_fault + other.failed_by_fault,
             aborted_by_request: self.aborted_by_request + other.aborted_by_request,
             refused_missing_room: self.refused_missing_room + other.refused_missing_room,
             refused_bad_room: self.refused_bad_room + other.refused_bad_room,
@@ -251,6 +272,20 @@ impl Engine {
     /// From now on it answers its health check so, such as `{"status": 503}` or `{"delay_ms": 3000}`.
     pub async fn set_health(&self, health: &Value) {
         let ask = Ask::post("/__health", health.to_string());
+        client::send(self.address, ask).await.expect(200);
+    }
+
+    /// Orders a fault, such as `{"kind": "status", "status": 503}`; returns its id. `pd-harness engine --help` lists them.
+    pub async fn fault(&self, fault: &Value) -> u64 {
+        let ask = Ask::post("/__fault", fault.to_string());
+        let reply = client::send(self.address, ask).await.expect(200);
+        let answer: Value = serde_json::from_slice(&reply.body).expect("JSON");
+        answer["id"].as_u64().expect("an id")
+    }
+
+    /// Orders no more faults. A request that hangs goes on hanging.
+    pub async fn clear_faults(&self) {
+        let ask = Ask::delete("/__fault");
         client::send(self.address, ask).await.expect(200);
     }
 

@@ -8,13 +8,17 @@ pub mod crew;
 pub mod dynamo;
 pub mod engines;
 pub mod gateway;
+pub mod golden;
 pub mod json_text;
 pub mod metrics;
 pub mod paths;
 pub mod process;
+pub mod protocols;
 pub mod raw;
 pub mod roster;
+pub mod scripted;
 pub mod sse;
+pub mod stage;
 pub mod traffic;
 pub mod wait;
 

@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 
 use crate::engines::{config, with};
 use crate::wait::{GENEROUS, eventually};
@@ -27,7 +27,8 @@ const INTERVAL_MS: u64 = 250;
 pub struct Roster {
     address: SocketAddr,
     page: Page,
-    serving: JoinHandle<()>,
+    // Its end ends the serving.
+    _open: oneshot::Sender<()>,
 }
 
 #[derive(Clone)]
@@ -39,19 +40,15 @@ struct Page {
 impl Roster {
     /// Serves a list without workers.
     pub async fn start() -> Roster {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
-        let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
-        let address = listener.local_addr();
-        let address = address.unwrap_or_else(|error| panic!("no address: {error}"));
         let page = Page {
             text: Arc::new(Mutex::new(document(&[]))),
             asked: Arc::default(),
         };
-        let serving = tokio::spawn(serve(listener, page.clone()));
+        let (address, open) = serve_apart(page.clone());
         Roster {
             address,
             page,
-            serving,
+            _open: open,
         }
     }
 
@@ -104,14 +101,29 @@ impl Page {
     }
 }
 
-impl Drop for Roster {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
-}
-
 fn document(workers: &[Value]) -> Bytes {
     Bytes::from(json!({"workers": workers}).to_string())
+}
+
+/// Serves on a thread of its own: a roster may outlive the test, and the runtime, that started it.
+fn serve_apart(page: Page) -> (SocketAddr, oneshot::Sender<()>) {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
+    let address = listener.local_addr();
+    let address = address.unwrap_or_else(|error| panic!("no address: {error}"));
+    let (open, closed) = oneshot::channel();
+    std::thread::spawn(move || -> std::io::Result<()> {
+        listener.set_nonblocking(true)?;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().build()?.block_on(async {
+            tokio::select! {
+                () = serve(TcpListener::from_std(listener)?, page) => {}
+                _ = closed => {}
+            }
+            Ok(())
+        })
+    });
+    (address, open)
 }
 
 async fn serve(listener: TcpListener, page: Page) {

@@ -6,8 +6,11 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::dialect::WrittenHandoff;
-use super::request::{Endpoint, Generation};
+use super::dialect::{Written, trtllm};
+use super::request::{Endpoint, Generation, Logprobs};
+use native::Native;
+
+mod native;
 
 /// How every sequence of an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,7 @@ pub struct Answer {
     output: Output,
     usage: Usage,
     include_usage: bool,
+    native: Native,
 }
 
 /// Token counts, in vLLM's words and order.
@@ -62,8 +66,8 @@ struct Whole<'a, C> {
     model: &'a str,
     choices: Vec<C>,
     usage: Usage,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kv_transfer_params: Option<WrittenHandoff>,
+    #[serde(flatten)]
+    handoff: &'a Written,
 }
 
 /// One event of a stream.
@@ -84,6 +88,8 @@ struct WholeChatChoice<'a> {
     message: Delta<'a>,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disaggregated_params: Option<&'a trtllm::Params>,
 }
 
 #[derive(Serialize)]
@@ -107,19 +113,28 @@ struct TextChoice<'a> {
     text: &'a str,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disaggregated_params: Option<&'a trtllm::Params>,
 }
 
 const ASSISTANT: Option<&str> = Some("assistant");
 
 impl Answer {
-    /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here.
-    pub fn new(id: String, generation: &Generation, output: Output, cached_tokens: u64) -> Self {
+    /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here
+    /// and of which `logprobs` are known.
+    pub fn new(
+        id: String,
+        generation: &Generation,
+        output: Output,
+        cached_tokens: u64,
+        logprobs: Logprobs,
+    ) -> Self {
         let completion_tokens = generation.sequences() * output.tokens;
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             endpoint: generation.endpoint,
             id,
-            model: generation.model.clone(),
+            model: generation.model.clone().unwrap_or_default(),
             created: since_1970.map_or(0, |time| time.as_secs()),
             sequences: generation.sequences(),
             output,
@@ -130,6 +145,7 @@ impl Answer {
                 prompt_tokens_details: PromptTokensDetails { cached_tokens },
             },
             include_usage: generation.include_usage,
+            native: Native::new(generation, logprobs),
         }
     }
 
@@ -138,11 +154,16 @@ impl Answer {
         self.output.tokens
     }
 
+    /// The token counts, as a whole answer has them.
+    pub fn usage(&self) -> Value {
+        json!(self.usage)
+    }
+
     /// The whole answer, with the part that a dialect writes about a hand-off.
-    pub fn whole(&self, handoff: Option<WrittenHandoff>) -> Bytes {
+    pub fn whole(&self, handoff: Written) -> Bytes {
         let text = self.text();
         match self.endpoint {
-            Endpoint::Chat => self.listed("chat.completion", handoff, |index| WholeChatChoice {
+            Endpoint::Chat => self.listed("chat.completion", &handoff, |index| WholeChatChoice {
                 index,
                 message: Delta {
                     role: ASSISTANT,
@@ -150,20 +171,23 @@ impl Answer {
                 },
                 logprobs: None,
                 finish_reason: Some(self.finish()),
+                disaggregated_params: handoff.disaggregated_params.as_ref(),
             }),
-            Endpoint::Completions => self.listed("text_completion", handoff, |index| TextChoice {
+            Endpoint::Completions => self.listed("text_completion", &handoff, |index| TextChoice {
                 index,
                 text: &text,
                 logprobs: None,
                 finish_reason: Some(self.finish()),
+                disaggregated_params: handoff.disaggregated_params.as_ref(),
             }),
             Endpoint::Responses => {
                 let mut response = self.response(&text);
-                if let Some(handoff) = handoff {
-                    response["kv_transfer_params"] = json!(handoff);
+                if let Some(params) = handoff.kv_transfer_params {
+                    response["kv_transfer_params"] = json!(params);
                 }
                 framed(Vec::new(), &response, b"")
             }
+            Endpoint::Generate => self.native_whole(),
         }
     }
 
@@ -173,7 +197,7 @@ impl Answer {
             Endpoint::Chat => (0..self.sequences)
                 .map(|index| self.chat_chunk(index, ASSISTANT, "", None))
                 .collect(),
-            Endpoint::Completions => Vec::new(),
+            Endpoint::Completions | Endpoint::Generate => Vec::new(),
             Endpoint::Responses => {
                 let response = json!({"type": "response.created", "response": {
                     "id": self.id, "object": "response", "created_at": self.created,
@@ -191,6 +215,7 @@ impl Answer {
             .map(|index| match self.endpoint {
                 Endpoint::Chat => self.chat_chunk(index, None, &text, finish),
                 Endpoint::Completions => self.text_chunk(index, &text, finish),
+                Endpoint::Generate => self.native_event(index, number + 1),
                 Endpoint::Responses => {
                     let delta = json!({"type": "response.output_text.delta", "item_id": self.id,
                         "output_index": index, "content_index": 0, "delta": text});
@@ -208,7 +233,7 @@ impl Answer {
             return vec![named_event(&name, &done)];
         }
         let mut events = Vec::new();
-        if self.include_usage {
+        if self.include_usage && self.endpoint != Endpoint::Generate {
             events.push(self.chunk::<TextChoice>(&[], Some(self.usage)));
         }
         events.push(Bytes::from_static(b"data: [DONE]\n\n"));
@@ -237,7 +262,7 @@ impl Answer {
     fn listed<C: Serialize>(
         &self,
         object: &'static str,
-        kv_transfer_params: Option<WrittenHandoff>,
+        handoff: &Written,
         choice: impl Fn(u64) -> C,
     ) -> Bytes {
         let whole = Whole {
@@ -247,7 +272,7 @@ impl Answer {
             model: &self.model,
             choices: (0..self.sequences).map(choice).collect(),
             usage: self.usage,
-            kv_transfer_params,
+            handoff,
         };
         framed(Vec::new(), &whole, b"")
     }
@@ -290,6 +315,7 @@ impl Answer {
             text,
             logprobs: None,
             finish_reason,
+            disaggregated_params: None,
         };
         self.chunk(&[choice], None)
     }
@@ -299,7 +325,9 @@ impl Answer {
             id: &self.id,
             object: match self.endpoint {
                 Endpoint::Chat => "chat.completion.chunk",
-                Endpoint::Completions | Endpoint::Responses => "text_completion",
+                Endpoint::Completions | Endpoint::Responses | Endpoint::Generate => {
+                    "text_completion"
+                }
             },
             created: self.created,
             model: &self.model,

@@ -46,6 +46,15 @@ pub fn events(feed: Fed) -> Response<Body> {
     response
 }
 
+/// An answer in one piece that a task sends, or fails to.
+pub fn unfinished(feed: Fed) -> Response<Body> {
+    let mut response = Response::new(Either::Right(feed));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
 /// The end of an answer that is never completed: its connection breaks.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the answer is broken off")]

@@ -1,103 +1,116 @@
-//! The bootstrap server over which an SGLang decode engine takes a room's KV (`POST /__room/take`), both ends.
+//! The side channel over which a decode engine takes a room's KV (`POST /__room/take`), both ends.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::{Response, StatusCode};
+use hyper::{Response, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::body::{self, Body};
-use super::dialect::sglang::Meeting;
+use super::dialect::Dialect;
 use super::lease::KvOf;
 use super::node::Node;
-use super::pull::{self, NoAnswer, Puller};
-use super::refusal::Refusal;
+use super::pull::{NoAnswer, Puller};
 use super::rooms::RoomRefusal;
 
 /// Where rooms are asked for.
 pub const PATH: &str = "/__room/take";
 
+/// What a decode asks for.
 #[derive(Serialize, Deserialize)]
-struct Take {
-    room: u64,
-    /// The rank that the decode was told has the prefill.
-    prefill_rank: Option<u64>,
+pub struct Take {
+    /// The room.
+    pub room: String,
+    /// SGLang: the rank that the decode was told has the prefill.
+    pub prefill_rank: Option<u64>,
+    /// What shows that the decode means this KV; `null` in SGLang.
+    pub seal: Value,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Refused {
-    refused: RoomRefusal,
-    dp_size: u32,
+/// A prefill engine's refusal.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Refused {
+    /// Why.
+    pub refused: RoomRefusal,
+    /// Its ranks.
+    pub dp_size: u32,
+}
+
+/// Why a decode got no KV.
+#[derive(Debug)]
+pub enum NotTaken {
+    /// The prefill engine refused.
+    Refused(Refused),
+    /// It could not be connected to.
+    Unreachable(String),
+    /// Its answer was lost, or cannot be read.
+    Lost(String),
+    /// It did not answer in time.
+    TimedOut,
+    /// There is no such server.
+    NoServer(String),
 }
 
 /// A decode engine's end: waits for the KV where the legs meet and takes it.
 ///
 /// # Errors
-/// A [`Refusal`] about the room.
+/// When there is none.
 pub async fn take(
     puller: &Puller,
-    meeting: &Meeting,
-    prefill_rank: Option<u64>,
+    uri: Uri,
+    question: &Take,
     patience: Duration,
-) -> Result<KvOf, Refusal> {
-    let wrong = |why: String| Refusal::WrongBootstrap(why);
-    let uri = pull::address(&meeting.host, meeting.port, PATH)
-        .map_err(|error| wrong(format!("has no host: {error}")))?;
-    let room = meeting.room;
-    let question = Take { room, prefill_rank };
-    let answer = tokio::time::timeout(patience, puller.post(uri, &question)).await;
+) -> Result<KvOf, NotTaken> {
+    let answer = tokio::time::timeout(patience, puller.post(uri, question)).await;
     let (status, content) = match answer {
-        Err(_) => return Err(Refusal::PartnerTimeout(room)),
+        Err(_) => return Err(NotTaken::TimedOut),
         Ok(Ok(answer)) => answer,
-        Ok(Err(NoAnswer::Unreachable(why))) => return Err(Refusal::UnreachableHandoff(why)),
-        Ok(Err(error)) => return Err(failed(room, &error)),
+        Ok(Err(NoAnswer::Unreachable(why))) => return Err(NotTaken::Unreachable(why)),
+        Ok(Err(error)) => return Err(lost(&error)),
     };
     match status {
-        StatusCode::OK => serde_json::from_slice(&content).map_err(|error| failed(room, &error)),
+        StatusCode::OK => serde_json::from_slice(&content).map_err(|error| lost(&error)),
         StatusCode::CONFLICT => match serde_json::from_slice::<Refused>(&content) {
-            Ok(refused) => Err(explain(meeting, prefill_rank, &refused)),
-            Err(error) => Err(failed(room, &error)),
+            Ok(refused) => Err(NotTaken::Refused(refused)),
+            Err(error) => Err(lost(&error)),
         },
-        _ => Err(wrong(format!("is no bootstrap server: {status}"))),
+        _ => Err(NotTaken::NoServer(format!(
+            "is no bootstrap server: {status}"
+        ))),
     }
 }
 
-fn explain(meeting: &Meeting, prefill_rank: Option<u64>, refused: &Refused) -> Refusal {
-    let room = meeting.room;
-    match refused.refused {
-        RoomRefusal::Used => Refusal::UsedRoom(room),
-        RoomRefusal::PrefillFailed => failed(room, &"the prefill failed"),
-        RoomRefusal::Expired => Refusal::ExpiredHandoff,
-        RoomRefusal::RankConflict => Refusal::RankConflict {
-            asked: prefill_rank.unwrap_or_default(),
-            room,
-            implied: meeting.rank(refused.dp_size),
-        },
-    }
+fn lost(why: &dyn std::fmt::Display) -> NotTaken {
+    NotTaken::Lost(why.to_string())
 }
 
-fn failed(room: u64, why: &dyn std::fmt::Display) -> Refusal {
-    Refusal::PartnerFailed {
-        room,
-        why: why.to_string(),
-    }
-}
-
-/// A prefill engine's end: waits for the room's prefill. Dropped, as when the decode leaves, it no longer waits.
+/// A prefill engine's end: waits for the room's prefill, but in TensorRT-LLM, where the decode comes after it.
+/// Dropped, as when the decode leaves, it no longer waits.
 pub async fn answer(node: &Node, content: &[u8]) -> Response<Body> {
     let Ok(take) = serde_json::from_slice::<Take>(content) else {
         return body::json(StatusCode::BAD_REQUEST, Bytes::from_static(b"{}"));
     };
     let dp_size = node.config.dp_size;
-    let implied = take.room % u64::from(dp_size);
-    let taken = match take.prefill_rank {
-        Some(rank) if rank != implied => Err(RoomRefusal::RankConflict),
-        _ => node.rooms.take(take.room, &node.kv).await,
+    let (rooms, kv) = (&node.rooms, &node.kv);
+    let taken = match node.config.dialect {
+        _ if contradicts(&take, dp_size) => Err(RoomRefusal::RankConflict),
+        Dialect::Trtllm => rooms.take_now(&take.room, &take.seal, kv),
+        _ => rooms.take(&take.room, &take.seal, kv).await,
     };
     match taken {
         Ok(of) => reply(StatusCode::OK, &of),
         Err(refused) => reply(StatusCode::CONFLICT, &Refused { refused, dp_size }),
     }
+}
+
+/// Whether the rank that has the prefill, as the decode was told, is not the one that the room stands for.
+fn contradicts(take: &Take, dp_size: u32) -> bool {
+    let Some(rank) = take.prefill_rank else {
+        return false;
+    };
+    let room: Option<u64> = take.room.parse().ok();
+    room.is_none_or(|room| room % u64::from(dp_size) != rank)
 }
 
 fn reply(status: StatusCode, content: &impl Serialize) -> Response<Body> {

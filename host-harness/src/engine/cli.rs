@@ -7,13 +7,15 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::dialect::DIALECTS;
+use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
 use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = format!("{TIME_MODEL}\n\n{MARKERS}"))]
+#[command(after_long_help = format!("{TIME_MODEL}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
     /// What the engine does: legs of disaggregated requests, or whole requests.
     #[arg(long)]
@@ -45,13 +47,13 @@ pub struct Args {
     /// Milliseconds per output token of each running request.
     #[arg(long, default_value_t = defaults().token_ms)]
     token_ms: f64,
-    /// sglang: port of a prefill engine's bootstrap server; 0 takes a free one.
+    /// sglang, mooncake: port of a prefill engine's bootstrap server; 0 takes a free one.
     #[arg(long, default_value_t = defaults().bootstrap_port)]
     bootstrap_port: u16,
-    /// sglang: data-parallel ranks.
+    /// sglang, mooncake: data-parallel ranks.
     #[arg(long, default_value_t = defaults().dp_size)]
     dp_size: u32,
-    /// sglang: how long a leg waits for the other, in milliseconds; not sped up.
+    /// sglang, mooncake: how long a leg waits for the other, in milliseconds; not sped up.
     #[arg(long, default_value_t = defaults().partner_timeout.as_millis() as u64)]
     partner_timeout_ms: u64,
     /// sglang: how long after its KV was handed over a prefill marked to fail late does so, in milliseconds; not sped up.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -10,11 +11,11 @@ use hyper::header::HeaderMap;
 use hyper::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep_until};
 
-use super::Role;
 use super::aborts::Abortable;
 use super::answer::{Answer, Finish, Output};
 use super::body::{self, Body, BrokenOff, Events, Fed};
-use super::dialect::{Dialect, Handoff, sglang, vllm};
+use super::dialect::{Dialect, Handoff, Leg, sglang, vllm};
+use super::fault::{Drawn, Fate};
 use super::kv::Blocks;
 use super::lease::KvOf;
 use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH};
@@ -23,8 +24,12 @@ use super::pace::Pace;
 use super::refusal::Refusal;
 use super::request::{Endpoint, Generation};
 use super::tally::InFlight;
+use super::{LONGEST_WAIT, Role};
 
+mod context;
 mod in_room;
+mod spoil;
+mod transfer;
 
 /// The longest request body taken, in bytes.
 pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
@@ -39,6 +44,7 @@ struct Job {
     headers: HeaderMap,
     blocks: u32,
     abortable: Abortable,
+    faults: Drawn,
 }
 
 /// A valid request as it came.
@@ -46,6 +52,7 @@ struct Arrival {
     generation: Generation,
     id: String,
     headers: HeaderMap,
+    leg: Leg,
 }
 
 /// A prompt whose KV is here.
@@ -88,7 +95,7 @@ pub async fn serve(
     tracing::debug!(%refusal, "refused");
     flight.refused(&refusal);
     match refusal {
-        Refusal::DiedAsMarked => Err(BrokenOff),
+        Refusal::DiedAsMarked | Refusal::ResetByFault => Err(BrokenOff),
         _ => Ok(refusal.response(dialect)),
     }
 }
@@ -104,19 +111,23 @@ async fn admit(
     node.recorder.record(&head, &body);
     let generation = Generation::parse(endpoint, &body)?;
     let dialect = node.config.dialect;
-    if generation.model != node.config.model {
-        return Err(Refusal::UnknownModel(generation.model));
+    if let Some(model) = &generation.model
+        && *model != node.config.model
+    {
+        return Err(Refusal::UnknownModel(model.clone()));
     }
     node.check_fits(&generation)?;
     let id = match dialect {
-        Dialect::Vllm => id(endpoint, &head.headers),
+        Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm => id(endpoint, &head.headers),
         Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
     };
-    node.tally.leg(dialect.leg(node.config.role, &generation));
+    let leg = dialect.leg(node.config.role, &generation);
+    node.tally.leg(leg);
     Ok(Arrival {
         generation,
         id,
         headers: head.headers,
+        leg,
     })
 }
 
@@ -134,6 +145,7 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
         Endpoint::Responses => "resp",
+        Endpoint::Generate => "gen",
     };
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     match given {
@@ -150,20 +162,25 @@ impl Job {
             generation,
             id,
             headers,
+            leg,
         } = arrival;
         let prompt_tokens = generation.prompt_tokens();
-        let cached = match (node.config.role, node.config.dialect) {
-            (Role::Prefill | Role::Aggregated, _) => 0,
-            (Role::Decode, Dialect::Vllm) => prompt_tokens.saturating_sub(1),
-            (Role::Decode, Dialect::Sglang) => prompt_tokens,
+        let (cached, logprobs) = match node.config.role {
+            Role::Prefill | Role::Aggregated => (0, generation.logprobs.clone()),
+            // What computed the prompt knows its probabilities, and nothing else does.
+            Role::Decode => (
+                node.config.dialect.tokens_taken_over(prompt_tokens),
+                generation.logprobs.as_ref().map(|_| Vec::new()),
+            ),
         };
-        let blocks = generation.prompt_blocks(node.config.block_tokens);
+        let blocks = node.blocks_of(&generation);
         let output = output(node.config.role, &generation);
         Self {
-            answer: Answer::new(id.clone(), &generation, output, cached),
+            answer: Answer::new(id.clone(), &generation, output, cached, logprobs),
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
+            faults: node.faults.draw(leg),
             node,
             flight,
             generation,
@@ -173,10 +190,17 @@ impl Job {
     }
 
     async fn run(self, local: SocketAddr) -> Outcome {
+        if let Err(refusal) = self.faults.before_work().await {
+            return Err((self.flight, refusal));
+        }
         match (self.node.config.role, self.node.config.dialect) {
             (Role::Prefill, Dialect::Vllm) => self.prefill_leg(local).await,
             (Role::Prefill, Dialect::Sglang) => self.prefill_in_room(local).await,
-            (Role::Decode, Dialect::Vllm) => self.decode_leg().await,
+            (Role::Prefill, Dialect::Mooncake) => self.prefill_transfer().await,
+            (Role::Prefill, Dialect::Trtllm) => self.prefill_context(local).await,
+            (Role::Decode, Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm) => {
+                self.decode_leg().await
+            }
             (Role::Decode, Dialect::Sglang) => self.decode_in_room().await,
             (Role::Aggregated, _) => self.alone().await,
         }
@@ -192,15 +216,17 @@ impl Job {
         if markers.has(Marker::FailPrefill) {
             return Err((self.flight, Refusal::AsMarked));
         }
-        let nothing = markers.has(Marker::End) || markers.has(Marker::Lose);
-        let handoff = match nothing {
-            true => None,
-            false => {
-                let (request_id, blocks) = ready.blocks.hand_off(&self.id, self.kv_of());
-                let engine = &self.node.engine_id;
-                Some(Handoff::new(engine, request_id, blocks, local))
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, ready);
+        }
+        let fate = self.fate();
+        let handoff = (fate != Fate::Dropped).then(|| {
+            let (request_id, blocks) = ready.blocks.hand_off(&self.id, self.kv_of());
+            if fate == Fate::Lost {
+                self.node.kv.lose(&request_id);
             }
-        };
+            Handoff::new(&self.node.engine_id, request_id, blocks, local)
+        });
         let content = self.answer.whole(Dialect::Vllm.write(handoff));
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
@@ -208,12 +234,17 @@ impl Job {
 
     /// Pulls the hand-off, then generates. A bad one is a status, so the pull comes before the headers of a stream.
     async fn decode_leg(mut self) -> Outcome {
-        let ready = match self.pull().await {
+        let pulled = match self.node.config.dialect {
+            Dialect::Mooncake => self.take_transfer().await,
+            Dialect::Trtllm => self.take_context().await,
+            _ => self.pull().await,
+        };
+        let ready = match pulled {
             Ok(ready) => ready,
             Err(refusal) => return Err((self.flight, refusal)),
         };
         self.flight.run();
-        if self.generation.stream {
+        if self.streams_at_once() {
             return Ok(self.streamed(async move |job: Self, events: &Events| {
                 job.send_tokens(ready, events).await;
             }));
@@ -223,7 +254,7 @@ impl Job {
 
     /// Computes the prompt and generates; a stream's headers wait for neither.
     async fn alone(mut self) -> Outcome {
-        if self.generation.stream {
+        if self.streams_at_once() {
             return Ok(self.streamed(async move |mut job: Self, events: &Events| {
                 let ready = job.compute_prompt().await;
                 job.send_tokens(ready, events).await;
@@ -249,6 +280,9 @@ impl Job {
         let tokens = self.generation.prompt_tokens();
         turn.compute(node.config.pace().prefill(tokens)).await;
         node.tally.computed(tokens);
+        if node.config.role == Role::Decode {
+            node.tally.recomputed(tokens);
+        }
         Ready {
             blocks,
             first_token: Instant::now(),
@@ -275,18 +309,24 @@ impl Job {
 
     /// What the KV of this request's prompt is of.
     fn kv_of(&self) -> KvOf {
-        KvOf {
-            prompt_tokens: self.generation.prompt_tokens(),
-            prompt_fingerprint: self.generation.fingerprint,
-        }
+        self.generation.kv()
     }
 
     /// Whether KV is of this request's prompt.
     fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
-        if of.prompt_fingerprint == self.generation.fingerprint {
+        if of == self.generation.kv() {
             return Ok(());
         }
         Err(Refusal::WrongHandoff("the KV is of another prompt".into()))
+    }
+
+    /// What is to become of the KV: a generation that ended by itself leaves none in vLLM.
+    fn fate(&self) -> Fate {
+        let markers = &self.generation.markers;
+        match markers.has(Marker::End) || markers.has(Marker::Lose) {
+            true => Fate::Dropped,
+            false => self.faults.fate(),
+        }
     }
 
     fn pace(&self) -> Pace {
@@ -300,16 +340,38 @@ impl Job {
     /// Tokens after which the engine is to die, where it is.
     fn lifetime(&self) -> Option<u64> {
         let dies = self.generation.markers.has(Marker::DieMidStream);
-        dies.then_some(TOKENS_BEFORE_DEATH)
+        let marked = dies.then_some(TOKENS_BEFORE_DEATH);
+        marked.or_else(|| self.faults.lifetime())
+    }
+
+    /// How it dies.
+    fn death(&self) -> Refusal {
+        match self.generation.markers.has(Marker::DieMidStream) {
+            true => Refusal::DiedAsMarked,
+            false => Refusal::ResetByFault,
+        }
+    }
+
+    /// The time from the first token to the token number `number`.
+    fn until_token(&self, number: u64) -> Duration {
+        let Some(drip) = self.faults.drip() else {
+            return self.pace().tokens(number);
+        };
+        drip.saturating_mul(u32::try_from(number).unwrap_or(u32::MAX))
+            .min(LONGEST_WAIT)
     }
 
     async fn whole(self, ready: Ready) -> Outcome {
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, ready);
+        }
         let tokens = self.answer.output_tokens();
         let lifetime = self.lifetime();
         let later = lifetime.map_or(tokens - 1, |lifetime| lifetime.min(tokens));
-        sleep_until(ready.first_token + self.pace().tokens(later)).await;
+        sleep_until(ready.first_token + self.until_token(later)).await;
         if lifetime.is_some() {
-            return Err((self.flight, Refusal::DiedAsMarked));
+            let death = self.death();
+            return Err((self.flight, death));
         }
         let content = self.answer.whole(self.node.config.dialect.write(None));
         self.flight.answered();
@@ -318,10 +380,12 @@ impl Job {
 
     /// Sends the events of a stream, each at its time however late the one before was sent.
     async fn send_tokens(self, ready: Ready, events: &Events) {
-        let pace = self.pace();
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil_events(spoil, events).await;
+        }
         let lifetime = self.lifetime();
         for number in 0..self.answer.output_tokens() {
-            sleep_until(ready.first_token + pace.tokens(number)).await;
+            sleep_until(ready.first_token + self.until_token(number)).await;
             if lifetime == Some(number) {
                 break;
             }
@@ -331,7 +395,8 @@ impl Job {
             events.send(self.answer.token(number));
         }
         if lifetime.is_some() {
-            self.flight.refused(&Refusal::DiedAsMarked);
+            let death = self.death();
+            self.flight.refused(&death);
             events.break_off();
             return;
         }
@@ -341,14 +406,18 @@ impl Job {
 
     /// A stream whose events `generate` sends from a task of its own; aborted, it breaks off.
     fn streamed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Response<Body> {
-        body::events(Fed::by(async move |events| {
+        body::events(self.fed(generate))
+    }
+
+    fn fed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Fed {
+        Fed::by(async move |events| {
             let told = self.abortable.told();
             tokio::select! {
                 biased;
                 () = generate(self, &events) => {}
                 () = told => events.break_off(),
             }
-        }))
+        })
     }
 }
 

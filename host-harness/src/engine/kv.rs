@@ -66,6 +66,12 @@ impl Kv {
         self.table.borrow_mut().holds(id, now())
     }
 
+    /// Loses a hand-off of this engine; see [`LeaseTable::lose`].
+    pub fn lose(&self, id: &str) {
+        self.table.borrow_mut().lose(id, now());
+        self.freed.notify_one();
+    }
+
     /// Drops a hand-off of this engine; see [`LeaseTable::revoke`].
     pub fn revoke(&self, id: &str) -> bool {
         let revoked = self.table.borrow_mut().revoke(id, now());
@@ -88,6 +94,15 @@ pub struct Blocks {
 }
 
 impl Blocks {
+    /// Parts with `count` of the blocks, or with all where there are fewer.
+    pub fn split(&mut self, count: u32) -> Self {
+        let count = self.numbers.len().min(count as usize);
+        Self {
+            kv: Rc::clone(&self.kv),
+            numbers: self.numbers.drain(..count).collect(),
+        }
+    }
+
     /// Puts the blocks under a lease; returns the hand-off's id and the block numbers.
     pub fn hand_off(mut self, stem: &str, of: KvOf) -> (String, Vec<u32>) {
         let numbers = std::mem::take(&mut self.numbers);

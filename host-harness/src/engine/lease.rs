@@ -39,6 +39,9 @@ pub enum PullRefusal {
     /// The lease ended before the pull.
     #[error("the lease of the blocks has expired")]
     Expired,
+    /// The hand-off was issued, and its blocks are lost.
+    #[error("the blocks were lost")]
+    Lost,
 }
 
 /// Totals since the engine started.
@@ -52,6 +55,8 @@ pub struct LeaseCounts {
     pub expired: u64,
     /// Hand-offs dropped before, on request.
     pub revoked: u64,
+    /// Hand-offs whose blocks were lost, as a fault ordered.
+    pub lost: u64,
     /// Blocks of all hand-offs issued.
     pub blocks_issued: u64,
     /// Blocks of the hand-offs pulled.
@@ -68,6 +73,7 @@ enum End {
     Consumed,
     Expired,
     Revoked,
+    Lost,
 }
 
 /// The block pool and the leases on it.
@@ -136,6 +142,7 @@ impl LeaseTable {
             return Err(match self.ends.get(id) {
                 Some(End::Consumed) => PullRefusal::Used,
                 Some(End::Expired) => PullRefusal::Expired,
+                Some(End::Lost) => PullRefusal::Lost,
                 Some(End::Revoked) | None => PullRefusal::Unknown,
             });
         };
@@ -163,6 +170,14 @@ impl LeaseTable {
         self.end(id.to_owned(), End::Revoked);
         self.counts.revoked += 1;
         true
+    }
+
+    /// Loses the blocks of a hand-off that is still held.
+    pub fn lose(&mut self, id: &str, now: Instant) {
+        if self.holds(id, now) {
+            self.end(id.to_owned(), End::Lost);
+            self.counts.lost += 1;
+        }
     }
 
     /// Ends the leases whose time is over.
@@ -307,6 +322,20 @@ mod tests {
         let (id, _) = issued(&mut table, 3, now);
         assert!(!table.revoke(&id, now + LEASE), "expired before");
         assert_eq!((table.counts().revoked, table.counts().expired), (1, 1));
+    }
+
+    #[test]
+    fn a_lost_handoff_is_issued_and_never_pulled() {
+        let now = Instant::now();
+        let mut table = LeaseTable::new(4, LEASE);
+        let (id, blocks) = issued(&mut table, 3, now);
+        table.lose(&id, now);
+        table.lose(&id, now);
+        assert_eq!(table.used(), 0);
+        assert_eq!(table.consume(&id, &blocks, now), Err(PullRefusal::Lost));
+        let counts = table.counts();
+        assert_eq!((counts.issued, counts.consumed, counts.lost), (1, 0, 1));
+        assert_eq!((counts.blocks_issued, counts.blocks_pulled), (3, 0));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 /// The marks in words, for `--help`.
 pub const MARKERS: &str = "Marks in the text of a prompt, for tests and demonstrations:
-  <|end|>                generation ends by itself (\"stop\") at its first token; a vllm prefill engine then hands nothing off
-  <|lose|>               a vllm prefill engine ends at the length limit, but hands nothing off
+  <|end|>                generation ends by itself (\"stop\") at its first token; a prefill engine then hands nothing off, but in sglang
+  <|lose|>               a prefill engine ends at the length limit, but hands nothing off; not in sglang
   <|fail-prefill|>       a prefill engine computes, then answers 500; in sglang the decode of its room fails with it
   <|fail-prefill-late|>  an sglang prefill engine hands its KV over, and answers 500 only --late-ms later
   <|die-mid-stream|>     an engine that generates breaks the connection after three tokens

@@ -30,7 +30,7 @@ struct Names {
 }
 
 const VLLM: Names = Names {
-    prefix: "vllm",
+    prefix: "vllm:",
     labels: r#"engine="0","#,
     running: "num_requests_running",
     waiting: "num_requests_waiting",
@@ -39,8 +39,18 @@ const VLLM: Names = Names {
     blocks: "num_gpu_blocks",
 };
 
+const TRTLLM: Names = Names {
+    prefix: "trtllm_",
+    labels: "",
+    running: "num_requests_running",
+    waiting: "num_requests_waiting",
+    usage: "kv_cache_utilization",
+    block_tokens: "tokens_per_block",
+    blocks: "num_blocks",
+};
+
 const SGLANG: Names = Names {
-    prefix: "sglang",
+    prefix: "sglang:",
     labels: "",
     running: "num_running_reqs",
     waiting: "num_queue_reqs",
@@ -52,7 +62,8 @@ const SGLANG: Names = Names {
 /// The text.
 pub fn write(dialect: Dialect, load: &Load) -> String {
     let names = match dialect {
-        Dialect::Vllm => &VLLM,
+        Dialect::Vllm | Dialect::Mooncake => &VLLM,
+        Dialect::Trtllm => &TRTLLM,
         Dialect::Sglang => &SGLANG,
     };
     let gauge = |name: &str, help: &str, labels: &str, value: f64| {
@@ -63,8 +74,8 @@ pub fn write(dialect: Dialect, load: &Load) -> String {
         } = names;
         let model = label(load.model);
         format!(
-            "# HELP {prefix}:{name} {help}\n# TYPE {prefix}:{name} gauge\n\
-             {prefix}:{name}{{{engine}model_name=\"{model}\"{labels}}} {value:?}\n"
+            "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} gauge\n\
+             {prefix}{name}{{{engine}model_name=\"{model}\"{labels}}} {value:?}\n"
         )
     };
     let cache = format!(

@@ -4,12 +4,15 @@
 //! has got; an aggregated engine does all itself. So a router's mistake shows as an error or in a counter
 //! (`GET /__state`), never as a quietly recomputed prompt.
 //!
-//! Two dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
+//! Four dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
 //! In SGLang's, both legs come at once and meet in a bootstrap room of the prefill engine, which is used once; prefill answers
 //! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other
-//! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`.
+//! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`. Mooncake's legs meet
+//! likewise, in a transfer, but the decode's headers wait for its KV and the KV is held under the lease. In TensorRT-LLM's the
+//! context comes first, and the generation leg must show exactly what it answered.
 //!
-//! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says.
+//! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says,
+//! and faults can be ordered over `/__fault`: see [`fault`].
 //!
 //! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds
 //! (at least 1 ms); each running request then gets a token every `token_ms`, whatever else runs. `speedup` divides both;
@@ -30,6 +33,7 @@ mod body;
 mod bootstrap;
 mod cli;
 mod dialect;
+mod fault;
 mod generate;
 mod health;
 mod kv;
@@ -50,6 +54,7 @@ mod tests;
 
 pub use cli::{Args, run};
 pub use dialect::Dialect;
+pub use node::State;
 
 use pace::Pace;
 use server::Door;
@@ -100,11 +105,11 @@ pub struct EngineConfig {
     pub prefill_rate: f64,
     /// Milliseconds per output token of each running request.
     pub token_ms: f64,
-    /// SGLang: port of a prefill engine's bootstrap server; 0 takes a free one.
+    /// SGLang, Mooncake: port of a prefill engine's bootstrap server; 0 takes a free one.
     pub bootstrap_port: u16,
-    /// SGLang: data-parallel ranks.
+    /// SGLang, Mooncake: data-parallel ranks.
     pub dp_size: u32,
-    /// SGLang: how long a leg waits for the other; not sped up.
+    /// SGLang, Mooncake: how long a leg waits for the other; not sped up.
     pub partner_timeout: Duration,
     /// How long after its KV was handed over a prefill marked to fail late does so; not sped up.
     pub late: Duration,
@@ -205,7 +210,7 @@ pub struct Engine {
     /// The bootstrap server's, where there is one.
     pub bootstrap: Option<SocketAddr>,
     stop: oneshot::Sender<()>,
-    ended: oneshot::Receiver<()>,
+    ended: oneshot::Receiver<State>,
 }
 
 impl Engine {
@@ -221,8 +226,9 @@ impl Engine {
         std::thread::Builder::new()
             .name(format!("engine-{}", config.role.name()))
             .spawn(move || {
-                live(config, started, stopped);
-                drop(alive);
+                if let Some(state) = live(config, started, stopped) {
+                    let _ = alive.send(state);
+                }
             })
             .map_err(EngineError::Runtime)?;
         let Addresses { address, bootstrap } = ready.await.map_err(|_| EngineError::Ended)??;
@@ -235,9 +241,10 @@ impl Engine {
     }
 
     /// Closes the listener and resets all connections at once, like the end of a process; the port is free when this returns.
-    pub async fn stop(self) {
+    /// Returns the last counts, of which what is under lease is gone for ever; `None` where the engine's thread died.
+    pub async fn stop(self) -> Option<State> {
         let _ = self.stop.send(());
-        let _ = self.ended.await;
+        self.ended.await.ok()
     }
 }
 
@@ -247,12 +254,12 @@ struct Addresses {
     bootstrap: Option<SocketAddr>,
 }
 
-/// An engine's whole life, on its own thread.
+/// An engine's whole life, on its own thread. Returns what it did, where it lived.
 fn live(
     config: EngineConfig,
     started: oneshot::Sender<Result<Addresses, EngineError>>,
     stopped: oneshot::Receiver<()>,
-) {
+) -> Option<State> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -260,7 +267,7 @@ fn live(
         Ok(runtime) => runtime,
         Err(error) => {
             let _ = started.send(Err(EngineError::Runtime(error)));
-            return;
+            return None;
         }
     };
     LocalSet::new().block_on(&runtime, async {
@@ -277,12 +284,16 @@ fn live(
                     drop(stop);
                 };
                 tokio::join!(futures_util::future::join_all(serving), told);
+                // Streams whose connections are gone end, and are counted, when their tasks are looked at once more.
+                tokio::task::yield_now().await;
+                Some(node.state())
             }
             Err(error) => {
                 let _ = started.send(Err(error));
+                None
             }
         }
-    });
+    })
 }
 
 /// Opens the engine's doors.
@@ -292,7 +303,7 @@ async fn listen(
     let (listener, address) = bind(config.listen).await?;
     let mut doors = vec![(listener, Door::Api)];
     let mut bootstrap = None;
-    if config.dialect == Dialect::Sglang && config.role == Role::Prefill {
+    if config.dialect.has_bootstrap() && config.role == Role::Prefill {
         let wanted = SocketAddr::new(config.listen.ip(), config.bootstrap_port);
         let (listener, address) = bind(wanted).await?;
         doors.push((listener, Door::Bootstrap));

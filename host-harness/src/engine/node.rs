@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::aborts::{Aborts, Which};
-use super::dialect::Dialect;
+use super::fault::Faults;
 use super::health::Health;
 use super::kv::Kv;
 use super::metrics::{self, Load};
@@ -44,38 +44,60 @@ pub struct Node {
     pub aborts: Rc<Aborts>,
     /// What health probes are told.
     pub health: Health,
+    /// What is to go wrong.
+    pub faults: Faults,
     /// What was done.
     pub tally: Rc<Tally>,
     /// What was asked.
     pub recorder: Recorder,
 }
 
-/// The answer to `GET /__state`.
-#[derive(Serialize)]
-struct State {
-    role: Role,
-    engine_id: String,
+/// The answer to `GET /__state`, and what a stopped engine leaves.
+#[derive(Clone, Debug, Serialize)]
+pub struct State {
+    /// What the engine does.
+    pub role: Role,
+    /// New with each start.
+    pub engine_id: String,
+    /// What was done.
     #[serde(flatten)]
-    counts: Counts,
-    refused_handoffs: u64,
-    handoffs_issued: u64,
-    handoffs_consumed: u64,
-    handoffs_expired: u64,
-    handoffs_aborted: u64,
-    blocks_issued: u64,
-    blocks_pulled: u64,
-    blocks_unpulled: u64,
-    blocks_used: u32,
-    rooms_open: usize,
+    pub counts: Counts,
+    /// Hand-offs issued.
+    pub issued: u64,
+    /// Hand-offs pulled.
+    pub pulled: u64,
+    /// Hand-offs whose lease ended before a pull.
+    pub expired: u64,
+    /// Hand-offs issued and neither pulled, under lease nor dropped on request: expired or lost.
+    pub leaked: u64,
+    /// Requests refused because of their hand-off.
+    pub refused: u64,
+    /// The same.
+    pub refused_handoffs: u64,
+    /// Hand-offs issued.
+    pub handoffs_issued: u64,
+    /// Hand-offs pulled.
+    pub handoffs_consumed: u64,
+    /// Hand-offs whose lease ended before a pull.
+    pub handoffs_expired: u64,
+    /// Hand-offs dropped through `POST /abort_request`.
+    pub handoffs_aborted: u64,
+    /// Blocks of all hand-offs issued.
+    pub blocks_issued: u64,
+    /// Blocks of the hand-offs pulled.
+    pub blocks_pulled: u64,
+    /// Issued minus pulled.
+    pub blocks_unpulled: u64,
+    /// Blocks not free now.
+    pub blocks_used: u32,
+    /// Rooms that a leg has come to and that are not over.
+    pub rooms_open: usize,
 }
 
 impl Node {
     /// An engine that has done nothing yet, with its bootstrap server where it has one.
     pub fn new(config: EngineConfig, bootstrap: Option<SocketAddr>) -> Rc<Self> {
-        let lease = match config.dialect {
-            Dialect::Vllm => config.lease,
-            Dialect::Sglang => config.partner_timeout,
-        };
+        let lease = config.dialect.lease(&config);
         Rc::new(Self {
             engine_id: format!("{:032x}", rand::random::<u128>()),
             kv: Kv::new(config.kv_blocks, lease),
@@ -83,12 +105,22 @@ impl Node {
             bootstrap,
             aborts: Rc::default(),
             health: Health::default(),
+            faults: Faults::default(),
             prefill: PrefillServer::new(),
             puller: Puller::new(),
             tally: Rc::default(),
             recorder: Recorder::default(),
             config,
         })
+    }
+
+    /// The blocks that a request's prompts take here.
+    pub fn blocks_of(&self, generation: &Generation) -> u64 {
+        let blocks = generation.prompt_blocks(self.config.block_tokens);
+        match self.config.dialect.hands_over_sequences() {
+            true => blocks * generation.choices,
+            false => blocks,
+        }
     }
 
     /// Whether the prompts fit into the engine at all, in vLLM's words.
@@ -98,7 +130,7 @@ impl Node {
             kv_blocks,
             ..
         } = self.config;
-        if generation.prompt_blocks(block_tokens) <= u64::from(kv_blocks) {
+        if self.blocks_of(generation) <= u64::from(kv_blocks) {
             return Ok(());
         }
         Err(Refusal::BadRequest(format!(
@@ -109,13 +141,18 @@ impl Node {
         )))
     }
 
-    /// The counters, as JSON.
-    pub fn state(&self) -> Result<Vec<u8>, serde_json::Error> {
+    /// The counters as of now.
+    pub fn state(&self) -> State {
         let (blocks_used, leases) = self.kv.counts();
         let counts = self.tally.counts();
-        serde_json::to_vec(&State {
+        State {
             role: self.config.role,
             engine_id: self.engine_id.clone(),
+            issued: leases.issued,
+            pulled: leases.consumed,
+            expired: leases.expired,
+            leaked: leases.expired + leases.lost,
+            refused: counts.refused_handoffs(),
             refused_handoffs: counts.refused_handoffs(),
             counts,
             handoffs_issued: leases.issued,
@@ -127,7 +164,7 @@ impl Node {
             blocks_unpulled: leases.blocks_issued - leases.blocks_pulled,
             blocks_used,
             rooms_open: self.rooms.count_open(&self.kv),
-        })
+        }
     }
 
     /// The OpenAI list of the one model.

@@ -92,6 +92,7 @@ impl Puller {
                 Err(match refused.refused {
                     PullRefusal::Used => Refusal::UsedHandoff,
                     PullRefusal::Expired => Refusal::ExpiredHandoff,
+                    PullRefusal::Lost => Refusal::LostHandoff,
                     other => Refusal::WrongHandoff(other.to_string()),
                 })
             }

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
+use super::fault::OrderedStatus;
 
 /// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -23,10 +24,8 @@ pub enum Refusal {
     #[error("prefill engine only runs prefill legs: {0}")]
     NotAPrefillLeg(&'static str),
     /// A decode engine got no hand-off.
-    #[error(
-        "EngineCore encountered an issue: kv_transfer_params with do_remote_prefill are required for decode mode"
-    )]
-    MissingHandoff,
+    #[error("{0}")]
+    MissingHandoff(&'static str),
     /// The hand-off is malformed, or not one that fits this request.
     #[error("EngineCore encountered an issue: KV load failed: {0}")]
     WrongHandoff(String),
@@ -36,6 +35,9 @@ pub enum Refusal {
     /// The hand-off's lease is over.
     #[error("EngineCore encountered an issue: KV load failed: the lease of the blocks has expired")]
     ExpiredHandoff,
+    /// The prefill engine lost the hand-off, as it was ordered to.
+    #[error("EngineCore encountered an issue: KV load failed: the blocks were lost")]
+    LostHandoff,
     /// The prefill engine could not be asked.
     #[error("EngineCore encountered an issue: NIXL handshake failed: {0}")]
     UnreachableHandoff(String),
@@ -65,17 +67,18 @@ pub enum Refusal {
         /// The rank it stands for.
         implied: u64,
     },
+    /// A request id of TensorRT-LLM that another context had before.
+    #[error("disagg_request_id {0} was already used")]
+    UsedDisaggId(u64),
+    /// A request id of TensorRT-LLM that cannot be one.
+    #[error("disagg_request_id {0}")]
+    BadDisaggId(String),
     /// A data-parallel rank that cannot be one here.
     #[error("Invalid request: data parallel rank {0}")]
     BadRank(String),
     /// The prefill of the room failed, was aborted or lost.
-    #[error("Decode transfer failed for bootstrap_room={room}: {why}")]
-    PartnerFailed {
-        /// The bootstrap room.
-        room: u64,
-        /// What is known of it.
-        why: String,
-    },
+    #[error("{0}")]
+    PartnerFailed(String),
     /// The other leg never came.
     #[error("Decode transfer failed for bootstrap_room={0}: timed out in KVPoll.WaitingForInput")]
     PartnerTimeout(u64),
@@ -88,6 +91,15 @@ pub enum Refusal {
     /// To end without an answer, because the prompt asked for it.
     #[error("died as the prompt asks")]
     DiedAsMarked,
+    /// Answered with a status that a fault ordered.
+    #[error("failed as ordered")]
+    Ordered(Box<OrderedStatus>),
+    /// To end with a broken connection, as a fault ordered.
+    #[error("reset as ordered")]
+    ResetByFault,
+    /// Ended without a token, as a fault ordered.
+    #[error("empty as ordered")]
+    EmptiedByFault,
 }
 
 impl Refusal {
@@ -100,25 +112,39 @@ impl Refusal {
             | Self::BadRoom(_)
             | Self::WrongBootstrap(_)
             | Self::UsedRoom(_)
+            | Self::UsedDisaggId(_)
+            | Self::BadDisaggId(_)
             | Self::RankConflict { .. }
             | Self::BadRank(_) => StatusCode::BAD_REQUEST,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnknownModel(_) => StatusCode::NOT_FOUND,
-            Self::MissingHandoff
+            Self::MissingHandoff(_)
             | Self::WrongHandoff(_)
             | Self::UsedHandoff
             | Self::ExpiredHandoff
+            | Self::LostHandoff
             | Self::UnreachableHandoff(_)
-            | Self::PartnerFailed { .. }
+            | Self::PartnerFailed(_)
             | Self::PartnerTimeout(_)
             | Self::Aborted
             | Self::AsMarked
-            | Self::DiedAsMarked => StatusCode::INTERNAL_SERVER_ERROR,
+            | Self::DiedAsMarked
+            | Self::ResetByFault
+            | Self::EmptiedByFault => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Ordered(ordered) => ordered.status,
         }
     }
 
-    /// The answer, in the engine's error JSON: vLLM's has an `error` object, SGLang's is flat.
+    /// The answer, in the engine's error JSON: vLLM's has an `error` object, the others' are flat.
     pub fn response(&self, dialect: Dialect) -> Response<Body> {
+        let response = self.written(dialect);
+        match self {
+            Self::Ordered(ordered) => ordered.response(response),
+            _ => response,
+        }
+    }
+
+    fn written(&self, dialect: Dialect) -> Response<Body> {
         let status = self.status();
         let kind = match status {
             StatusCode::NOT_FOUND => "NotFoundError",
@@ -128,10 +154,10 @@ impl Refusal {
         let message = self.to_string();
         let code = status.as_u16();
         let error = match dialect {
-            Dialect::Vllm => json!({"error": {
+            Dialect::Vllm | Dialect::Mooncake => json!({"error": {
                 "message": message, "type": kind, "param": null, "code": code,
             }}),
-            Dialect::Sglang => json!({
+            Dialect::Sglang | Dialect::Trtllm => json!({
                 "object": "error", "message": message, "type": kind, "param": null, "code": code,
             }),
         };

@@ -1,12 +1,13 @@
-//! Owns a prefill engine's bootstrap rooms: where the KV of one prefill meets the one decode it is for.
+//! Owns a prefill engine's rooms: where the KV of one prefill meets the one decode it is for.
 //!
-//! A room is used once. Either side may come first; the decode waits here until the KV is ready or will never be.
+//! In SGLang a room is a number, in Mooncake a transfer id, in TensorRT-LLM a request id. It is used once. Either side may come first; the decode waits here until the KV is ready or will never be.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::aborts::Which;
@@ -19,10 +20,16 @@ use super::lease::{KvOf, PullRefusal};
 pub enum RoomRefusal {
     /// Another prefill or another decode had it.
     Used,
+    /// No prefill has come to it.
+    Unknown,
+    /// The decode shows another seal than its KV has.
+    WrongSeal,
     /// Its prefill failed, or was aborted.
     PrefillFailed,
     /// The KV was held as long as it is held, and is gone.
     Expired,
+    /// The KV was there, and was lost.
+    Lost,
     /// The decode expects the prefill on another rank than the room stands for.
     RankConflict,
 }
@@ -31,6 +38,8 @@ pub enum RoomRefusal {
 struct Held {
     id: String,
     blocks: Vec<u32>,
+    /// What the decode must show.
+    seal: Value,
 }
 
 enum Progress {
@@ -64,22 +73,22 @@ impl Room {
 /// The rooms of one engine.
 #[derive(Default)]
 pub struct Rooms {
-    open: RefCell<HashMap<u64, Room>>,
-    /// Rooms that are over, and what a decode is told of them. Grows for ever, since "never twice" has no end: 16 bytes a room.
-    over: RefCell<HashMap<u64, RoomRefusal>>,
+    open: RefCell<HashMap<String, Room>>,
+    /// Rooms that are over, and what a decode is told of them. Grows for ever, since "never twice" has no end: some dozen bytes a room.
+    over: RefCell<HashMap<String, RoomRefusal>>,
     /// A decode engine's: the rooms it was sent to. Grows likewise.
-    decoded: RefCell<HashSet<u64>>,
+    decoded: RefCell<HashSet<String>>,
 }
 
 impl Rooms {
     /// Opens a room for its prefill, which is the request `rid`; `None` if it ever had one.
-    pub fn enter(self: &Rc<Self>, number: u64, rid: &str) -> Option<Tenant> {
-        if self.over.borrow().contains_key(&number) {
+    pub fn enter(self: &Rc<Self>, name: &str, rid: &str) -> Option<Tenant> {
+        if self.over.borrow().contains_key(name) {
             return None;
         }
         let mut open = self.open.borrow_mut();
         let room = open
-            .entry(number)
+            .entry(name.to_owned())
             .or_insert_with(|| Room::new(Progress::Awaited));
         if !matches!(room.progress, Progress::Awaited) {
             return None;
@@ -88,42 +97,51 @@ impl Rooms {
         room.rid = rid.to_owned();
         Some(Tenant {
             rooms: Rc::clone(self),
-            number,
+            name: name.to_owned(),
         })
     }
 
     /// Notes that a decode was sent to a room; `false` if one was before.
-    pub fn note_decode(&self, number: u64) -> bool {
-        self.decoded.borrow_mut().insert(number)
+    pub fn note_decode(&self, name: &str) -> bool {
+        self.decoded.borrow_mut().insert(name.to_owned())
     }
 
     /// Waits for the KV of a room and takes it, for the room's one decode.
     ///
     /// # Errors
     /// When there is none, or will never be. Given up early, the room stays claimed, and its KV waits until its lease ends.
-    pub async fn take(&self, number: u64, kv: &Kv) -> Result<KvOf, RoomRefusal> {
-        let changed = self.claim(number)?;
+    pub async fn take(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+        let changed = self.claim(name)?;
         loop {
-            if let Some(outcome) = self.try_take(number, kv) {
+            if let Some(outcome) = self.try_take(name, seal, kv) {
                 return outcome;
             }
             changed.notified().await;
         }
     }
 
+    /// Takes the KV of a room whose prefill is done.
+    ///
+    /// # Errors
+    /// When there is none; a refused taking changes nothing.
+    pub fn take_now(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+        self.try_take(name, seal, kv)
+            .unwrap_or(Err(RoomRefusal::Unknown))
+    }
+
     /// Drops the KV of the rooms whose prefill is meant and done; returns the ids of those prefills.
     pub fn abort(&self, which: &Which, kv: &Kv) -> Vec<String> {
         let open = self.open.borrow();
-        let meant: Vec<u64> = open
+        let meant: Vec<String> = open
             .iter()
             .filter(|(_, room)| matches!(room.progress, Progress::Ready(_)))
             .filter(|(_, room)| which.means(&room.rid))
-            .map(|(number, _)| *number)
+            .map(|(name, _)| name.clone())
             .collect();
         drop(open);
         let mut dropped = Vec::new();
-        for number in meant {
-            let Some(room) = self.end(number, RoomRefusal::PrefillFailed) else {
+        for name in meant {
+            let Some(room) = self.end(&name, RoomRefusal::PrefillFailed) else {
                 continue;
             };
             if let Progress::Ready(held) = room.progress
@@ -141,21 +159,21 @@ impl Rooms {
             |room: &Room| matches!(&room.progress, Progress::Ready(held) if !kv.holds(&held.id));
         let open = self.open.borrow();
         let expired = open.iter().filter(|(_, room)| stale(room));
-        let expired: Vec<u64> = expired.map(|(number, _)| *number).collect();
+        let expired: Vec<String> = expired.map(|(name, _)| name.clone()).collect();
         drop(open);
-        for number in expired {
-            self.end(number, RoomRefusal::Expired);
+        for name in expired {
+            self.end(&name, RoomRefusal::Expired);
         }
         self.open.borrow().len()
     }
 
-    fn claim(&self, number: u64) -> Result<Rc<Notify>, RoomRefusal> {
-        if let Some(refusal) = self.over.borrow().get(&number) {
+    fn claim(&self, name: &str) -> Result<Rc<Notify>, RoomRefusal> {
+        if let Some(refusal) = self.over.borrow().get(name) {
             return Err(*refusal);
         }
         let mut open = self.open.borrow_mut();
         let room = open
-            .entry(number)
+            .entry(name.to_owned())
             .or_insert_with(|| Room::new(Progress::Awaited));
         if room.claimed {
             return Err(RoomRefusal::Used);
@@ -165,15 +183,21 @@ impl Rooms {
     }
 
     /// `None` while the prefill is not done.
-    fn try_take(&self, number: u64, kv: &Kv) -> Option<Result<KvOf, RoomRefusal>> {
-        if let Some(refusal) = self.over.borrow().get(&number) {
+    fn try_take(&self, name: &str, seal: &Value, kv: &Kv) -> Option<Result<KvOf, RoomRefusal>> {
+        if let Some(refusal) = self.over.borrow().get(name) {
             return Some(Err(*refusal));
         }
-        let ready = |room: &Room| matches!(room.progress, Progress::Ready(_));
-        if !self.open.borrow().get(&number).is_some_and(ready) {
-            return None;
+        if let Some(room) = self.open.borrow_mut().get_mut(name) {
+            match &room.progress {
+                Progress::Ready(held) if held.seal == *seal => {}
+                Progress::Ready(_) => {
+                    room.claimed = false;
+                    return Some(Err(RoomRefusal::WrongSeal));
+                }
+                Progress::Awaited | Progress::Computing => return None,
+            }
         }
-        let Progress::Ready(held) = self.end(number, RoomRefusal::Used)?.progress else {
+        let Progress::Ready(held) = self.end(name, RoomRefusal::Used)?.progress else {
             return None;
         };
         Some(match kv.consume(&held.id, &[held.blocks]) {
@@ -184,9 +208,9 @@ impl Rooms {
     }
 
     /// Closes an open room for ever, and tells whoever waits in it.
-    fn end(&self, number: u64, told: RoomRefusal) -> Option<Room> {
-        let room = self.open.borrow_mut().remove(&number)?;
-        self.over.borrow_mut().insert(number, told);
+    fn end(&self, name: &str, told: RoomRefusal) -> Option<Room> {
+        let (name, room) = self.open.borrow_mut().remove_entry(name)?;
+        self.over.borrow_mut().insert(name, told);
         room.changed.notify_one();
         Some(room)
     }
@@ -195,19 +219,30 @@ impl Rooms {
 /// The prefill of a room; dropped before it handed anything over, it has failed.
 pub struct Tenant {
     rooms: Rc<Rooms>,
-    number: u64,
+    name: String,
 }
 
 impl Tenant {
-    /// Puts the KV into the room, where it waits for its decode.
-    pub fn hand_over(self, blocks: Blocks, of: KvOf) {
+    /// Puts the KV into the room, where it waits for its decode, which must show the seal.
+    pub fn hand_over(self, blocks: Blocks, of: KvOf, seal: Value) {
         let mut open = self.rooms.open.borrow_mut();
-        let Some(room) = open.get_mut(&self.number) else {
+        let Some(room) = open.get_mut(&self.name) else {
             return;
         };
         let (id, blocks) = blocks.hand_off(&room.rid, of);
-        room.progress = Progress::Ready(Held { id, blocks });
+        room.progress = Progress::Ready(Held { id, blocks, seal });
         room.changed.notify_one();
+    }
+}
+
+impl Tenant {
+    /// Hands the KV over, and loses it at once.
+    pub fn lose(self, blocks: Blocks, of: KvOf, kv: &Kv) {
+        let Some(room) = self.rooms.end(&self.name, RoomRefusal::Lost) else {
+            return;
+        };
+        let (id, _) = blocks.hand_off(&room.rid, of);
+        kv.lose(&id);
     }
 }
 
@@ -218,10 +253,10 @@ impl Drop for Tenant {
             .rooms
             .open
             .borrow()
-            .get(&self.number)
+            .get(&self.name)
             .is_some_and(computing);
         if failed {
-            self.rooms.end(self.number, RoomRefusal::PrefillFailed);
+            self.rooms.end(&self.name, RoomRefusal::PrefillFailed);
         }
     }
 }
@@ -248,17 +283,17 @@ mod tests {
     #[tokio::test]
     async fn either_side_may_come_first() {
         let (rooms, kv) = rooms();
-        let tenant = rooms.enter(1, "a").expect("a new room");
-        tenant.hand_over(blocks(&kv), OF);
-        assert_eq!(rooms.take(1, &kv).await, Ok(OF));
+        let tenant = rooms.enter("1", "a").expect("a new room");
+        tenant.hand_over(blocks(&kv), OF, Value::Null);
+        assert_eq!(rooms.take("1", &Value::Null, &kv).await, Ok(OF));
 
         let late = async {
             rooms
-                .enter(2, "b")
+                .enter("2", "b")
                 .expect("awaited")
-                .hand_over(blocks(&kv), OF)
+                .hand_over(blocks(&kv), OF, Value::Null)
         };
-        let (taken, ()) = tokio::join!(rooms.take(2, &kv), late);
+        let (taken, ()) = tokio::join!(rooms.take("2", &Value::Null, &kv), late);
         assert_eq!(taken, Ok(OF));
         assert_eq!(kv.counts().0, 0);
     }
@@ -266,40 +301,49 @@ mod tests {
     #[tokio::test]
     async fn a_room_is_used_once() {
         let (rooms, kv) = rooms();
-        let tenant = rooms.enter(1, "a").expect("a new room");
-        assert!(rooms.enter(1, "b").is_none(), "while it computes");
-        tenant.hand_over(blocks(&kv), OF);
-        assert!(rooms.enter(1, "b").is_none(), "while it waits");
-        assert_eq!(rooms.take(1, &kv).await, Ok(OF));
-        assert!(rooms.enter(1, "b").is_none(), "when it is over");
-        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::Used));
-        assert!(rooms.note_decode(1));
-        assert!(!rooms.note_decode(1));
+        let tenant = rooms.enter("1", "a").expect("a new room");
+        assert!(rooms.enter("1", "b").is_none(), "while it computes");
+        tenant.hand_over(blocks(&kv), OF, Value::Null);
+        assert!(rooms.enter("1", "b").is_none(), "while it waits");
+        assert_eq!(rooms.take("1", &Value::Null, &kv).await, Ok(OF));
+        assert!(rooms.enter("1", "b").is_none(), "when it is over");
+        assert_eq!(
+            rooms.take("1", &Value::Null, &kv).await,
+            Err(RoomRefusal::Used)
+        );
+        assert!(rooms.note_decode("1"));
+        assert!(!rooms.note_decode("1"));
     }
 
     #[tokio::test]
     async fn a_prefill_that_fails_fails_its_decode() {
         let (rooms, kv) = rooms();
-        let tenant = rooms.enter(1, "a").expect("a new room");
-        let (taken, ()) = tokio::join!(rooms.take(1, &kv), async { drop(tenant) });
+        let tenant = rooms.enter("1", "a").expect("a new room");
+        let (taken, ()) = tokio::join!(rooms.take("1", &Value::Null, &kv), async { drop(tenant) });
         assert_eq!(taken, Err(RoomRefusal::PrefillFailed));
-        drop(rooms.enter(2, "b"));
-        assert_eq!(rooms.take(2, &kv).await, Err(RoomRefusal::PrefillFailed));
-        assert!(rooms.enter(2, "b").is_none());
+        drop(rooms.enter("2", "b"));
+        assert_eq!(
+            rooms.take("2", &Value::Null, &kv).await,
+            Err(RoomRefusal::PrefillFailed)
+        );
+        assert!(rooms.enter("2", "b").is_none());
     }
 
     #[tokio::test]
     async fn an_abort_drops_what_waits_for_its_decode() {
         let (rooms, kv) = rooms();
-        for (number, rid) in [(1, "a"), (2, "b")] {
-            let tenant = rooms.enter(number, rid).expect("a new room");
-            tenant.hand_over(blocks(&kv), OF);
+        for (name, rid) in [("1", "a"), ("2", "b")] {
+            let tenant = rooms.enter(name, rid).expect("a new room");
+            tenant.hand_over(blocks(&kv), OF, Value::Null);
         }
         let which = |json: &str| serde_json::from_str::<Which>(json).expect("valid");
         assert_eq!(rooms.abort(&which(r#"{"rid":"a"}"#), &kv), ["a"]);
         assert_eq!(rooms.abort(&which(r#"{"rid":"a"}"#), &kv).len(), 0);
         assert_eq!(kv.counts().0, 2);
-        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::PrefillFailed));
+        assert_eq!(
+            rooms.take("1", &Value::Null, &kv).await,
+            Err(RoomRefusal::PrefillFailed)
+        );
         assert_eq!(rooms.abort(&which(r#"{"abort_all":true}"#), &kv), ["b"]);
         assert_eq!(kv.counts().0, 0);
     }
@@ -308,23 +352,48 @@ mod tests {
     async fn a_room_ends_with_its_lease() {
         let rooms: Rc<Rooms> = Rc::default();
         let kv = Kv::new(8, Duration::ZERO);
-        let tenant = rooms.enter(1, "a").expect("a new room");
+        let tenant = rooms.enter("1", "a").expect("a new room");
         assert_eq!(rooms.count_open(&kv), 1);
-        tenant.hand_over(blocks(&kv), OF);
+        tenant.hand_over(blocks(&kv), OF, Value::Null);
         assert_eq!(rooms.count_open(&kv), 0);
-        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::Expired));
+        assert_eq!(
+            rooms.take("1", &Value::Null, &kv).await,
+            Err(RoomRefusal::Expired)
+        );
     }
 
     #[tokio::test]
     async fn a_decode_that_gave_up_leaves_the_room_claimed() {
         let (rooms, kv) = rooms();
-        let gave_up = tokio::time::timeout(Duration::from_millis(1), rooms.take(1, &kv)).await;
+        let gave_up =
+            tokio::time::timeout(Duration::from_millis(1), rooms.take("1", &Value::Null, &kv))
+                .await;
         assert!(gave_up.is_err());
         rooms
-            .enter(1, "a")
+            .enter("1", "a")
             .expect("awaited")
-            .hand_over(blocks(&kv), OF);
-        assert_eq!(rooms.take(1, &kv).await, Err(RoomRefusal::Used));
+            .hand_over(blocks(&kv), OF, Value::Null);
+        assert_eq!(
+            rooms.take("1", &Value::Null, &kv).await,
+            Err(RoomRefusal::Used)
+        );
         assert_eq!(kv.counts().0, 2);
+    }
+
+    #[tokio::test]
+    async fn the_seal_must_be_shown() {
+        let (rooms, kv) = rooms();
+        let (good, bad) = (Value::from("a"), Value::from("b"));
+        let take_now = |seal| rooms.take_now("1", seal, &kv);
+        assert_eq!(take_now(&good), Err(RoomRefusal::Unknown));
+        let tenant = rooms.enter("1", "a").expect("a new room");
+        assert_eq!(take_now(&good), Err(RoomRefusal::Unknown));
+        tenant.hand_over(blocks(&kv), OF, good.clone());
+        assert_eq!(take_now(&bad), Err(RoomRefusal::WrongSeal));
+        let waits = rooms.take("1", &bad, &kv).await;
+        assert_eq!(waits, Err(RoomRefusal::WrongSeal));
+        assert_eq!(kv.counts().0, 2, "a refused taking changes nothing");
+        assert_eq!(rooms.take("1", &good, &kv).await, Ok(OF));
+        assert_eq!(take_now(&good), Err(RoomRefusal::Used));
     }
 }

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use super::Role;
 use super::body::{self, Body, BrokenOff};
 use super::bootstrap;
-use super::dialect::Dialect;
+use super::dialect::{Dialect, mooncake};
 use super::generate::{self, LONGEST_BODY};
 use super::node::Node;
 use super::pull;
@@ -32,7 +32,7 @@ const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
 pub enum Door {
     /// The engine's API.
     Api,
-    /// An SGLang prefill engine's bootstrap server.
+    /// A prefill engine's bootstrap server.
     Bootstrap,
 }
 
@@ -113,7 +113,8 @@ async fn dispatch(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BrokenOff> {
     let path = request.uri().path();
-    if let Some(endpoint) = Endpoint::at(path) {
+    let endpoint = Endpoint::at(path).filter(|endpoint| node.config.dialect.serves(*endpoint));
+    if let Some(endpoint) = endpoint {
         if request.method() != Method::POST {
             return Ok(detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
         }
@@ -122,17 +123,22 @@ async fn dispatch(
     Ok(match (request.method(), path) {
         (&Method::GET | &Method::HEAD, "/health") => node.health.tell().await,
         (&Method::GET, "/v1/models") => body::json(StatusCode::OK, node.models().into()),
-        (&Method::GET, "/metrics") => {
-            let kind = "text/plain; version=0.0.4; charset=utf-8";
-            body::whole(StatusCode::OK, kind, node.metrics().into())
-        }
-        (&Method::GET, "/__state") => judged(node.state()),
+        (&Method::GET, "/metrics") => metrics(&node),
+        (&Method::GET, "/__state") => judged(serde_json::to_vec(&node.state())),
         (&Method::GET, "/__requests") => judged(node.recorder.to_json()),
         (&Method::POST, "/__health") => match content(request).await {
             Some(content) => node.health.set(&content),
             None => bad_request(),
         },
+        (&Method::POST, "/__fault") => match content(request).await {
+            Some(content) => node.faults.add(&content),
+            None => bad_request(),
+        },
+        (&Method::GET, "/__fault") => node.faults.list(),
+        (&Method::DELETE, "/__fault") => node.faults.clear(),
         _ => match node.config.dialect {
+            Dialect::Mooncake => not_found(),
+            Dialect::Trtllm => only_trtllm(&node, request).await,
             Dialect::Vllm => only_vllm(&node, request).await,
             Dialect::Sglang => only_sglang(&node, request).await,
         },
@@ -147,6 +153,19 @@ async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
                 None => bad_request(),
             }
         }
+        _ => not_found(),
+    }
+}
+
+async fn only_trtllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
+    match (request.method(), request.uri().path()) {
+        (&Method::POST, bootstrap::PATH) if node.config.role == Role::Prefill => {
+            match content(request).await {
+                Some(content) => bootstrap::answer(node, &content).await,
+                None => bad_request(),
+            }
+        }
+        (&Method::GET, "/prometheus/metrics") => metrics(node),
         _ => not_found(),
     }
 }
@@ -171,13 +190,17 @@ async fn only_sglang(node: &Node, request: Request<Incoming>) -> Response<Body> 
     }
 }
 
-/// Serves an SGLang prefill engine's bootstrap server.
+/// Serves a prefill engine's bootstrap server.
 async fn meet(node: Rc<Node>, request: Request<Incoming>) -> Response<Body> {
     match (request.method(), request.uri().path()) {
         (&Method::POST, bootstrap::PATH) => match content(request).await {
             Some(content) => bootstrap::answer(&node, &content).await,
             None => bad_request(),
         },
+        (&Method::GET, mooncake::QUERY) if node.config.dialect == Dialect::Mooncake => {
+            let ranks = mooncake::ranks(&node.engine_id, node.config.dp_size);
+            body::json(StatusCode::OK, ranks.into())
+        }
         (&Method::GET, "/health") => {
             body::whole(StatusCode::OK, "text/plain", Bytes::from_static(b"OK"))
         }
@@ -188,6 +211,11 @@ async fn meet(node: Rc<Node>, request: Request<Incoming>) -> Response<Body> {
 async fn content(request: Request<Incoming>) -> Option<Bytes> {
     let content = Limited::new(request.into_body(), LONGEST_BODY).collect();
     content.await.ok().map(|content| content.to_bytes())
+}
+
+fn metrics(node: &Node) -> Response<Body> {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    body::whole(StatusCode::OK, kind, node.metrics().into())
 }
 
 fn judged(json: Result<Vec<u8>, serde_json::Error>) -> Response<Body> {

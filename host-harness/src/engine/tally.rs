@@ -25,18 +25,22 @@ pub struct Counts {
     pub aborted_by_request: u64,
     /// Requests that failed because their prompt asked for it.
     pub failed_as_marked: u64,
-    /// SGLang, decode: the prefill of the room failed, was aborted or lost.
+    /// Requests that failed because a fault was ordered.
+    pub failed_by_fault: u64,
+    /// Decode: the prefill of the room or transfer failed, was aborted or lost.
     pub failed_partner: u64,
     /// Decode: no hand-off came with the request.
     pub refused_missing_handoff: u64,
-    /// Decode: malformed, unknown to the prefill engine, or not of this prompt.
+    /// Malformed, unknown to the prefill engine, or not of this prompt.
     pub refused_wrong_handoff: u64,
-    /// Decode: pulled before, or to be pulled for several sequences.
+    /// Decode: pulled before, or to be pulled for several sequences. Prefill: a transfer or request id that had been used.
     pub refused_used_handoff: u64,
     /// Decode: the lease had ended.
     pub refused_expired_handoff: u64,
     /// Decode: the prefill engine could not be asked.
     pub refused_unreachable_handoff: u64,
+    /// Decode: the prefill engine had lost it, as ordered.
+    pub refused_lost_handoff: u64,
     /// SGLang: no bootstrap room.
     pub refused_missing_room: u64,
     /// SGLang: a bootstrap room that is no whole number from 0 to 2^63 - 1, or one room for several sequences.
@@ -45,7 +49,7 @@ pub struct Counts {
     pub refused_wrong_bootstrap: u64,
     /// SGLang: a bootstrap room that another request had before.
     pub refused_used_room: u64,
-    /// SGLang: a data-parallel rank that contradicts the room, or that there is not.
+    /// A data-parallel rank that is missing, contradicts the room, or that there is not.
     pub refused_rank_conflict: u64,
     /// SGLang, decode: the prefill of the room never came.
     pub refused_partner_timeout: u64,
@@ -53,8 +57,10 @@ pub struct Counts {
     pub refused_not_a_prefill_leg: u64,
     /// Any role: a bad body or an unknown model.
     pub refused_bad_request: u64,
-    /// Prompt tokens computed here; a vLLM decode engine computes the last one of each prompt.
+    /// Prompt tokens computed here; a vLLM decode engine (mooncake too) computes the last one of each prompt.
     pub prompt_tokens_computed: u64,
+    /// Decode: prompt tokens computed beyond those that the hand-off protocol leaves to it.
+    pub recomputed: u64,
     /// Valid requests by the leg that their hand-off part makes them.
     pub requests_by_leg: Legs,
 }
@@ -67,6 +73,7 @@ impl Counts {
             + self.refused_used_handoff
             + self.refused_expired_handoff
             + self.refused_unreachable_handoff
+            + self.refused_lost_handoff
             + self.refused_missing_room
             + self.refused_bad_room
             + self.refused_wrong_bootstrap
@@ -123,6 +130,11 @@ impl Tally {
         self.edit().aborted_by_request += requests as u64;
     }
 
+    /// Notes that a decode engine computed a prompt whose KV should have come.
+    pub fn recomputed(&self, prompt_tokens: u64) {
+        self.edit().recomputed += prompt_tokens;
+    }
+
     /// Notes that prompt tokens were computed.
     pub fn computed(&self, prompt_tokens: u64) {
         self.edit().prompt_tokens_computed += prompt_tokens;
@@ -173,20 +185,24 @@ impl InFlight {
                 &mut counts.refused_bad_request
             }
             Refusal::NotAPrefillLeg(_) => &mut counts.refused_not_a_prefill_leg,
-            Refusal::MissingHandoff => &mut counts.refused_missing_handoff,
-            Refusal::WrongHandoff(_) => &mut counts.refused_wrong_handoff,
-            Refusal::UsedHandoff => &mut counts.refused_used_handoff,
+            Refusal::MissingHandoff(_) => &mut counts.refused_missing_handoff,
+            Refusal::WrongHandoff(_) | Refusal::BadDisaggId(_) => &mut counts.refused_wrong_handoff,
+            Refusal::UsedHandoff | Refusal::UsedDisaggId(_) => &mut counts.refused_used_handoff,
             Refusal::ExpiredHandoff => &mut counts.refused_expired_handoff,
             Refusal::UnreachableHandoff(_) => &mut counts.refused_unreachable_handoff,
+            Refusal::LostHandoff => &mut counts.refused_lost_handoff,
             Refusal::MissingRoom(_) => &mut counts.refused_missing_room,
             Refusal::BadRoom(_) => &mut counts.refused_bad_room,
             Refusal::WrongBootstrap(_) => &mut counts.refused_wrong_bootstrap,
             Refusal::UsedRoom(_) => &mut counts.refused_used_room,
             Refusal::RankConflict { .. } | Refusal::BadRank(_) => &mut counts.refused_rank_conflict,
-            Refusal::PartnerFailed { .. } => &mut counts.failed_partner,
+            Refusal::PartnerFailed(_) => &mut counts.failed_partner,
             Refusal::PartnerTimeout(_) => &mut counts.refused_partner_timeout,
             Refusal::Aborted => &mut counts.aborted,
             Refusal::AsMarked | Refusal::DiedAsMarked => &mut counts.failed_as_marked,
+            Refusal::Ordered(_) | Refusal::ResetByFault | Refusal::EmptiedByFault => {
+                &mut counts.failed_by_fault
+            }
         };
         *count += 1;
     }

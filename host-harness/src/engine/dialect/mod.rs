@@ -1,13 +1,18 @@
 //! The engines that can be simulated: what each takes for a leg, and how it writes and reads a hand-off.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use serde::Serialize;
+use hyper::header::HeaderMap;
+use serde::{Deserialize, Serialize};
 
-use super::Role;
-use super::request::Generation;
+use super::refusal::Refusal;
+use super::request::{Endpoint, Generation};
+use super::{EngineConfig, Role};
 
+pub mod mooncake;
 pub mod sglang;
+pub mod trtllm;
 pub mod vllm;
 
 /// An engine's hand-off protocol.
@@ -16,12 +21,31 @@ pub enum Dialect {
     /// vLLM with its NixlConnector: prefill first, then decode pulls.
     #[default]
     Vllm,
+    /// vLLM with its MooncakeConnector: the legs, in any order, name a transfer at the prefill's bootstrap server.
+    Mooncake,
     /// SGLang: both legs at once, which meet in a bootstrap room.
     Sglang,
+    /// TensorRT-LLM: context first, whose answer the generation gets back.
+    Trtllm,
 }
 
+/// The dialects in words, for `--help`.
+pub const DIALECTS: &str = r#"Dialects, each strict; a decode engine computes no prompt, and what was issued, pulled, expired, leaked, refused and recomputed is in /__state:
+  vllm      prefill leg: kv_transfer_params {do_remote_decode: true}, one token, no stream; its answer has the kv_transfer_params of the decode leg
+  mooncake  both legs: the same kv_transfer_params.transfer_id, once, in any order; decode leg: remote_bootstrap_addr "http://host:port" and the
+            remote_engine_id of the prefill's rank, as GET /query on the bootstrap port tells; with several ranks a prefill leg needs x-data-parallel-rank
+  sglang    both legs at once: bootstrap_host, bootstrap_port, bootstrap_room, once; lists of one for each sequence in a batch or where n > 1;
+            routed_dp_rank and disagg_prefill_dp_rank must be the room's; serves /generate too (text or input_ids, sampling_params, return_logprob)
+  trtllm    prefill leg: disaggregated_params {request_type: "context_only", disagg_request_id: from 2^42, once, schedule_style: 0}, one token,
+            no stream; decode leg: choices[0].disaggregated_params of its answer as "generation_only" with ctx_usage, and its prompt_token_ids
+            (in completions as the prompt); one sequence; no /v1/responses"#;
+
+/// Names the rank that is to run a leg.
+const RANK_HEADER: &str = "x-data-parallel-rank";
+
 /// What the hand-off part of a request makes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Leg {
     /// Its KV is to be handed off.
     Prefill,
@@ -46,12 +70,18 @@ pub struct Handoff {
     pub port: u16,
 }
 
-/// A whole answer's part about the hand-off.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum WrittenHandoff {
-    /// `kv_transfer_params`; vLLM writes `null` where there are none.
-    Vllm(Option<vllm::Params>),
+/// What a whole answer says about the hand-off.
+#[derive(Default, Serialize)]
+pub struct Written {
+    /// vLLM's, which writes `null` where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_transfer_params: Option<Option<vllm::Params>>,
+    /// TensorRT-LLM's, which stand in the choice.
+    #[serde(skip)]
+    pub disaggregated_params: Option<trtllm::Params>,
+    /// TensorRT-LLM's: the prompt as it was computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 impl Handoff {
@@ -69,21 +99,90 @@ impl Handoff {
 
 impl Dialect {
     /// What a whole answer says about the hand-off; an SGLang engine says nothing.
-    pub fn write(self, handoff: Option<Handoff>) -> Option<WrittenHandoff> {
-        match self {
-            Self::Vllm => Some(WrittenHandoff::Vllm(handoff.map(vllm::Params::from))),
-            Self::Sglang => None,
+    pub fn write(self, handoff: Option<Handoff>) -> Written {
+        let kv_transfer_params = match self {
+            Self::Vllm => Some(handoff.map(vllm::Params::from)),
+            Self::Mooncake => Some(None),
+            Self::Sglang | Self::Trtllm => None,
+        };
+        Written {
+            kv_transfer_params,
+            ..Written::default()
         }
     }
 
     /// Which leg a request is; SGLang's two look alike, so that there the engine's role decides.
     pub fn leg(self, role: Role, generation: &Generation) -> Leg {
         match (self, role) {
-            (Self::Vllm, _) => vllm::leg(generation),
+            (Self::Vllm | Self::Mooncake, _) => vllm::leg(generation),
+            (Self::Trtllm, _) => trtllm::leg(generation),
             (Self::Sglang, _) if generation.bootstrap.room.is_none() => Leg::Whole,
             (Self::Sglang, Role::Prefill) => Leg::Prefill,
             (Self::Sglang, Role::Decode) => Leg::Decode,
             (Self::Sglang, Role::Aggregated) => Leg::Whole,
         }
     }
+
+    /// Whether the engine has this path.
+    pub fn serves(self, endpoint: Endpoint) -> bool {
+        match endpoint {
+            Endpoint::Chat | Endpoint::Completions => true,
+            Endpoint::Responses => self != Self::Trtllm,
+            Endpoint::Generate => self == Self::Sglang,
+        }
+    }
+
+    /// Whether a prefill engine has a bootstrap server.
+    pub fn has_bootstrap(self) -> bool {
+        matches!(self, Self::Mooncake | Self::Sglang)
+    }
+
+    /// Whether each sequence of a request has its own KV, not one for all that share a prompt.
+    pub fn hands_over_sequences(self) -> bool {
+        self == Self::Sglang
+    }
+
+    /// How long KV that was handed off is held.
+    pub fn lease(self, config: &EngineConfig) -> Duration {
+        match self {
+            Self::Sglang => config.partner_timeout,
+            Self::Vllm | Self::Mooncake | Self::Trtllm => config.lease,
+        }
+    }
+
+    /// Of a prompt's tokens those that a decode engine does not compute: vLLM's computes the last one.
+    pub fn tokens_taken_over(self, prompt_tokens: u64) -> u64 {
+        match self {
+            Self::Vllm | Self::Mooncake => prompt_tokens.saturating_sub(1),
+            Self::Sglang | Self::Trtllm => prompt_tokens,
+        }
+    }
+}
+
+/// The rank, of `dp_size`, that a header asks to run a leg.
+///
+/// # Errors
+/// [`Refusal::BadRank`] where it is no rank of the engine.
+pub fn asked_rank(headers: &HeaderMap, dp_size: u32) -> Result<Option<u64>, Refusal> {
+    below(header_rank(headers)?, dp_size)
+}
+
+fn header_rank(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+    let rank = headers.get(RANK_HEADER);
+    rank.map(|rank| read_rank(rank.to_str().unwrap_or_default()))
+        .transpose()
+}
+
+fn below(rank: Option<u64>, dp_size: u32) -> Result<Option<u64>, Refusal> {
+    match rank {
+        Some(rank) if rank >= u64::from(dp_size) => Err(Refusal::BadRank(format!(
+            "{rank} is not below dp_size {dp_size}"
+        ))),
+        _ => Ok(rank),
+    }
+}
+
+fn read_rank(text: &str) -> Result<u64, Refusal> {
+    text.parse()
+        .map_err(|_| Refusal::BadRank(format!("{text} is not a number from 0")))
 }

@@ -11,6 +11,8 @@ use crate::engine::request::Generation;
 /// The simulated engines' tensor parallelism.
 const TP_SIZE: u32 = 1;
 
+const MISSING: &str = "EngineCore encountered an issue: kv_transfer_params with do_remote_prefill are required for decode mode";
+
 #[derive(Deserialize)]
 struct Flags {
     do_remote_prefill: Option<bool>,
@@ -74,13 +76,7 @@ pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
 /// # Errors
 /// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`] where it is not an object at all.
 pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
-    let Some(params) = &generation.kv_transfer_params else {
-        return Err(Refusal::MissingHandoff);
-    };
-    let flags = read_flags(params)?;
-    if flags.do_remote_prefill != Some(true) {
-        return Err(Refusal::MissingHandoff);
-    }
+    let params = pulled_params(generation)?;
     let remote: Params = serde_json::from_str(params.get())
         .map_err(|error| Refusal::WrongHandoff(format!("got invalid KVTransferParams: {error}")))?;
     if remote.do_remote_decode {
@@ -101,6 +97,21 @@ pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
         host: remote.remote_host,
         port: remote.remote_port,
     })
+}
+
+/// The parameters of a request that says it has its prefill behind it.
+///
+/// # Errors
+/// [`Refusal::MissingHandoff`], or [`Refusal::BadRequest`] where they are no object.
+pub(super) fn pulled_params(generation: &Generation) -> Result<&RawValue, Refusal> {
+    let missing = Refusal::MissingHandoff(MISSING);
+    let Some(params) = generation.kv_transfer_params.as_deref() else {
+        return Err(missing);
+    };
+    match read_flags(params)?.do_remote_prefill {
+        Some(true) => Ok(params),
+        _ => Err(missing),
+    }
 }
 
 /// Which leg a request asks to be.

@@ -14,11 +14,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
+mod batches;
 mod crowd;
+mod faults;
 mod handoff;
 mod markers;
+mod mooncake;
 mod rooms;
 mod surface;
+mod trtllm;
 
 use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 

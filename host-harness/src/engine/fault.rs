@@ -1,0 +1,423 @@
+//! Owns the faults ordered over `/__fault`: what they are, and which requests they meet.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::header::{CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use hyper::{Response, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::LONGEST_WAIT;
+use super::body::{self, Body};
+use super::dialect::Leg;
+use super::refusal::Refusal;
+
+/// The faults in words, for `--help`.
+pub const FAULTS: &str = r#"Faults on demand: POST /__fault with one JSON object adds a fault and answers {"id": N}; GET lists them with their "hits"; DELETE clears them
+(a request that hangs goes on hanging). A request meets every fault that is for it:
+  {"kind": "status", "status": 503, "headers": {"retry-after": "7"}, "body": "text"}
+                                           before any work; without a body in the engine's error JSON
+  {"kind": "delay", "ms": 500}             before any work
+  {"kind": "hang"}                         takes the request and never answers
+  {"kind": "reset_before_headers"}         breaks the connection without an answer: a prefill after computing, a decode after the pull
+  {"kind": "reset_after_headers"}          answers 200, then breaks the connection before any byte of the body
+  {"kind": "silent"}                       answers 200, then says nothing; the connection stays open
+  {"kind": "empty"}                        answers 200 and ends with no token: a stream without events, or an empty body
+  {"kind": "die_mid_stream", "tokens": 3}  breaks the connection after so many tokens
+  {"kind": "slow_drip", "ms": 200}         so long between tokens; not sped up
+  {"kind": "lose_handoff"}                 a prefill issues a hand-off that cannot be pulled
+  {"kind": "no_handoff"}                   a prefill ends at the length limit, but hands nothing off
+Each may have "share" (of the requests, 0 to 1; else all), "times" (requests met; else no end) and "leg" ("prefill", "decode" or "whole").
+A prefill whose answer is reset, silent or empty hands nothing off."#;
+
+/// What goes wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// Braces, since serde lets unknown members pass beside the tag of a unit variant.
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+enum Kind {
+    Status {
+        status: u16,
+        #[serde(default)]
+        headers: BTreeMap<String, String>,
+        body: Option<String>,
+    },
+    Delay {
+        ms: u64,
+    },
+    Hang {},
+    ResetBeforeHeaders {},
+    ResetAfterHeaders {},
+    Silent {},
+    Empty {},
+    DieMidStream {
+        tokens: u64,
+    },
+    SlowDrip {
+        ms: u64,
+    },
+    LoseHandoff {},
+    NoHandoff {},
+}
+
+impl Kind {
+    /// Whether it can be seen in such a leg.
+    fn shows_in(&self, leg: Leg) -> bool {
+        match self {
+            Self::LoseHandoff {} | Self::NoHandoff {} => leg == Leg::Prefill,
+            Self::DieMidStream { .. } | Self::SlowDrip { .. } => leg != Leg::Prefill,
+            _ => true,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Status {
+                status, headers, ..
+            } => OrderedStatus::new(*status, headers, None).map(drop),
+            Self::Delay { ms } | Self::SlowDrip { ms }
+                if Duration::from_millis(*ms) > LONGEST_WAIT =>
+            {
+                Err("ms must be at most a year".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Which requests meet a fault.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Target {
+    share: f64,
+    times: Option<u64>,
+    leg: Option<Leg>,
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self {
+            share: 1.0,
+            times: None,
+            leg: None,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Fault {
+    id: u64,
+    #[serde(flatten)]
+    kind: Kind,
+    #[serde(flatten)]
+    target: Target,
+    /// Requests that met it.
+    hits: u64,
+}
+
+impl Fault {
+    fn meets(&self, leg: Leg) -> bool {
+        self.kind.shows_in(leg)
+            && self.target.leg.is_none_or(|wanted| wanted == leg)
+            && self.target.times.is_none_or(|times| self.hits < times)
+            && (self.target.share >= 1.0 || rand::random::<f64>() < self.target.share)
+    }
+}
+
+#[derive(Default)]
+struct Orders {
+    given: u64,
+    faults: Vec<Fault>,
+}
+
+/// The faults of one engine.
+#[derive(Default)]
+pub struct Faults(RefCell<Orders>);
+
+impl Faults {
+    /// Adds the fault that `content` describes.
+    pub fn add(&self, content: &[u8]) -> Response<Body> {
+        let (kind, target) = match read(content) {
+            Ok(read) => read,
+            Err(why) => return answer(StatusCode::BAD_REQUEST, &json!({ "detail": why })),
+        };
+        let mut orders = self.0.borrow_mut();
+        orders.given += 1;
+        let id = orders.given;
+        orders.faults.push(Fault {
+            id,
+            kind,
+            target,
+            hits: 0,
+        });
+        answer(StatusCode::OK, &json!({ "id": id }))
+    }
+
+    /// Lists the faults.
+    pub fn list(&self) -> Response<Body> {
+        answer(StatusCode::OK, &self.0.borrow().faults)
+    }
+
+    /// Clears the faults; a request that met one goes on as it was.
+    pub fn clear(&self) -> Response<Body> {
+        self.0.borrow_mut().faults.clear();
+        answer(StatusCode::OK, &json!({}))
+    }
+
+    /// The faults that a request of this leg meets.
+    pub fn draw(&self, leg: Leg) -> Drawn {
+        let mut orders = self.0.borrow_mut();
+        let met = orders.faults.iter_mut().filter(|fault| fault.meets(leg));
+        Drawn(
+            met.map(|fault| {
+                fault.hits += 1;
+                fault.kind.clone()
+            })
+            .collect(),
+        )
+    }
+}
+
+fn read(content: &[u8]) -> Result<(Kind, Target), String> {
+    let invalid = |error: serde_json::Error| error.to_string();
+    let mut kind: Map<String, Value> = serde_json::from_slice(content).map_err(invalid)?;
+    let common = ["share", "times", "leg"];
+    let target: Map<String, Value> = common
+        .iter()
+        .filter_map(|name| kind.remove_entry(*name))
+        .collect();
+    let kind: Kind = serde_json::from_value(kind.into()).map_err(invalid)?;
+    let target: Target = serde_json::from_value(target.into()).map_err(invalid)?;
+    kind.check()?;
+    if !(0.0..=1.0).contains(&target.share) {
+        return Err("share must be from 0 to 1".to_owned());
+    }
+    if target.leg.is_some_and(|leg| !kind.shows_in(leg)) {
+        return Err("leg is not one in which this kind can be seen".to_owned());
+    }
+    Ok((kind, target))
+}
+
+fn answer(status: StatusCode, content: &impl Serialize) -> Response<Body> {
+    let content = serde_json::to_vec(content).unwrap_or_default();
+    body::json(status, content.into())
+}
+
+/// How an answer is spoilt once its KV is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoil {
+    /// The connection breaks without an answer.
+    ResetBeforeHeaders,
+    /// The connection breaks after the headers.
+    ResetAfterHeaders,
+    /// Nothing comes after the headers.
+    Silent,
+    /// A clean end comes after the headers.
+    Empty,
+}
+
+/// What becomes of the KV that a prefill computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is handed off.
+    HandedOff,
+    /// A hand-off is issued that cannot be pulled.
+    Lost,
+    /// There is no hand-off.
+    Dropped,
+}
+
+/// The faults that one request meets.
+#[derive(Clone, Debug, Default)]
+pub struct Drawn(Vec<Kind>);
+
+impl Drawn {
+    /// Delays the request, keeps it for ever, or refuses it.
+    ///
+    /// # Errors
+    /// [`Refusal::Ordered`].
+    pub async fn before_work(&self) -> Result<(), Refusal> {
+        let delay = self.first(|kind| match kind {
+            Kind::Delay { ms } => Some(Duration::from_millis(*ms)),
+            _ => None,
+        });
+        if let Some(delay) = delay {
+            tokio::time::sleep(delay).await;
+        }
+        if self.0.contains(&Kind::Hang {}) {
+            std::future::pending::<()>().await;
+        }
+        let status = self.first(|kind| match kind {
+            Kind::Status {
+                status,
+                headers,
+                body,
+            } => OrderedStatus::new(*status, headers, body.clone()).ok(),
+            _ => None,
+        });
+        match status {
+            Some(status) => Err(Refusal::Ordered(Box::new(status))),
+            None => Ok(()),
+        }
+    }
+
+    /// How the answer is to be spoilt.
+    pub fn spoil(&self) -> Option<Spoil> {
+        self.first(|kind| match kind {
+            Kind::ResetBeforeHeaders {} => Some(Spoil::ResetBeforeHeaders),
+            Kind::ResetAfterHeaders {} => Some(Spoil::ResetAfterHeaders),
+            Kind::Silent {} => Some(Spoil::Silent),
+            Kind::Empty {} => Some(Spoil::Empty),
+            _ => None,
+        })
+    }
+
+    /// Tokens after which the connection is to break.
+    pub fn lifetime(&self) -> Option<u64> {
+        self.first(|kind| match kind {
+            Kind::DieMidStream { tokens } => Some(*tokens),
+            _ => None,
+        })
+    }
+
+    /// The time from one token to the next.
+    pub fn drip(&self) -> Option<Duration> {
+        self.first(|kind| match kind {
+            Kind::SlowDrip { ms } => Some(Duration::from_millis(*ms)),
+            _ => None,
+        })
+    }
+
+    /// What is to become of the KV computed.
+    pub fn fate(&self) -> Fate {
+        let fate = self.first(|kind| match kind {
+            Kind::LoseHandoff {} => Some(Fate::Lost),
+            Kind::NoHandoff {} => Some(Fate::Dropped),
+            _ => None,
+        });
+        fate.unwrap_or(Fate::HandedOff)
+    }
+
+    fn first<T>(&self, pick: impl Fn(&Kind) -> Option<T>) -> Option<T> {
+        self.0.iter().find_map(pick)
+    }
+}
+
+/// A status ordered as the answer.
+#[derive(Debug)]
+pub struct OrderedStatus {
+    /// The status.
+    pub status: StatusCode,
+    headers: HeaderMap,
+    body: Option<String>,
+}
+
+impl OrderedStatus {
+    fn new(
+        status: u16,
+        headers: &BTreeMap<String, String>,
+        body: Option<String>,
+    ) -> Result<Self, String> {
+        let status = StatusCode::from_u16(status)
+            .ok()
+            .filter(|status| !status.is_informational())
+            .ok_or("status must be an HTTP status from 200")?;
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            let bad = |why: &str| format!("headers: {name}: {why}");
+            let key = HeaderName::try_from(name).map_err(|error| bad(&error.to_string()))?;
+            if key == CONTENT_LENGTH || key == TRANSFER_ENCODING {
+                return Err(bad("is the body's own"));
+            }
+            let value = HeaderValue::try_from(value).map_err(|error| bad(&error.to_string()))?;
+            map.append(key, value);
+        }
+        Ok(Self {
+            status,
+            headers: map,
+            body,
+        })
+    }
+
+    /// The answer; `otherwise` is one without the ordered headers and body.
+    pub fn response(&self, otherwise: Response<Body>) -> Response<Body> {
+        let mut response = match &self.body {
+            Some(body) => body::json(self.status, Bytes::from(body.clone())),
+            None => otherwise,
+        };
+        for (name, value) in &self.headers {
+            response.headers_mut().insert(name, value.clone());
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(content: &str) -> String {
+        read(content.as_bytes()).expect_err(content)
+    }
+
+    #[test]
+    fn unknown_members_are_named() {
+        for (content, named) in [
+            (r#"{"kind":"hang","mss":1}"#, "mss"),
+            (r#"{"kind":"delay","ms":1,"sharee":1}"#, "sharee"),
+            (r#"{"kind":"hangs"}"#, "hangs"),
+            (r#"{"kind":"delay"}"#, "ms"),
+            (r#"{"ms":1}"#, "kind"),
+            (r#"{"kind":"hang","share":1.5}"#, "share"),
+            (r#"{"kind":"hang","leg":"both"}"#, "both"),
+            (r#"{"kind":"hang","times":-1}"#, "-1"),
+            (r#"{"kind":"status","status":99}"#, "status"),
+            (
+                r#"{"kind":"status","status":500,"headers":{"a b":"c"}}"#,
+                "a b",
+            ),
+            (
+                r#"{"kind":"status","status":500,"headers":{"content-length":"0"}}"#,
+                "content-length",
+            ),
+            (r#"{"kind":"lose_handoff","leg":"decode"}"#, "leg"),
+            (
+                r#"{"kind":"delay","ms":18446744073709551615}"#,
+                "at most a year",
+            ),
+            ("[]", "map"),
+        ] {
+            let why = refused(content);
+            assert!(why.contains(named), "{content}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_fault_meets_the_requests_it_is_for() {
+        let faults = Faults::default();
+        faults.add(br#"{"kind":"slow_drip","ms":7,"times":2}"#);
+        faults.add(br#"{"kind":"no_handoff","share":0.5}"#);
+        faults.add(br#"{"kind":"silent","leg":"whole"}"#);
+        let drips = |leg| faults.draw(leg).drip().is_some();
+        assert!(!drips(Leg::Prefill));
+        assert!(drips(Leg::Decode) && drips(Leg::Whole) && !drips(Leg::Whole));
+        assert_eq!(faults.draw(Leg::Whole).spoil(), Some(Spoil::Silent));
+        assert_eq!(faults.draw(Leg::Decode).spoil(), None);
+        let dropped = (0..1000).filter(|_| faults.draw(Leg::Prefill).fate() == Fate::Dropped);
+        assert!((400..600).contains(&dropped.count()));
+        faults.clear();
+        assert_eq!(faults.draw(Leg::Prefill).fate(), Fate::HandedOff);
+    }
+
+    #[test]
+    fn the_help_names_every_kind() {
+        let kinds = refused(r#"{"kind":""}"#);
+        let kinds = kinds.split('`').skip(3).step_by(2);
+        assert_eq!(kinds.clone().count(), 11);
+        for kind in kinds {
+            assert!(FAULTS.contains(&format!(r#""{kind}""#)), "{kind}");
+        }
+    }
+}

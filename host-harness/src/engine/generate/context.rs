@@ -1,0 +1,103 @@
+//! The legs of a request to TensorRT-LLM engines: context first, then the generation that shows what the context answered.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use hyper::StatusCode;
+use tokio::time::Instant;
+
+use super::{Job, Outcome, Ready};
+use crate::engine::bootstrap::{self, NotTaken, Take};
+use crate::engine::dialect::{Written, trtllm};
+use crate::engine::fault::Fate;
+use crate::engine::marker::Marker;
+use crate::engine::refusal::Refusal;
+use crate::engine::rooms::{RoomRefusal, Tenant};
+use crate::engine::{body, pull};
+
+impl Job {
+    /// Computes the prompt and holds its KV for the one who shows what this answers.
+    pub(super) async fn prefill_context(mut self, local: SocketAddr) -> Outcome {
+        let (id, tenant) = match self.enter_context() {
+            Ok(entered) => entered,
+            Err(refusal) => return Err((self.flight, refusal)),
+        };
+        let ready = self.compute_prompt().await;
+        let markers = &self.generation.markers;
+        if markers.has(Marker::FailPrefill) {
+            return Err((self.flight, Refusal::AsMarked));
+        }
+        let ended = markers.has(Marker::End);
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, (tenant, ready));
+        }
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+        let params = trtllm::Params::new(id, format!("http://{local}"));
+        let of = self.kv_of();
+        match self.fate() {
+            Fate::HandedOff => {
+                tenant.hand_over(ready.blocks, of, params.seal(&self.answer.usage()));
+            }
+            Fate::Lost => tenant.lose(ready.blocks, of, &self.node.kv),
+            Fate::Dropped => drop((tenant, ready)),
+        }
+        let content = self.answer.whole(Written {
+            disaggregated_params: match self.fate() {
+                Fate::Dropped if ended => Some(params.ended()),
+                Fate::Dropped => None,
+                Fate::HandedOff | Fate::Lost => Some(params),
+            },
+            prompt_token_ids: self.generation.ids.take().map(|prompt| prompt.ids),
+            ..Written::default()
+        });
+        self.flight.answered();
+        Ok(body::json(StatusCode::OK, content))
+    }
+
+    /// Checks a context leg and enters its id, which serves once.
+    fn enter_context(&self) -> Result<(u64, Tenant), Refusal> {
+        let id = trtllm::context_id(&self.generation)?;
+        let tenant = self.node.rooms.enter(&id.to_string(), &self.id);
+        Ok((id, tenant.ok_or(Refusal::UsedDisaggId(id))?))
+    }
+
+    /// Takes the context over. The first token came with it, so that nothing is computed here.
+    pub(super) async fn take_context(&mut self) -> Result<Ready, Refusal> {
+        let node = Rc::clone(&self.node);
+        let context = trtllm::read(&self.generation)?;
+        let uri = pull::address(&context.host, context.port, bootstrap::PATH)
+            .map_err(|error| Refusal::WrongHandoff(error.to_string()))?;
+        let blocks = node.kv.reserve(self.blocks).await;
+        let take = Take {
+            room: context.id.to_string(),
+            prefill_rank: None,
+            seal: context.seal,
+        };
+        let patience = node.config.partner_timeout;
+        let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+        self.check_prompt(of.map_err(explain)?)?;
+        Ok(Ready {
+            blocks,
+            first_token: Instant::now(),
+        })
+    }
+}
+
+fn explain(reason: NotTaken) -> Refusal {
+    let wrong = |why: &str| Refusal::WrongHandoff(why.to_owned());
+    match reason {
+        NotTaken::Refused(refused) => match refused.refused {
+            RoomRefusal::Used => Refusal::UsedHandoff,
+            RoomRefusal::Expired => Refusal::ExpiredHandoff,
+            RoomRefusal::Lost => Refusal::LostHandoff,
+            RoomRefusal::WrongSeal => {
+                wrong("disaggregated_params are not what the context answered")
+            }
+            RoomRefusal::Unknown | RoomRefusal::RankConflict => wrong("no such disagg_request_id"),
+            RoomRefusal::PrefillFailed => wrong("the context of this disagg_request_id failed"),
+        },
+        NotTaken::TimedOut => Refusal::UnreachableHandoff("timed out".into()),
+        NotTaken::Unreachable(why) | NotTaken::Lost(why) => Refusal::UnreachableHandoff(why),
+        NotTaken::NoServer(why) => Refusal::WrongHandoff(why),
+    }
+}

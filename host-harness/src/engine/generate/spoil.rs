@@ -1,0 +1,48 @@
+//! Answers that an ordered fault spoils when their KV is there.
+
+use bytes::Bytes;
+use hyper::StatusCode;
+
+use super::{Events, Job, Outcome};
+use crate::engine::body;
+use crate::engine::fault::Spoil;
+use crate::engine::refusal::Refusal;
+
+impl Job {
+    /// Whether a stream's headers go out before its KV is there, where they need not wait for it.
+    pub(super) fn streams_at_once(&self) -> bool {
+        self.generation.stream && self.faults.spoil() != Some(Spoil::ResetBeforeHeaders)
+    }
+
+    /// The spoilt answer. A silent one keeps what is `held` until its client leaves.
+    pub(super) fn spoil(self, spoil: Spoil, held: impl Sized + 'static) -> Outcome {
+        let stream = self.generation.stream;
+        if spoil == Spoil::ResetBeforeHeaders {
+            return Err((self.flight, Refusal::ResetByFault));
+        }
+        if spoil == Spoil::Empty && !stream {
+            self.flight.refused(&Refusal::EmptiedByFault);
+            return Ok(body::json(StatusCode::OK, Bytes::new()));
+        }
+        let feed = self.fed(async move |job: Self, events: &Events| {
+            job.spoil_events(spoil, events).await;
+            drop(held);
+        });
+        Ok(match stream {
+            true => body::events(feed),
+            false => body::unfinished(feed),
+        })
+    }
+
+    /// The same where the headers have been sent.
+    pub(super) async fn spoil_events(self, spoil: Spoil, events: &Events) {
+        match spoil {
+            Spoil::Silent => std::future::pending().await,
+            Spoil::Empty => self.flight.refused(&Refusal::EmptiedByFault),
+            Spoil::ResetBeforeHeaders | Spoil::ResetAfterHeaders => {
+                self.flight.refused(&Refusal::ResetByFault);
+                events.break_off();
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The legs of a request to vLLM engines with a MooncakeConnector, which meet in a transfer of the prefill engine.
+
+use std::rc::Rc;
+
+use hyper::StatusCode;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{Job, Outcome, Ready};
+use crate::engine::bootstrap::{self, NotTaken, Take};
+use crate::engine::dialect::{asked_rank, mooncake};
+use crate::engine::fault::Fate;
+use crate::engine::marker::Marker;
+use crate::engine::refusal::Refusal;
+use crate::engine::rooms::{RoomRefusal, Tenant};
+use crate::engine::{body, pull};
+
+impl Job {
+    /// Computes the prompt and offers its KV under the transfer's id. The answer says nothing of it.
+    pub(super) async fn prefill_transfer(mut self) -> Outcome {
+        let (tenant, engine_id) = match self.offer() {
+            Ok(offer) => offer,
+            Err(refusal) => return Err((self.flight, refusal)),
+        };
+        let ready = self.compute_prompt().await;
+        if self.generation.markers.has(Marker::FailPrefill) {
+            return Err((self.flight, Refusal::AsMarked));
+        }
+        if let Some(spoil) = self.faults.spoil() {
+            return self.spoil(spoil, (tenant, ready));
+        }
+        match self.fate() {
+            Fate::HandedOff => tenant.hand_over(ready.blocks, self.kv_of(), json!(engine_id)),
+            Fate::Lost => tenant.lose(ready.blocks, self.kv_of(), &self.node.kv),
+            Fate::Dropped => drop((tenant, ready)),
+        }
+        let content = self.answer.whole(self.node.config.dialect.write(None));
+        self.flight.answered();
+        Ok(body::json(StatusCode::OK, content))
+    }
+
+    /// Checks a prefill leg and opens its transfer; returns the id of the rank that runs it, too.
+    fn offer(&self) -> Result<(Tenant, String), Refusal> {
+        let node = &self.node;
+        let dp_size = node.config.dp_size;
+        let transfer = mooncake::transfer_id(&self.generation)?;
+        let rank = mooncake::prefill_rank(&self.headers, dp_size)?;
+        let tenant = node.rooms.enter(&transfer, &self.id);
+        let tenant = tenant.ok_or(Refusal::UsedHandoff)?;
+        Ok((tenant, mooncake::rank_id(&node.engine_id, rank, dp_size)))
+    }
+
+    /// Takes the transfer over; its last prompt token is computed here, with the first output token.
+    pub(super) async fn take_transfer(&mut self) -> Result<Ready, Refusal> {
+        let node = Rc::clone(&self.node);
+        let transfer = mooncake::read(&self.generation)?;
+        asked_rank(&self.headers, node.config.dp_size)?;
+        // Each sequence takes for itself in vLLM, and only the first finds the blocks.
+        if self.generation.sequences() > 1 {
+            return Err(Refusal::UsedHandoff);
+        }
+        let wrong = |why: String| Refusal::WrongHandoff(why);
+        let uri = pull::address(&transfer.host, transfer.port, bootstrap::PATH)
+            .map_err(|error| wrong(error.to_string()))?;
+        let blocks = node.kv.reserve(self.blocks).await;
+        let take = Take {
+            room: transfer.id,
+            prefill_rank: None,
+            seal: json!(transfer.engine_id),
+        };
+        let patience = node.config.partner_timeout;
+        let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+        self.check_prompt(of.map_err(explain)?)?;
+        node.tally.computed(1);
+        Ok(Ready {
+            blocks,
+            first_token: Instant::now() + self.pace().tokens(1),
+        })
+    }
+}
+
+fn explain(reason: NotTaken) -> Refusal {
+    let wrong = |why: &str| Refusal::WrongHandoff(why.to_owned());
+    match reason {
+        NotTaken::Refused(refused) => match refused.refused {
+            RoomRefusal::Used => Refusal::UsedHandoff,
+            RoomRefusal::Expired => Refusal::ExpiredHandoff,
+            RoomRefusal::Lost => Refusal::LostHandoff,
+            RoomRefusal::WrongSeal => wrong("remote_engine_id is not that of the prefill"),
+            RoomRefusal::Unknown | RoomRefusal::RankConflict => wrong("no such transfer_id"),
+            RoomRefusal::PrefillFailed => {
+                Refusal::PartnerFailed("KV load failed: the prefill of the transfer failed".into())
+            }
+        },
+        NotTaken::TimedOut => wrong("no prefill of this transfer_id came"),
+        NotTaken::Unreachable(why) => Refusal::UnreachableHandoff(why),
+        NotTaken::Lost(why) => Refusal::PartnerFailed(format!("KV load failed: {why}")),
+        NotTaken::NoServer(why) => Refusal::WrongHandoff(why),
+    }
+}

@@ -1,0 +1,184 @@
+//! A worker that answers what the test says, word for word, and keeps what it was sent.
+
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::engines::{MODEL, Recorded, Role};
+
+/// Between two pieces of an answer, so that each travels alone.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What a scripted worker says to one request.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    status: u16,
+    content_type: &'static str,
+    pieces: Vec<Bytes>,
+}
+
+impl Answer {
+    /// 200 with this JSON.
+    pub fn json(text: impl Into<Bytes>) -> Answer {
+        Answer {
+            status: 200,
+            content_type: "application/json",
+            pieces: vec![text.into()],
+        }
+    }
+
+    /// 200 and a stream of these bytes, each piece on its own.
+    pub fn stream(pieces: impl IntoIterator<Item = String>) -> Answer {
+        Answer {
+            status: 200,
+            content_type: "text/event-stream",
+            pieces: pieces.into_iter().map(Bytes::from).collect(),
+        }
+    }
+}
+
+type Script = dyn Fn(&Recorded) -> Answer + Send + Sync;
+
+#[derive(Clone)]
+struct Stagehand {
+    script: Arc<Script>,
+    got: Arc<Mutex<Vec<Recorded>>>,
+}
+
+/// A worker with a script.
+pub struct Scripted {
+    /// Where it listens.
+    pub address: SocketAddr,
+    stagehand: Stagehand,
+    serving: JoinHandle<()>,
+}
+
+impl Scripted {
+    /// Starts a worker that answers so.
+    pub async fn start(script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static) -> Scripted {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
+        let address = listener.local_addr();
+        let stagehand = Stagehand {
+            script: Arc::new(script),
+            got: Arc::default(),
+        };
+        Scripted {
+            address: address.unwrap_or_else(|error| panic!("no address: {error}")),
+            serving: tokio::spawn(serve(listener, stagehand.clone())),
+            stagehand,
+        }
+    }
+
+    /// All that it was sent, oldest first.
+    pub fn requests(&self) -> Vec<Recorded> {
+        self.stagehand.got().clone()
+    }
+
+    /// The last thing that it was sent.
+    #[track_caller]
+    pub fn last(&self) -> Recorded {
+        let last = self.stagehand.got().last().cloned();
+        last.unwrap_or_else(|| panic!("the worker got nothing"))
+    }
+
+    /// It as a configuration lists it.
+    pub fn listed(&self, role: Role) -> Value {
+        json!({
+            "address": self.address.to_string(),
+            "role": role.as_str(),
+            "model": MODEL,
+        })
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Stagehand {
+    fn got(&self) -> MutexGuard<'_, Vec<Recorded>> {
+        self.got.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn answer(
+        self,
+        request: Request<Incoming>,
+    ) -> Result<Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>>, hyper::Error>
+    {
+        let (head, body) = request.into_parts();
+        let body = body.collect().await?.to_bytes();
+        let header = |(name, value): (&hyper::header::HeaderName, &HeaderValue)| {
+            let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+            (name.to_string(), value)
+        };
+        let recorded = Recorded {
+            method: head.method.to_string(),
+            path: head.uri.to_string(),
+            headers: head.headers.iter().map(header).collect(),
+            body_bytes: body.len(),
+            body: String::from_utf8(body.to_vec()).ok(),
+        };
+        let answer = (self.script)(&recorded);
+        self.got().push(recorded);
+        Ok(written(answer))
+    }
+}
+
+fn written(
+    answer: Answer,
+) -> Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>> {
+    let pieces = stream::unfold(answer.pieces.into_iter(), |mut pieces| async {
+        let piece = pieces.next()?;
+        tokio::time::sleep(PAUSE).await;
+        Some((Ok(Frame::data(piece)), pieces))
+    });
+    let mut response = Response::new(StreamBody::new(pieces).boxed_unsync());
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or_default();
+    let content_type = HeaderValue::from_static(answer.content_type);
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+async fn serve(listener: TcpListener, stagehand: Stagehand) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let stagehand = stagehand.clone();
+        let answer = service_fn(move |request| stagehand.clone().answer(request));
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
+        // A gateway may break a connection off.
+        tokio::spawn(async move { connection.await.unwrap_or_default() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Ask, send};
+
+    #[tokio::test]
+    async fn it_says_its_words_and_keeps_what_it_got() {
+        let worker = Scripted::start(|got| Answer::json(format!("{{\"path\":\"{}\"}}", got.path)));
+        let worker = worker.await;
+        let reply = send(worker.address, Ask::post("/a?b=1", "{}").header("x-y", "z")).await;
+        assert_eq!(reply.expect(200).json(), json!({"path": "/a?b=1"}));
+        let got = worker.last();
+        assert_eq!((got.text(), got.values("x-y")), ("{}", vec!["z"]));
+        assert_eq!(worker.requests().len(), 1);
+    }
+}

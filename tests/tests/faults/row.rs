@@ -1,0 +1,321 @@
+//! One row of docs/failures.md under one protocol: who is made to fail, what clients see, and what is left afterwards.
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
+use pd_router_e2e::engines::{Role, in_turns, with};
+use pd_router_e2e::metrics::Metrics;
+use pd_router_e2e::protocols::Protocol;
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::stage::{Plot, Stage};
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::{Value, json};
+
+pub const CHAT: &str = "/v1/chat/completions";
+
+/// Milliseconds until a prefill, a first token, or the next token is too late: short for tests that wait for it, long
+/// for engines that answer at once on a busy machine.
+pub const LIMIT_MS: u64 = 2000;
+
+/// Failures in a row after which a worker is ejected.
+const EJECT_AFTER: u64 = 2;
+
+/// The tokens that clients ask for.
+pub const TOKENS: u64 = 4;
+
+/// Requests sent at once while one of two workers fails: in turns on two threads, it gets one of them at least.
+const REQUESTS: usize = 8;
+
+/// How a client asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// For an answer in one piece.
+    Whole,
+    /// For a stream.
+    Streamed,
+}
+
+pub const BOTH: &[Asked] = &[Asked::Whole, Asked::Streamed];
+pub const WHOLE: &[Asked] = &[Asked::Whole];
+pub const STREAMED: &[Asked] = &[Asked::Streamed];
+
+/// Short limits, and blame that comes quickly.
+fn pool() -> Value {
+    let limits = json!({
+        "prefill": {"base_timeout_ms": LIMIT_MS, "timeout_ms_per_1k_tokens": 0},
+        "decode": {
+            "first_token_timeout_ms": LIMIT_MS,
+            "silence_timeout_ms": LIMIT_MS,
+            "timeout_ms_per_token": 1,
+        },
+        "health": {"eject_after": EJECT_AFTER},
+    });
+    with(in_turns(), limits)
+}
+
+/// A status that an engine gives before any work, with a body of its own.
+pub fn status(status: u16) -> Value {
+    json!({"kind": "status", "status": status, "headers": {"retry-after": "7"}, "body": said(status)})
+}
+
+/// The body of that status.
+fn said(status: u16) -> String {
+    format!("{{\"error\": {{ \"message\":\"the engine says {status}\",\"code\":{status} }} }}")
+}
+
+/// A body of a chat request.
+pub fn body(asked: Asked, content: &str, tokens: u64) -> Value {
+    let fields = json!({"max_tokens": tokens, "stream": asked == Asked::Streamed});
+    with(chat_body(content), fields)
+}
+
+fn ask(asked: Asked) -> Ask {
+    Ask::post(CHAT, body(asked, "a question", TOKENS).to_string())
+}
+
+/// A protocol's stage and what its counters said at the beginning.
+pub struct Row {
+    pub stage: Stage,
+    pub protocol: Protocol,
+    begun: Metrics,
+    before: Metrics,
+    requests: [Vec<usize>; 2],
+}
+
+impl Row {
+    /// Two healthy workers of each role, all of whom have answered.
+    pub async fn begin(proxy: Proxy, protocol: Protocol) -> Row {
+        let stage = Stage::take(Plot::of(proxy, protocol).pool(pool())).await;
+        let replies = join_all((0..REQUESTS).map(|_| stage.gateway.send(ask(Asked::Whole)))).await;
+        for reply in replies {
+            reply.expect_tokens(TOKENS);
+        }
+        stage.comes_to_rest().await;
+        let begun = stage.gateway.metrics().await;
+        Row {
+            before: begun.clone(),
+            begun,
+            requests: [
+                stage.requests(Role::Prefill).await,
+                stage.requests(Role::Decode).await,
+            ],
+            stage,
+            protocol,
+        }
+    }
+
+    /// One worker of this role always does this, and all of many clients are answered.
+    pub async fn with_one(
+        proxy: Proxy,
+        protocol: Protocol,
+        (role, fault): (Role, &Value),
+        asked: &[Asked],
+    ) -> Row {
+        let row = Row::begin(proxy, protocol).await;
+        row.stage.one_does(role, fault).await;
+        row.answers(asked).await;
+        row.blames_only(role).await;
+        row
+    }
+
+    /// From here on is counted anew.
+    pub async fn mark(&mut self) {
+        self.stage.comes_to_rest().await;
+        self.before = self.stage.gateway.metrics().await;
+        for (role, count) in [Role::Prefill, Role::Decode].into_iter().zip(0..) {
+            self.requests[count] = self.stage.requests(role).await;
+        }
+    }
+
+    /// All workers of this role do this from now on.
+    pub async fn with_all(proxy: Proxy, protocol: Protocol, role: Role, fault: &Value) -> Row {
+        let row = Row::begin(proxy, protocol).await;
+        row.stage.all_do(role, fault).await;
+        row
+    }
+
+    /// Sends many requests at once, all of which must be answered.
+    pub async fn answers(&self, asked: &[Asked]) {
+        let many: Vec<Asked> = asked.iter().copied().cycle().take(REQUESTS).collect();
+        for reply in self.replies(&many).await {
+            reply.expect_tokens(TOKENS);
+        }
+    }
+
+    /// Sends one request; fails where no answer comes.
+    pub async fn send(&self, asked: Asked) -> Reply {
+        self.stage.gateway.send(ask(asked)).await
+    }
+
+    /// Sends one request of each kind at the same time and says what became of them.
+    pub async fn outcomes(&self, asked: &[Asked]) -> Vec<Result<Reply, Failure>> {
+        let gateway = &self.stage.gateway;
+        join_all(asked.iter().map(|asked| gateway.try_send(ask(*asked)))).await
+    }
+
+    /// Sends one request of each kind, none of which may be without an answer.
+    pub async fn replies(&self, asked: &[Asked]) -> Vec<Reply> {
+        let replies = self.outcomes(asked).await.into_iter();
+        let reply = |outcome: Result<Reply, Failure>| {
+            outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
+        };
+        replies.map(reply).collect()
+    }
+
+    /// Sends one request of each kind; the answers must be what all engines of a role say with [`status`].
+    pub async fn replies_are_the_engines(&self, status: u16, asked: &[Asked]) {
+        for reply in self.replies(asked).await {
+            assert_said(reply, status);
+        }
+    }
+
+    /// A client that has written its request.
+    pub async fn client(&self, body: &Value) -> Raw {
+        let mut client = Raw::connect(self.stage.gateway.listen).await;
+        let request = raw::post(CHAT, &[], body.to_string().as_bytes());
+        client.write(&request).await;
+        client
+    }
+
+    /// Waits until engines of this role have got a request since the mark.
+    pub async fn until_asked(&self, role: Role) {
+        eventually("an engine is asked", GENEROUS, || async {
+            let got = self.got(role).await;
+            if got.iter().sum::<usize>() > 0 {
+                return Ok(());
+            }
+            Err(format!("{got:?}"))
+        })
+        .await;
+    }
+
+    /// How many requests each engine of this role has got since the mark.
+    pub async fn got(&self, role: Role) -> Vec<usize> {
+        let before = match role {
+            Role::Prefill => &self.requests[0],
+            Role::Decode | Role::Aggregated => &self.requests[1],
+        };
+        let mut more = Vec::new();
+        for (post, before) in self.stage.posts(role).iter().zip(before) {
+            let all = match post.lives() {
+                true => post.engine().requests().await.len(),
+                false => *before,
+            };
+            more.push(all - before);
+        }
+        more
+    }
+
+    /// How many requests engines of this role have got since the mark.
+    pub async fn got_in_all(&self, role: Role) -> usize {
+        self.got(role).await.iter().sum()
+    }
+
+    /// What this counter has grown by since the mark, over all labels.
+    pub async fn counted(&self, name: &str) -> f64 {
+        self.counted_where(name, &[]).await
+    }
+
+    async fn counted_where(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let now = self.stage.gateway.metrics().await;
+        let value = |metrics: &Metrics| metrics.sum_where(name, labels).unwrap_or_default();
+        value(&now) - value(&self.before)
+    }
+
+    /// How often something was tried again since the mark: prefills, decodes by the list, and decodes anew.
+    pub async fn tried_again(&self) -> [f64; 3] {
+        [
+            self.counted("pd_router_prefill_retries_total").await,
+            self.counted("pd_router_decode_retries_total").await,
+            self.counted("pd_router_recoveries_total").await,
+        ]
+    }
+
+    /// How many workers were ejected since the mark: prefill, decode.
+    pub async fn ejections(&self) -> [f64; 2] {
+        let name = "pd_router_ejections_total";
+        [
+            self.counted_where(name, &[("role", "prefill")]).await,
+            self.counted_where(name, &[("role", "decode")]).await,
+        ]
+    }
+
+    /// Fails where any worker was blamed.
+    pub async fn blames_nobody(&self) {
+        let ejected = self.ejections().await;
+        assert_eq!(ejected, [0.0, 0.0], "ejected: prefill, decode");
+    }
+
+    /// Fails where any worker of the other role was blamed.
+    pub async fn blames_only(&self, role: Role) {
+        let ejected = self.ejections().await;
+        let other = match role {
+            Role::Prefill => ejected[1],
+            Role::Decode | Role::Aggregated => ejected[0],
+        };
+        assert_eq!(other, 0.0, "ejected: prefill, decode: {ejected:?}");
+    }
+
+    /// At the end nothing is booked, nothing runs, no hand-off was refused and no prompt computed twice, and what nobody
+    /// pulled is counted.
+    pub async fn ends(self) {
+        self.rests(|counted, left| counted == left).await;
+    }
+
+    /// The same where a decode was reset before its first byte, whose hand-off may be used or not: both are counted.
+    pub async fn ends_with_resets(self) {
+        self.rests(|counted, left| counted >= left).await;
+    }
+
+    async fn leaked(&self) -> u64 {
+        let now = self.stage.gateway.metrics().await;
+        let counted = |metrics: &Metrics| {
+            let leaked = metrics.sum("pd_router_kv_leaked_handoffs_total");
+            leaked.unwrap_or_default()
+        };
+        (counted(&now) - counted(&self.begun)) as u64
+    }
+
+    async fn rests(self, is_right: impl Fn(u64, u64) -> bool) {
+        self.stage.comes_to_rest().await;
+        self.stage.assert_good_hand_offs().await;
+        if self.protocol.is_sequential() {
+            eventually("what nobody pulled is counted", GENEROUS, || async {
+                let state = self.stage.state().await;
+                let counted = self.leaked().await;
+                // An engine that was killed takes its counts along.
+                let left = state.issued.saturating_sub(state.pulled);
+                if is_right(counted, left) {
+                    return Ok(());
+                }
+                Err(format!("the gateway counts {counted} of {left}: {state:?}"))
+            })
+            .await;
+        }
+        self.stage.leave();
+    }
+}
+
+/// Fails where this is not what an engine says with [`status`].
+pub fn assert_said(reply: Reply, status: u16) {
+    let reply = reply.expect(status);
+    assert_eq!(reply.text(), said(status));
+    assert_eq!(reply.header("retry-after"), Some("7"), "{reply:?}");
+    let content = reply.header("content-type").unwrap_or_default();
+    assert!(content.starts_with("application/json"), "{reply:?}");
+}
+
+/// Fails where an answer came to its end.
+pub fn assert_torn(outcome: &Result<Reply, Failure>) {
+    match outcome {
+        Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
+        Err(failure) => panic!("{failure}"),
+        Ok(reply) => panic!("it ends as if whole: {reply:?}"),
+    }
+}
+
+/// Fails where these bytes of a stream, all that came, end as if it were whole.
+pub fn assert_torn_text(text: &str) {
+    assert!(!text.contains("[DONE]"), "{text}");
+    assert!(!text.ends_with("0\r\n\r\n"), "it ends as if whole: {text}");
+}

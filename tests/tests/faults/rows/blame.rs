@@ -1,0 +1,42 @@
+//! Who is blamed: the worker that fails, however the other one is drawn into it.
+
+use std::time::Duration;
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::engines::Role;
+use pd_router_e2e::protocols::Protocol;
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use tokio::time::sleep;
+
+use crate::row::{Asked, Row, TOKENS, status};
+
+/// Between two requests: one that has failed is passed over for a second.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// One worker of this role always fails, until it is ejected: no other one is, and all clients are answered.
+async fn alone_is_blamed(proxy: Proxy, protocol: Protocol, role: Role) {
+    let row = Row::begin(proxy, protocol).await;
+    row.stage.one_does(role, &status(500)).await;
+    eventually("it is ejected", GENEROUS, || async {
+        for asked in [Asked::Whole, Asked::Streamed] {
+            row.send(asked).await.expect_tokens(TOKENS);
+            sleep(PAUSE).await;
+        }
+        let ejected = row.ejections().await;
+        match ejected.iter().sum::<f64>() {
+            0.0 => Err(format!("{ejected:?}")),
+            _ => Ok(()),
+        }
+    })
+    .await;
+    row.blames_only(role).await;
+    row.ends().await;
+}
+
+pub async fn prefill_alone_is_blamed(proxy: Proxy, protocol: Protocol) {
+    alone_is_blamed(proxy, protocol, Role::Prefill).await;
+}
+
+pub async fn decode_alone_is_blamed(proxy: Proxy, protocol: Protocol) {
+    alone_is_blamed(proxy, protocol, Role::Decode).await;
+}

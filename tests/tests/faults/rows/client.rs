@@ -1,0 +1,50 @@
+//! The client leaves.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::engines::Role;
+use pd_router_e2e::protocols::Protocol;
+use serde_json::{Value, json};
+
+use crate::row::{BOTH, Row, STREAMED, body};
+
+/// A client of each kind leaves once an engine of this role has its request, and all ends.
+async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value)) {
+    for asked in BOTH {
+        let row = Row::with_all(proxy, protocol, role, fault).await;
+        let client = row.client(&body(*asked, "a question", 4)).await;
+        row.until_asked(role).await;
+        drop(client);
+        row.stage.comes_to_rest().await;
+        assert_eq!(row.tried_again().await, [0.0; 3], "for nobody");
+        row.blames_nobody().await;
+        row.ends_with_resets().await;
+    }
+}
+
+pub async fn client_leaves_during_prefill(proxy: Proxy, protocol: Protocol) {
+    let slow = json!({"kind": "delay", "ms": 1000});
+    leaves(proxy, protocol, (Role::Prefill, &slow)).await;
+}
+
+pub async fn client_leaves_before_headers(proxy: Proxy, protocol: Protocol) {
+    let slow = json!({"kind": "delay", "ms": 1000});
+    leaves(proxy, protocol, (Role::Decode, &slow)).await;
+}
+
+pub async fn client_leaves_before_the_first_token(proxy: Proxy, protocol: Protocol) {
+    let silent = json!({"kind": "silent"});
+    leaves(proxy, protocol, (Role::Decode, &silent)).await;
+}
+
+pub async fn client_leaves_a_stream(proxy: Proxy, protocol: Protocol) {
+    let slow = json!({"kind": "slow_drip", "ms": 50});
+    let row = Row::with_all(proxy, protocol, Role::Decode, &slow).await;
+    for asked in STREAMED {
+        let mut client = row.client(&body(*asked, "a long story", 2000)).await;
+        client.read_until("data:", 3).await;
+    }
+    row.stage.comes_to_rest().await;
+    assert_eq!(row.tried_again().await, [0.0; 3]);
+    row.blames_nobody().await;
+    row.ends().await;
+}

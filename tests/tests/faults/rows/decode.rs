@@ -1,0 +1,146 @@
+//! Decode fails before a byte of its answer has reached the client.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Reply;
+use pd_router_e2e::engines::Role;
+use pd_router_e2e::protocols::Protocol;
+use serde_json::{Value, json};
+
+use crate::row::{Asked, BOTH, Row, STREAMED, WHOLE, assert_said, assert_torn, status};
+
+/// One of two decode workers does this: another pair does it all again, and the client waits a little longer.
+async fn is_mended(proxy: Proxy, protocol: Protocol, fault: &Value, asked: &[Asked]) -> Row {
+    let row = Row::with_one(proxy, protocol, (Role::Decode, fault), asked).await;
+    let failed = row.got(Role::Decode).await[0];
+    assert!(failed > 0, "the worker that fails was never asked");
+    assert_eq!(row.tried_again().await, [0.0, 0.0, failed as f64]);
+    row
+}
+
+/// All decode workers do this: each request is tried once again, and gives what its client learns.
+async fn is_told(row: &mut Row, fault: &Value, asked: &[Asked]) -> Vec<Reply> {
+    row.mark().await;
+    row.stage.all_do(Role::Decode, fault).await;
+    let replies = row.replies(asked).await;
+    row.stage.comes_to_rest().await;
+    let [_, _, recoveries] = row.tried_again().await;
+    assert_eq!(recoveries, asked.len() as f64, "one each");
+    let got = row.got(Role::Decode).await;
+    let each = vec![asked.len(); got.len()];
+    assert_eq!(got, each, "nobody is asked twice by one request");
+    row.blames_only(Role::Decode).await;
+    replies
+}
+
+pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
+    let mut row = Row::begin(proxy, protocol).await;
+    row.stage.crew.decode[0].kill().await;
+    row.answers(BOTH).await;
+    let [prefills, decodes, recoveries] = row.tried_again().await;
+    assert!(decodes > 0.0, "the next one of the list was asked");
+    assert_eq!((prefills, recoveries), (0.0, 0.0));
+    let answered = row.got_in_all(Role::Decode).await;
+    if protocol.has_prefill_leg() {
+        let prefilled = row.got_in_all(Role::Prefill).await;
+        assert_eq!(prefilled, answered, "one prefill each: its result is used");
+    }
+    row.blames_only(Role::Decode).await;
+
+    row.stage.crew.kill(Role::Decode).await;
+    row.mark().await;
+    for reply in row.replies(BOTH).await {
+        reply.expect_code(503, "unreachable");
+        assert!(reply.header("retry-after").is_some(), "{reply:?}");
+    }
+    row.blames_only(Role::Decode).await;
+    row.ends().await;
+}
+
+pub async fn decode_answers_4xx(proxy: Proxy, protocol: Protocol) {
+    is_the_answer(proxy, protocol, 422).await;
+}
+
+pub async fn decode_answers_429(proxy: Proxy, protocol: Protocol) {
+    is_the_answer(proxy, protocol, 429).await;
+}
+
+async fn is_the_answer(proxy: Proxy, protocol: Protocol, code: u16) {
+    let row = Row::with_all(proxy, protocol, Role::Decode, &status(code)).await;
+    row.replies_are_the_engines(code, BOTH).await;
+    row.stage.comes_to_rest().await;
+    assert_eq!(row.got_in_all(Role::Decode).await, BOTH.len());
+    assert_eq!(row.tried_again().await, [0.0; 3]);
+    row.blames_nobody().await;
+    row.ends().await;
+}
+
+pub async fn decode_answers_5xx(proxy: Proxy, protocol: Protocol) {
+    breaks_with_a_status(proxy, protocol, WHOLE).await;
+}
+
+pub async fn decode_answers_5xx_to_a_stream(proxy: Proxy, protocol: Protocol) {
+    breaks_with_a_status(proxy, protocol, STREAMED).await;
+}
+
+async fn breaks_with_a_status(proxy: Proxy, protocol: Protocol, asked: &[Asked]) {
+    let mut row = is_mended(proxy, protocol, &status(503), asked).await;
+    for reply in is_told(&mut row, &status(503), asked).await {
+        assert_said(reply, 503);
+    }
+    row.ends().await;
+}
+
+pub async fn decode_breaks_before_headers(proxy: Proxy, protocol: Protocol) {
+    breaks_without_an_answer(proxy, protocol, WHOLE).await;
+}
+
+pub async fn decode_breaks_before_headers_of_a_stream(proxy: Proxy, protocol: Protocol) {
+    breaks_without_an_answer(proxy, protocol, STREAMED).await;
+}
+
+async fn breaks_without_an_answer(proxy: Proxy, protocol: Protocol, asked: &[Asked]) {
+    let fault = json!({"kind": "reset_before_headers"});
+    is_mended_or_told(proxy, protocol, (&fault, asked), (503, "unreachable")).await;
+}
+
+async fn is_mended_or_told(
+    proxy: Proxy,
+    protocol: Protocol,
+    (fault, asked): (&Value, &[Asked]),
+    (status, code): (u16, &str),
+) {
+    let mut row = is_mended(proxy, protocol, fault, asked).await;
+    for reply in is_told(&mut row, fault, asked).await {
+        reply.expect_code(status, code);
+    }
+    row.ends_with_resets().await;
+}
+
+pub async fn decode_answers_nothing(proxy: Proxy, protocol: Protocol) {
+    let fault = json!({"kind": "empty"});
+    is_mended_or_told(proxy, protocol, (&fault, BOTH), (502, "empty_answer")).await;
+}
+
+pub async fn decode_hangs(proxy: Proxy, protocol: Protocol) {
+    let fault = json!({"kind": "hang"});
+    is_mended_or_told(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
+}
+
+pub async fn decode_is_silent_before_its_first_token(proxy: Proxy, protocol: Protocol) {
+    let fault = json!({"kind": "silent"});
+    is_mended_or_told(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
+}
+
+pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {
+    let fault = json!({"kind": "reset_after_headers"});
+    let row = Row::with_all(proxy, protocol, Role::Decode, &fault).await;
+    for outcome in row.outcomes(BOTH).await {
+        assert_torn(&outcome);
+    }
+    row.stage.comes_to_rest().await;
+    assert_eq!(row.tried_again().await, [0.0; 3]);
+    let resets = row.counted("pd_router_resets_total").await;
+    assert_eq!(resets, BOTH.len() as f64);
+    row.blames_only(Role::Decode).await;
+    row.ends_with_resets().await;
+}

@@ -1,0 +1,118 @@
+//! Workers that fail, under load and alone: nobody healthy is kept out, and nobody pays for another's failure.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Connection};
+use pd_router_e2e::engines::{FAST, Fleet, in_turns, with};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::json;
+use tokio::time::sleep;
+
+/// sgl-project/sglang #31206: a breaker that opens and stays so.
+pub async fn an_ejected_worker_comes_back_after_one_trial(proxy: Proxy) {
+    let fleet = Fleet::start(2, 1, FAST).await;
+    let pool = json!({"health": {"eject_after": 2, "eject_ms": 1500}});
+    let config = fleet.config_with(with(in_turns(), pool));
+    let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
+    let faulty = &fleet.prefill[0];
+    let ejections = async || {
+        gateway.send(Ask::chat("hello")).await.expect_tokens(4);
+        let metrics = gateway.metrics().await;
+        metrics.sum("pd_router_ejections_total").unwrap_or_default()
+    };
+    faulty
+        .fault(&json!({"kind": "status", "status": 500}))
+        .await;
+    for times in [1.0, 2.0] {
+        eventually("it is ejected", GENEROUS, || async {
+            match ejections().await {
+                now if now == times => Ok(()),
+                now => Err(format!("{now}")),
+            }
+        })
+        .await;
+        let before = faulty.state().await.requests;
+        for _ in 0..6 {
+            gateway.send(Ask::chat("hello")).await.expect_tokens(4);
+        }
+        let meanwhile = faulty.state().await.requests - before;
+        assert_eq!(meanwhile, 0, "it is passed over");
+    }
+    // Twice in a row, then once in its trial, which cost its client nothing.
+    assert_eq!(faulty.state().await.failed_by_fault, 3);
+
+    faulty.clear_faults().await;
+    let before = faulty.state().await.answered;
+    eventually("it serves again", GENEROUS, || async {
+        gateway.send(Ask::chat("hello")).await.expect_tokens(4);
+        let served = faulty.state().await.answered - before;
+        if served > 3 {
+            return Ok(());
+        }
+        Err(format!("{served}"))
+    })
+    .await;
+    let ejected = gateway.metrics().await.sum("pd_router_ejected");
+    assert_eq!(ejected.unwrap_or_default(), 0.0);
+    fleet.assert_no_decode_refused().await;
+    gateway.assert_comes_to_rest().await;
+}
+
+/// SemiAnalysisAI/InferenceX #2255, and what peers lose where a prefill of 2P1D dies.
+pub async fn killing_one_of_two_prefills_under_load_costs_no_answer(proxy: Proxy) {
+    let mut fleet = Fleet::start(2, 1, &["--speedup", "10"]).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let to = gateway.listen;
+    let client = |number: usize| async move {
+        let mut answered = 0;
+        for turn in 0..6 {
+            let prompt = format!("question {turn} of client {number}");
+            let ask = match number % 2 {
+                0 => Ask::chat(&prompt),
+                _ => Ask::chat_stream(&prompt),
+            };
+            let connection = Connection::open(to).await;
+            let mut connection = connection.unwrap_or_else(|failure| panic!("{failure}"));
+            let reply = connection.send(ask).await;
+            reply
+                .unwrap_or_else(|failure| panic!("client {number} lost its answer: {failure}"))
+                .expect_tokens(4);
+            answered += 1;
+        }
+        answered
+    };
+    let mut dying = fleet.prefill.remove(0);
+    let (answered, ()) = tokio::join!(join_all((0..40).map(client)), async {
+        sleep(Duration::from_millis(300)).await;
+        dying.kill();
+    });
+    assert_eq!(answered.iter().sum::<usize>(), 40 * 6);
+    gateway.assert_comes_to_rest().await;
+}
+
+/// gateway-api-inference-extension #1436, TensorRT-LLM #12893: an error that is no JSON, fed to a parser or hidden.
+pub async fn an_engine_error_that_is_text_passes_as_it_is(proxy: Proxy) {
+    let said = "no healthy upstream\n\t<html>\u{e9}</html>";
+    for at_prefill in [true, false] {
+        let fleet = Fleet::start(1, 1, FAST).await;
+        let gateway = Gateway::over(proxy, &fleet).await;
+        let fault = json!({
+            "kind": "status", "status": 418, "headers": {"content-type": "text/plain"}, "body": said,
+        });
+        let engine = if at_prefill {
+            &fleet.prefill
+        } else {
+            &fleet.decode
+        };
+        engine[0].fault(&fault).await;
+        for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
+            let reply = gateway.send(ask).await.expect(418);
+            assert_eq!(reply.text(), said);
+            assert_eq!(reply.header("content-type"), Some("text/plain"));
+        }
+        gateway.assert_comes_to_rest().await;
+    }
+}

@@ -1,0 +1,188 @@
+//! Golden bytes: both legs of every kind of request, as the engine's protocol has them.
+
+use std::collections::BTreeSet;
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::golden::{Holes, front, holes, number};
+use pd_router_e2e::protocols::Protocol;
+use serde_json::Value;
+
+use crate::asked::{Asked, CHATS, COMPLETED, RESPONDED};
+use crate::rig::{Legs, Rig};
+
+const NIXL_PREFILL: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+/// The order of its members is the engine's business.
+const NIXL_DECODE: &str = r#""kv_transfer_params":{‹hand-off›}"#;
+
+const MOONCAKE_PREFILL: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-‹transfer›"}"#;
+const MOONCAKE_DECODE: &str = r#""kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":"http://‹bootstrap›","remote_engine_id":"‹engine›","transfer_id":"xfer-‹transfer›"}"#;
+
+const SGLANG: &str = r#""bootstrap_host":"‹host›","bootstrap_port":‹port›,"bootstrap_room":‹room›"#;
+
+const TRTLLM_PREFILL: &str = r#""disaggregated_params":{"request_type":"context_only","disagg_request_id":‹id›,"schedule_style":0}"#;
+const TRTLLM_DECODE: &str =
+    r#""disaggregated_params":{"ctx_usage":{‹usage›},"request_type":"generation_only",‹rest›}"#;
+
+/// All kinds that a sequential engine has.
+fn all() -> Vec<Asked> {
+    let completed = COMPLETED.iter().map(|(_, asked)| *asked);
+    let asked = CHATS.iter().copied().chain(completed);
+    asked.chain(RESPONDED.iter().copied()).collect()
+}
+
+/// Both legs as they are to be.
+fn assert_golden(asked: &Asked, legs: &Legs, (prefill, decode): (&str, &str)) -> (Holes, Holes) {
+    let (one, other) = legs.pair();
+    for leg in [one, other] {
+        assert_eq!(
+            (leg.method.as_str(), leg.path.as_str()),
+            ("POST", asked.path)
+        );
+    }
+    (holes(prefill, one.text()), holes(decode, other.text()))
+}
+
+pub async fn nixl_legs_are_golden(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, Protocol::Nixl).await;
+    for asked in all() {
+        let legs = rig.legs_of(asked.ask()).await;
+        let prefill = asked.one_token_with(NIXL_PREFILL);
+        let decode = front(asked.body, NIXL_DECODE);
+        let (_, found) = assert_golden(&asked, &legs, (&prefill, &decode));
+        let hand_off = format!("{{{}}}", found["hand-off"]);
+        let hand_off: Value = serde_json::from_str(&hand_off).unwrap_or_default();
+        assert_eq!(hand_off["do_remote_prefill"], true, "{hand_off}");
+        assert!(hand_off["remote_block_ids"].is_array(), "{hand_off}");
+        let prefills = rig.stage.crew.prefill.iter();
+        let mut hosts = prefills.map(|post| post.address.ip().to_string());
+        assert!(
+            hosts.any(|host| hand_off["remote_host"] == host),
+            "{hand_off}"
+        );
+        asked.assert_answered(legs.reply);
+    }
+    rig.ends().await;
+}
+
+pub async fn mooncake_legs_are_golden(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, Protocol::Mooncake).await;
+    let mut transfers = BTreeSet::new();
+    for asked in all() {
+        let legs = rig.legs_of(asked.ask()).await;
+        let prefill = asked.one_token_with(MOONCAKE_PREFILL);
+        let decode = front(asked.body, MOONCAKE_DECODE);
+        let (sent, found) = assert_golden(&asked, &legs, (&prefill, &decode));
+        assert_eq!(sent["transfer"], found["transfer"]);
+        let transfer = number(&sent, "transfer");
+        assert!(transfers.insert(transfer), "{transfer} is used twice");
+        let prefills = &rig.stage.crew.prefill;
+        let servers = prefills.iter().filter_map(|post| post.bootstrap);
+        let servers: Vec<String> = servers.map(|at| at.to_string()).collect();
+        assert!(
+            servers.contains(&found["bootstrap"]),
+            "{found:?} of {servers:?}"
+        );
+        assert!(!found["engine"].is_empty(), "{found:?}");
+        asked.assert_answered(legs.reply);
+    }
+    rig.ends().await;
+}
+
+pub async fn sglang_legs_are_golden(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, Protocol::Sglang).await;
+    let mut rooms = BTreeSet::new();
+    let completed = COMPLETED.iter().map(|(_, asked)| *asked).take(2);
+    // Where the client sets a limit: what is put before the rest is then one thing.
+    let limited = CHATS.iter().copied().chain(completed);
+    for asked in limited.filter(|asked| asked.lacks.is_none()) {
+        let legs = rig.legs_of(asked.ask()).await;
+        let prefill = asked.one_token_with(&format!("\"rid\":\"‹rid›\",{SGLANG}"));
+        let decode = front(asked.body, SGLANG);
+        let (one, other) = assert_golden(&asked, &legs, (&prefill, &decode));
+        for hole in ["host", "port", "room"] {
+            assert_eq!(one[hole], other[hole], "both legs meet: {hole}");
+        }
+        assert!(!one["rid"].is_empty(), "{one:?}");
+        let room = number(&one, "room");
+        assert!(room <= i64::MAX.unsigned_abs(), "{room}");
+        assert!(rooms.insert(room), "{room} is used twice");
+        let prefills = &rig.stage.crew.prefill;
+        let servers = prefills.iter().filter_map(|post| post.bootstrap);
+        let servers: Vec<String> = servers.map(|at| at.to_string()).collect();
+        let named = format!("{}:{}", one["host"], one["port"]);
+        assert!(servers.contains(&named), "{named} of {servers:?}");
+        asked.assert_answered(legs.reply);
+    }
+    rig.ends().await;
+}
+
+pub async fn trtllm_legs_are_golden(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, Protocol::Trtllm).await;
+    let mut ids = BTreeSet::new();
+    let chats = CHATS.iter().map(|asked| (None, *asked));
+    let completed = COMPLETED.iter();
+    let completed = completed.map(|(prompt, asked)| (Some(*prompt), *asked));
+    for (prompt, asked) in chats.chain(completed) {
+        let legs = rig.legs_of(asked.ask()).await;
+        let prefill = asked.one_token_with(TRTLLM_PREFILL);
+        let decode = match prompt {
+            Some(prompt) => front(&asked.body.replace(prompt, "[‹ids›]"), TRTLLM_DECODE),
+            None => front(
+                asked.body,
+                &format!("{TRTLLM_DECODE},\"prompt_token_ids\":[‹ids›]"),
+            ),
+        };
+        let (sent, found) = assert_golden(&asked, &legs, (&prefill, &decode));
+        let id = number(&sent, "id");
+        assert!((1 << 62..1 << 63).contains(&id), "{id}");
+        assert!(ids.insert(id), "{id} is used twice");
+        let own = format!("\"disagg_request_id\":{id}");
+        assert!(found["rest"].contains(&own), "{own} in {found:?}");
+        for field in ["first_gen_tokens", "ctx_request_id", "encoded_opaque_state"] {
+            assert!(found["rest"].contains(field), "{field} in {found:?}");
+        }
+        assert!(found["usage"].contains("prompt_tokens"), "{found:?}");
+        let numbers = found["ids"].split(',').map(|id| id.trim().parse::<u64>());
+        assert!(
+            numbers.clone().count() > 0 && numbers.clone().all(|id| id.is_ok()),
+            "{found:?}"
+        );
+        asked.assert_answered(legs.reply);
+    }
+    rig.ends().await;
+}
+
+pub async fn llmd_legs_are_golden(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, Protocol::Llmd).await;
+    let prefills = rig.stage.crew.prefill.iter();
+    let prefills: Vec<String> = prefills.map(|post| post.address.to_string()).collect();
+    for asked in all() {
+        let legs = rig.legs_of(asked.ask()).await;
+        let leg = legs.only();
+        assert_eq!(leg.text(), asked.body);
+        let named = leg.values("x-prefiller-host-port");
+        assert!(
+            matches!(named.as_slice(), [one] if prefills.iter().any(|prefill| prefill == one)),
+            "{named:?} of {prefills:?}"
+        );
+        asked.assert_answered(legs.reply);
+    }
+    rig.ends().await;
+}
+
+pub async fn aggregated_legs_are_golden(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, Protocol::Aggregated).await;
+    for asked in all() {
+        let legs = rig.legs_of(asked.ask()).await;
+        assert_eq!(legs.only().text(), asked.body);
+        asked.assert_answered(legs.reply);
+    }
+    // A request without an id of its own gets one, and the next one another.
+    let mut ids = BTreeSet::new();
+    for _ in 0..2 {
+        let legs = rig.legs_of_bare(CHATS[0].ask()).await;
+        let id = legs.only().values("x-request-id").join(",");
+        assert!(!id.is_empty() && ids.insert(id.clone()), "{id}");
+    }
+    rig.ends().await;
+}

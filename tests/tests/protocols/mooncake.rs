@@ -1,0 +1,117 @@
+//! What Mooncake alone has: engine ids that are asked for at `/query`, one for each rank, new with each start.
+
+use std::collections::BTreeSet;
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::{Engine, Role, static_config, with};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::protocols::Protocol;
+use pd_router_e2e::roster::own_loopback;
+use pd_router_e2e::stage::Plot;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+use crate::asked::CHATS;
+use crate::rig::Rig;
+
+const OPTIONS: [&str; 4] = ["--dialect", "mooncake", "--speedup", "50"];
+
+pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
+    const RANKS: u64 = 3;
+    let plot = Plot::of(proxy, Protocol::Mooncake);
+    let mut rig = Rig::on(plot.engines(&["--dp-size", "3"], json!({"dp_size": RANKS}))).await;
+    let mut pairs = BTreeSet::new();
+    for _ in 0..12 {
+        let legs = rig.legs_of(CHATS[0].ask()).await;
+        let (prefill, decode) = legs.pair();
+        let rank = prefill.values("x-data-parallel-rank").join(",");
+        let told = rank.parse::<u64>();
+        assert!(told.is_ok_and(|rank| rank < RANKS), "{rank:?}: {prefill:?}");
+        let params = &decode.json()["kv_transfer_params"];
+        let server = params["remote_bootstrap_addr"].to_string();
+        pairs.insert((server, rank, params["remote_engine_id"].to_string()));
+        legs.reply.expect(200);
+    }
+    let ids: BTreeSet<&String> = pairs.iter().map(|(_, _, id)| id).collect();
+    assert_eq!(ids.len(), pairs.len(), "one id for each rank: {pairs:?}");
+    assert!(pairs.len() > 2, "one rank alone is used: {pairs:?}");
+    rig.ends().await;
+}
+
+/// A prefill engine that can be started again where it was, its bootstrap server too.
+struct Restarted {
+    address: SocketAddr,
+    port: String,
+    bootstrap: SocketAddr,
+}
+
+impl Restarted {
+    async fn find() -> Restarted {
+        let anywhere = SocketAddr::from((own_loopback(), 0));
+        let first = Engine::start_at(anywhere, Role::Prefill, &OPTIONS).await;
+        let bootstrap = first.bootstrap;
+        let bootstrap = bootstrap.unwrap_or_else(|| panic!("it has no bootstrap server"));
+        Restarted {
+            address: first.address,
+            port: bootstrap.port().to_string(),
+            bootstrap,
+        }
+    }
+
+    async fn start(&self) -> Engine {
+        let options = [&OPTIONS[..], &["--bootstrap-port", self.port.as_str()]].concat();
+        Engine::start_at(self.address, Role::Prefill, &options).await
+    }
+
+    fn listed(&self, engine: &Engine) -> Value {
+        with(
+            engine.listed(),
+            json!({"bootstrap_port": self.bootstrap.port()}),
+        )
+    }
+}
+
+pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Proxy) {
+    let place = Restarted::find().await;
+    let mut prefill = place.start().await;
+    let decode = Engine::start(Role::Decode, &OPTIONS).await;
+    let workers = vec![place.listed(&prefill), decode.listed()];
+    let config = static_config(workers, json!({"protocol": "mooncake"}));
+    let gateway = Gateway::start(proxy, &config, &[]).await;
+    gateway.answers().await;
+    for _ in 0..2 {
+        prefill.kill();
+        gateway.send(Ask::chat("hello")).await.expect_error(503);
+        prefill = place.start().await;
+        gateway.answers().await;
+        for _ in 0..4 {
+            gateway
+                .send(Ask::chat_stream("hello"))
+                .await
+                .expect_tokens(4);
+        }
+        assert_eq!(decode.state().await.refused, 0);
+    }
+    gateway.assert_comes_to_rest().await;
+}
+
+pub async fn nobody_is_asked_for_an_answer_before_the_engine_ids_are_known(proxy: Proxy) {
+    let place = Restarted::find().await;
+    let mut prefill = place.start().await;
+    prefill.kill();
+    let decode = Engine::start(Role::Decode, &OPTIONS).await;
+    let workers = vec![place.listed(&prefill), decode.listed()];
+    let config = static_config(workers, json!({"protocol": "mooncake"}));
+    let gateway = Gateway::start(proxy, &config, &[]).await;
+    for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
+        gateway.send(ask).await.expect_code(503, "prefill_pending");
+    }
+    gateway.send(Ask::get("/pd-router/ready")).await.expect(503);
+    assert_eq!(decode.state().await.requests, 0);
+    let _back = place.start().await;
+    gateway.answers().await;
+    gateway.is_ready().await;
+    assert_eq!(decode.state().await.refused, 0);
+    gateway.assert_comes_to_rest().await;
+}

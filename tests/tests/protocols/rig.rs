@@ -1,0 +1,108 @@
+//! A stage, and the legs that each request makes on it.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::engines::{Recorded, Role};
+use pd_router_e2e::protocols::Protocol;
+use pd_router_e2e::stage::{Plot, Stage};
+
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+const TOKEN: &str = "Bearer the-clients-own";
+
+/// What the engines got of one request.
+pub struct Legs {
+    pub reply: Reply,
+    pub prefill: Vec<Recorded>,
+    pub decode: Vec<Recorded>,
+}
+
+impl Legs {
+    /// The two legs; fails where there are more or fewer.
+    #[track_caller]
+    pub fn pair(&self) -> (&Recorded, &Recorded) {
+        match (self.prefill.as_slice(), self.decode.as_slice()) {
+            ([prefill], [decode]) => (prefill, decode),
+            (prefill, decode) => panic!("not one leg of each: {prefill:?} {decode:?}"),
+        }
+    }
+
+    /// The one leg, to an engine that does both or that others help; fails where there are more.
+    #[track_caller]
+    pub fn only(&self) -> &Recorded {
+        match (self.prefill.as_slice(), self.decode.as_slice()) {
+            ([], [decode]) => decode,
+            (prefill, decode) => panic!("not one leg: {prefill:?} {decode:?}"),
+        }
+    }
+}
+
+pub struct Rig {
+    pub stage: Stage,
+    asked: u64,
+}
+
+impl Rig {
+    pub async fn start(proxy: Proxy, protocol: Protocol) -> Rig {
+        Rig::on(Plot::of(proxy, protocol)).await
+    }
+
+    pub async fn on(plot: Plot) -> Rig {
+        Rig {
+            stage: Stage::take(plot).await,
+            asked: 0,
+        }
+    }
+
+    /// Sends the request, under an id, a trace and a token of the client's that every leg must have, and gives the legs.
+    pub async fn legs_of(&mut self, ask: Ask) -> Legs {
+        self.asked += 1;
+        let id = format!("request-{}", self.asked);
+        let ask = ask
+            .header("x-request-id", &id)
+            .header("traceparent", TRACE)
+            .header("authorization", TOKEN);
+        let legs = self.legs_of_bare(ask).await;
+        for leg in legs.prefill.iter().chain(&legs.decode) {
+            assert_eq!(leg.values("x-request-id"), [id.as_str()], "{leg:?}");
+            assert_eq!(leg.values("traceparent"), [TRACE], "{leg:?}");
+            assert_eq!(leg.values("authorization"), [TOKEN], "{leg:?}");
+            let length = leg.body_bytes.to_string();
+            assert_eq!(leg.values("content-length"), [length.as_str()], "{leg:?}");
+        }
+        legs
+    }
+
+    /// Sends the request as it is and gives the legs.
+    pub async fn legs_of_bare(&self, ask: Ask) -> Legs {
+        let before = [
+            self.stage.requests(Role::Prefill).await,
+            self.stage.requests(Role::Decode).await,
+        ];
+        let reply = self.stage.gateway.send(ask).await;
+        self.stage.comes_to_rest().await;
+        let [prefill, decode] = before;
+        Legs {
+            reply,
+            prefill: self.since(Role::Prefill, &prefill).await,
+            decode: self.since(Role::Decode, &decode).await,
+        }
+    }
+
+    async fn since(&self, role: Role, before: &[usize]) -> Vec<Recorded> {
+        let mut new = Vec::new();
+        for (post, before) in self.stage.posts(role).iter().zip(before) {
+            let requests = post.engine().requests().await;
+            new.extend(requests.into_iter().skip(*before));
+        }
+        new
+    }
+
+    /// Fails where an engine refused a hand-off, computed a prompt again, or holds one that nobody pulled.
+    pub async fn ends(self) {
+        self.stage.comes_to_rest().await;
+        self.stage.assert_good_hand_offs().await;
+        let state = self.stage.state().await;
+        assert_eq!(state.issued, state.pulled, "{state:?}");
+        self.stage.leave();
+    }
+}

@@ -1,0 +1,93 @@
+//! A prefill and a decode worker that answer what a test says, behind a gateway.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::engines::{Recorded, Role, static_config};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::scripted::{Answer, Scripted};
+use serde_json::{Value, json};
+
+use crate::asked::CHAT;
+
+pub struct Scene {
+    pub prefill: Scripted,
+    pub decode: Scripted,
+    pub gateway: Gateway,
+}
+
+impl Scene {
+    /// Workers with these scripts, and a pool with these fields.
+    pub async fn start(
+        proxy: Proxy,
+        pool: Value,
+        prefill: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+        decode: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+    ) -> Scene {
+        let prefill = Scripted::start(prefill).await;
+        let decode = Scripted::start(decode).await;
+        let workers = vec![prefill.listed(Role::Prefill), decode.listed(Role::Decode)];
+        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
+        gateway.is_ready().await;
+        Scene {
+            prefill,
+            decode,
+            gateway,
+        }
+    }
+
+    /// Asks for the case of this number.
+    pub async fn ask(&self, case: usize, streamed: bool) -> Reply {
+        let ask = Ask::post(CHAT, asking(case, streamed));
+        self.gateway.send(ask).await
+    }
+}
+
+/// The body of a request for the case of this number.
+pub fn asking(case: usize, streamed: bool) -> String {
+    format!(
+        r#"{{"model":"sim","messages":[{{"role":"user","content":"case <{case}>"}}],"max_tokens":4,"stream":{streamed}}}"#
+    )
+}
+
+/// The number of the case that is asked for.
+pub fn case_of(got: &Recorded) -> usize {
+    let number = got.text().split(['<', '>']).nth(1);
+    let number = number.and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("no case in {got:?}"))
+}
+
+/// A whole chat answer that ended at the length limit, with this text, this usage and these further members.
+pub fn answer(text: &str, usage: &Value, members: &str) -> String {
+    let choice = json!({
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "length",
+    });
+    format!(
+        r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"sim","choices":[{choice}],"usage":{usage}{members}}}"#
+    )
+}
+
+pub fn usage() -> Value {
+    json!({"prompt_tokens": 64, "total_tokens": 68, "completion_tokens": 4})
+}
+
+/// An event of a streamed chat answer with this text.
+pub fn event(text: &str) -> String {
+    let choice = json!({"index": 0, "delta": {"content": text}, "finish_reason": null});
+    let event = json!({
+        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "sim", "choices": [choice],
+    });
+    format!("data: {event}\n\n")
+}
+
+/// What ends a stream.
+pub const DONE: &str = "data: [DONE]\n\n";
+
+/// An answer as it was asked for: whole, or these events.
+pub fn as_asked(got: &Recorded, text: &str) -> Answer {
+    match got.text().contains("\"stream\":true") {
+        true => Answer::stream([event(text), event("more"), DONE.to_owned()]),
+        false => Answer::json(answer(text, &usage(), "")),
+    }
+}

@@ -1,0 +1,105 @@
+//! What the documents name is there: the tests of tests/FIELD_CASES.md, and the rows of docs/failures.md.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use pd_router_e2e::paths::workspace;
+
+fn read(path: &str) -> String {
+    let path = workspace().join(path);
+    fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+}
+
+/// Whether this source has a function of this name.
+fn has_function(source: &str, name: &str) -> bool {
+    let wanted = format!("fn {name}");
+    let places = source.match_indices(&wanted);
+    let after = |(at, found): (usize, &str)| source[at + found.len()..].chars().next();
+    places
+        .map(after)
+        .any(|next| matches!(next, Some('(' | '<')))
+}
+
+/// Everything between back quotes that names a test, as `path::function`.
+fn tests_named(text: &str) -> Vec<(&str, &str)> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted
+        .filter_map(|quoted| quoted.split_once(".rs::"))
+        .map(|(path, function)| (path, function.trim()))
+        .collect()
+}
+
+#[test]
+fn the_field_cases_name_tests_that_exist() {
+    let text = read("tests/FIELD_CASES.md");
+    let named = tests_named(&text);
+    assert!(named.len() > 20, "only {} tests are named", named.len());
+    for (path, function) in named {
+        let source = read(&format!("{path}.rs"));
+        assert!(
+            has_function(&source, function),
+            "{path}.rs has no {function}"
+        );
+    }
+}
+
+/// Each entry is a heading and says its test, or why it does not apply.
+#[test]
+fn every_field_case_has_a_test_or_a_reason() {
+    let text = read("tests/FIELD_CASES.md");
+    let mut entries = text.split("\n### ").skip(1).peekable();
+    assert!(entries.peek().is_some(), "there are no entries");
+    for entry in entries {
+        let entry = entry.split("\n## ").next().unwrap_or_default();
+        let reasoned = entry.contains("Does not apply, because");
+        assert!(!tests_named(entry).is_empty() || reasoned, "{entry}");
+    }
+}
+
+/// The rows of docs/failures.md under each of its columns.
+fn documented() -> BTreeMap<String, Vec<String>> {
+    let text = read("docs/failures.md");
+    let lines = text.lines().filter(|line| line.starts_with('|'));
+    let cells = lines.map(|line| -> Vec<String> {
+        let cells = line.trim_matches('|').split('|');
+        cells
+            .map(|cell| cell.trim().trim_matches('`').to_owned())
+            .collect()
+    });
+    let mut cells = cells.filter(|cells| !cells.concat().starts_with('-'));
+    let heads = cells.next().unwrap_or_default();
+    let mut columns: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for row in cells {
+        for (head, cell) in heads.iter().zip(&row).skip(2) {
+            let rows = columns.entry(head.clone()).or_default();
+            if cell != "–" {
+                rows.extend(row.first().cloned());
+            }
+        }
+    }
+    columns
+}
+
+/// The rows that the suite runs under each protocol.
+fn run() -> BTreeMap<String, Vec<String>> {
+    let text = read("tests/tests/faults/main.rs");
+    let (_, listed) = text
+        .split_once("columns! {\n")
+        .unwrap_or_else(|| panic!("the suite lists no columns"));
+    let blocks = listed
+        .split('}')
+        .filter_map(|block| block.split_once(" {\n"));
+    let column = |(head, rows): (&str, &str)| {
+        let name = head.split('=').next().unwrap_or_default().trim().to_owned();
+        let rows = rows.split(',').map(|row| row.trim().to_owned());
+        (name, rows.filter(|row| !row.is_empty()).collect())
+    };
+    blocks.map(column).collect()
+}
+
+#[test]
+fn every_row_of_failures_is_run_where_it_has_an_entry_and_nowhere_else() {
+    assert_eq!(documented(), run());
+}
