@@ -38,6 +38,8 @@ pub struct Aftermath {
     pub kv_leaked: u64,
     /// The same by the filter's count.
     pub kv_leaked_counted: u64,
+    /// Answers that had begun, at the gateway at least, and were broken off, by the filter's count.
+    pub resets_counted: u64,
     /// Charges that are still booked.
     pub bookings_left: u64,
     /// Whether what was done to the engines was met by any request.
@@ -106,9 +108,16 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Afterm
         ..Figures::default()
     };
     let mut deceits = BTreeMap::new();
+    let mut unseen = unseen_resets(seen, aftermath.resets_counted);
     for exchange in &seen.exchanges {
-        if let Ending::Deceived(how) = &exchange.ending {
-            *deceits.entry(how.clone()).or_insert(0) += 1;
+        match &exchange.ending {
+            Ending::Deceived(how) => *deceits.entry(how.clone()).or_insert(0) += 1,
+            Ending::Unbegun(_) if unseen > 0 => {
+                unseen -= 1;
+                figures.reset += 1;
+                continue;
+            }
+            _ => {}
         }
         figures.add(exchange, wellbeing);
     }
@@ -117,6 +126,14 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Afterm
         broken.push("no request met the fault: nothing was tested".to_owned());
     }
     Verdict { figures, broken }
+}
+
+/// Resets that the filter counted beside those whose clients had read the beginning: the headers that had come were held
+/// back, and the client saw its connection break without an answer.
+fn unseen_resets(seen: &Seen, counted: u64) -> u64 {
+    let begun = |exchange: &&Exchange| exchange.ending == Ending::Reset;
+    let seen = seen.exchanges.iter().filter(begun).count() as u64;
+    counted.saturating_sub(seen)
 }
 
 impl Figures {
@@ -128,7 +145,7 @@ impl Figures {
                 self.engine_status += 1;
                 *self.engine_statuses.entry(*status).or_default() += 1;
             }
-            Ending::Failed(why) | Ending::Deceived(why) => {
+            Ending::Failed(why) | Ending::Unbegun(why) | Ending::Deceived(why) => {
                 self.failed += 1;
                 *self.failures.entry(why.clone()).or_default() += 1;
                 if wellbeing.had_a_pair(exchange.sent, exchange.ended) {
@@ -210,6 +227,30 @@ mod tests {
 
     fn answered(start: Instant) -> Vec<Exchange> {
         vec![exchange(start, 0, 1, Ending::Answered)]
+    }
+
+    #[test]
+    fn a_connection_that_breaks_without_an_answer_is_a_reset_only_where_the_gateway_had_one() {
+        let start = Instant::now();
+        let wellbeing = Wellbeing::new(SHAPE);
+        let unbegun = || exchange(start, 0, 1, Ending::Unbegun("closed".to_owned()));
+        let seen = Seen {
+            exchanges: vec![
+                exchange(start, 0, 1, Ending::Answered),
+                exchange(start, 0, 1, Ending::Reset),
+                unbegun(),
+                unbegun(),
+            ],
+            left: 0,
+        };
+        let resets_counted = 2;
+        let aftermath = Aftermath {
+            resets_counted,
+            ..Aftermath::default()
+        };
+        let figures = judge(&seen, &wellbeing, Leaks::AtLeast, aftermath).figures;
+        assert_eq!((figures.reset, figures.failed), (2, 1));
+        assert_eq!(figures.failed_with_healthy_pair, 1);
     }
 
     #[test]

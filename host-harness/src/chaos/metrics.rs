@@ -37,6 +37,11 @@ impl Metrics {
         self.sum("pd_router_kv_leaked_handoffs_total", "")
     }
 
+    /// Answers that had begun, at the gateway at least, and were broken off, since its start.
+    pub fn resets(&self) -> u64 {
+        self.sum("pd_router_resets_total", "")
+    }
+
     /// Ejections of workers of this role, since the start.
     pub fn ejections(&self, role: Role) -> u64 {
         let label = format!("role=\"{}\"", role.name());

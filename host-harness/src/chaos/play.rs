@@ -131,6 +131,7 @@ impl Stage<'_> {
             ejected_after: self.ejected_after.get(),
             kv_leaked: census.unfetched,
             kv_leaked_counted: metrics.leaked_handoffs(),
+            resets_counted: metrics.resets(),
             bookings_left: metrics.bookings(),
             bite: match self.scenario.injects() && fleet.met_faults == 0 {
                 true => Bite::Unfelt,

@@ -48,6 +48,9 @@ pub enum Ending {
     EngineStatus(u16),
     /// The answer had begun, and ended in what any client takes for an error.
     Reset,
+    /// The connection broke before the answer began, or an error says so; with the reason. A reset too, if the gateway had the
+    /// answer's headers already: it holds them back until there is something to read.
+    Unbegun(String),
     /// Everything else that is honest; with the reason.
     Failed(String),
     /// It looked whole or like an engine's word, and was not; with the reason.
@@ -61,11 +64,13 @@ impl Heard {
     /// What became of the request that should have been answered so.
     pub fn judge(&self, expected: Expected) -> Ending {
         let Some(head) = &self.head else {
-            return Ending::Failed(match &self.end {
-                End::Never => "no answer".to_owned(),
-                End::Broken(why) => format!("the connection ended before an answer: {why}"),
-                End::Clean => "the connection ended before an answer".to_owned(),
-            });
+            return match &self.end {
+                End::Never => Ending::Failed("no answer".to_owned()),
+                End::Broken(why) => {
+                    Ending::Unbegun(format!("the connection ended before an answer: {why}"))
+                }
+                End::Clean => Ending::Unbegun("the connection ended before an answer".to_owned()),
+            };
         };
         if self.end == End::Never {
             return Ending::Failed(format!("{} that never ended", head.status));
@@ -141,6 +146,9 @@ impl Heard {
             // An engine's code is its status as a number; pd-router's is a word, and the proxy's own answers are no JSON.
             Some(Value::Number(code)) if code.as_u64() == Some(status.into()) => {
                 Ending::EngineStatus(status)
+            }
+            Some(Value::String(code)) if code == "broken_off" => {
+                Ending::Unbegun(format!("{status} {code}"))
             }
             Some(Value::String(code)) => Ending::Failed(format!("{status} {code}")),
             _ => Ending::Failed(format!("{status} {:?}", shown(&self.body))),

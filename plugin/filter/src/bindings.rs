@@ -18,7 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub struct Asker {
     asked: HashMap<u32, WorkerId>,
-    again: HashMap<WorkerId, Duration>,
+    /// With whether the worker had told when it was asked last: one that must tell anew is asked at once.
+    again: HashMap<WorkerId, (Duration, bool)>,
     /// Workers that did not tell: only the first time is logged.
     silent: HashSet<WorkerId>,
 }
@@ -33,9 +34,12 @@ impl Asker {
         let now = gateway.now();
         for question in questions {
             let id = question.worker.id;
-            let waits = self.again.get(&id).is_some_and(|again| now < *again);
+            let last = self.again.get(&id);
+            let waits = last
+                .is_some_and(|(until, was_bound)| now < *until && *was_bound == question.is_bound);
             if !waits && !self.asked.values().any(|asked| *asked == id) {
-                self.again.insert(id, now.saturating_add(question.again));
+                let until = now.saturating_add(question.again);
+                self.again.insert(id, (until, question.is_bound));
                 self.ask(&question);
             }
         }
@@ -71,7 +75,7 @@ impl Asker {
             true => host::buffer(Buffer::CallResponse).unwrap_or_default(),
             false => Vec::new(),
         };
-        match is_good && gateway.told(id, &body) {
+        match gateway.told(id, &body) {
             true => {
                 self.silent.remove(&id);
             }

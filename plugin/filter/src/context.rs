@@ -36,7 +36,7 @@ impl StreamContext {
     }
 
     /// Takes up a request: what a client must not set is removed, and its id is made sure of.
-    fn open(&self, received: &[Header]) -> Result<Rc<Stream>, HostError> {
+    fn open(&self, received: &Rc<[Header]>) -> Result<Rc<Stream>, HostError> {
         let steering = received
             .iter()
             .filter(|(name, _)| headers::is_not_a_clients(name));
@@ -50,8 +50,7 @@ impl StreamContext {
             None => self.give_id()?,
         };
         self.gateway.telemetry.stream_opened();
-        let told_length = find(received, "content-length").is_some();
-        let stream = Stream::new(self.id, request_id, told_length);
+        let stream = Stream::new(self.id, request_id, Rc::clone(received));
         let mut spoken = stream.spoken.borrow_mut();
         if self.gateway.router.borrow().pool().trust_clients {
             spoken.steering = steering.cloned().collect();
@@ -129,6 +128,7 @@ impl HttpContext for StreamContext {
         let Ok(received) = host::headers(Map::Request) else {
             return Action::Continue;
         };
+        let received: Rc<[Header]> = received.into();
         let path = find(&received, ":path").unwrap_or_default();
         let head = Head {
             method: find(&received, ":method").unwrap_or_default(),

@@ -54,7 +54,7 @@ const NOT_A_CLIENTS: &[&str] = &[
 ];
 
 /// Headers of the client's request that are about its connection or its body's form, not about the request.
-const NOT_ON_THE_PREFILL_LEG: &[&str] = &[
+const NOT_ON_A_CALL: &[&str] = &[
     "accept-encoding",
     "connection",
     "content-length",
@@ -73,9 +73,9 @@ pub fn is_not_a_clients(name: &[u8]) -> bool {
     contains(NOT_A_CLIENTS, name)
 }
 
-/// Whether this header of the client's request is set on the prefill leg too.
+/// Whether this header of the client's request is set on a leg that is called too.
 pub fn goes_on_a_call(name: &[u8]) -> bool {
-    !contains(NOT_ON_THE_PREFILL_LEG, name) && !name.starts_with(b"x-envoy-")
+    !contains(NOT_ON_A_CALL, name) && !is_not_a_clients(name) && !name.starts_with(b"x-envoy-")
 }
 
 fn contains(names: &[&str], name: &[u8]) -> bool {

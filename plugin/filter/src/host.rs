@@ -351,13 +351,15 @@ pub fn reset_response() -> Result<(), HostError> {
 /// Answers the request from here.
 pub fn respond(status: u32, headers: &[(&str, &[u8])], body: &[u8]) -> Result<(), HostError> {
     const NO_GRPC: i32 = -1;
+    /// Tells answers from here from those that the proxy gives by itself.
+    const DETAILS: &str = "pd_router";
     let headers = encode_pairs(headers);
-    // SAFETY: all slices are valid for the call; details are absent.
+    // SAFETY: all slices are valid for the call.
     let status = unsafe {
         proxy_send_local_response(
             status,
-            std::ptr::null(),
-            0,
+            DETAILS.as_ptr(),
+            DETAILS.len(),
             body.as_ptr(),
             body.len(),
             headers.as_ptr(),

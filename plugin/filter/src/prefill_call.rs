@@ -14,7 +14,7 @@ use crate::calls::{Call, headers_for_client, with_clients_headers};
 use crate::cleanup;
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Buffer, Map};
+use crate::host::{self, Buffer};
 use crate::recovery::{self, Failure};
 use crate::rewrite;
 use crate::stream::{Beside, Doom, Stage, Stream};
@@ -93,11 +93,11 @@ fn decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch) {
 fn make_call(gateway: &Gateway, job: &Job) -> Option<u32> {
     let destination = job.phase.destination()?.to_string();
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
-    let read = host::headers(Map::Request)
-        .and_then(|headers| Ok((headers, prefill_body(job)?)));
+    let body = prefill_body(job);
     // The call must be the root's: the client's context may be gone when the answer comes.
     host::enter_context(gateway.root_id).ok()?;
-    let (client_headers, body) = read.ok()?;
+    let body = body.ok()?;
+    let client_headers = job.client.headers();
 
     let mut own = job.phase.headers();
     own.push((headers::DESTINATION, destination));
@@ -154,28 +154,30 @@ pub fn hedge_late(gateway: &Gateway) {
 /// Takes a call's answer. To be called on the root.
 pub fn answered(gateway: &Gateway, mut job: Job, answer: PrefillAnswer<'_>) {
     let is_waited_for = job.is_waited_for();
-    if is_waited_for {
-        let left = job.client.racing.get().saturating_sub(1);
-        job.client.racing.set(left);
-        if left > 0 {
-            match job.phase.yields(answer, &mut gateway.router.borrow_mut()) {
-                Ok(()) => return,
-                Err(phase) => job.phase = *phase,
-            }
-        }
+    if !is_waited_for {
+        return proceed(gateway, job, Client::Left, answer);
     }
-    proceed(gateway, job, is_waited_for, answer);
+    let left = job.client.racing.get().saturating_sub(1);
+    job.client.racing.set(left);
+    if left == 0 {
+        return proceed(gateway, job, Client::Waits, answer);
+    }
+    match job.phase.yields(answer, &mut gateway.router.borrow_mut()) {
+        Ok(()) => return,
+        Err(phase) => job.phase = *phase,
+    }
+    let client = Rc::clone(&job.client);
+    proceed(gateway, job, Client::Waits, answer);
+    // What the other one computes is to be fetched too.
+    client.leave_copy(gateway);
 }
 
 /// What follows from an answer.
-fn proceed(gateway: &Gateway, job: Job, is_waited_for: bool, answer: PrefillAnswer<'_>) {
+fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>) {
     let Job { phase, client, .. } = job;
     let worker = Rc::clone(phase.worker());
     let order = phase.order();
-    let waits = match is_waited_for {
-        true => Client::Waits,
-        false => Client::Left,
-    };
+    let is_waited_for = waits == Client::Waits;
     let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
     if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Whoever else was called for it is late.
@@ -221,10 +223,7 @@ fn proceed(gateway: &Gateway, job: Job, is_waited_for: bool, answer: PrefillAnsw
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
         AfterPrefill::Terminal(terminal) => end_here(&client, terminal),
         AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
-        AfterPrefill::CleanUp(leg) => {
-            client.leave_copy(gateway);
-            cleanup::start(gateway, &client, &leg, &worker);
-        }
+        AfterPrefill::CleanUp(leg) => cleanup::start(gateway, &client, &leg, &worker),
         AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, &client, blocks, &worker),
         AfterPrefill::Nothing => {}
     }

@@ -12,7 +12,7 @@ use routing::route::{Dispatch, Outcome, Plan, PrefillAnswer, Refusal};
 use crate::calls::{self, Call, Task, headers_for_client, with_clients_headers};
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Header, Map};
+use crate::host::{self, Header};
 use crate::prefill_call::{self, Job};
 use crate::stream::{Beside, Doom, Response, Stage, Stream, destination_headers};
 
@@ -143,10 +143,7 @@ pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, 
 }
 
 fn try_to_call(gateway: &Gateway, client: &Stream, dispatch: &Dispatch) -> Option<u32> {
-    if !client.enter() {
-        return None;
-    }
-    let clients = host::headers(Map::Request).ok()?;
+    let clients = client.headers();
     let spare = client.spare.borrow();
     let body = &spare.as_ref()?.body;
     let edited = dispatch.edits.as_ref().map(|edits| edits.apply(body));

@@ -372,22 +372,16 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
-    let picked = stream.seat.borrow().decode.clone();
-    let mut router = gateway.router.borrow_mut();
-    router.took_no_connection(stream.tried_before(address).as_slice());
-    router.served_by(&mut stream.seat.borrow_mut(), address);
-    let serves = stream.seat.borrow().decode.clone();
-    if let (Some(picked), Some(serves)) = (picked, serves)
-        && picked.id != serves.id
-    {
-        let id = stream.request_id();
-        log::warn!(
-            "[{id}] decode worker {} took no connection, {} answers",
-            picked.name,
-            serves.name
-        );
-        gateway.telemetry.decode_retried();
+    let refused = stream.tried_before(address);
+    if refused.is_empty() {
+        return;
     }
+    let mut router = gateway.router.borrow_mut();
+    router.took_no_connection(&refused);
+    router.served_by(&mut stream.seat.borrow_mut(), address);
+    let id = stream.request_id();
+    log::warn!("[{id}] {refused:?} took no connection, {address} answers");
+    gateway.telemetry.decode_retried();
 }
 
 /// The proxy got no answer: those that it tried before the last took no connection, nor did the last, or it broke off.
@@ -403,12 +397,14 @@ fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) {
         router.heard_of_decode(&stream.seat.borrow(), Outcome::Unreachable);
         return;
     };
-    let mut refused = stream.tried_before(last);
+    let mut tried = stream.tried_before(last);
+    router.took_no_connection(&tried);
+    tried.push(last);
+    // Those behind it in the list have not been asked.
+    stream.destinations.replace(tried);
     if is_refused {
-        refused.push(last);
-    }
-    router.took_no_connection(&refused);
-    if !is_refused {
+        router.took_no_connection(&[last]);
+    } else {
         router.served_by(&mut stream.seat.borrow_mut(), last);
         router.heard_of_decode(&stream.seat.borrow(), Outcome::Failed);
     }

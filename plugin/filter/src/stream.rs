@@ -73,7 +73,7 @@ pub struct Spare {
 /// A request that its client has left, kept for the leg that cleans up.
 pub struct Estate {
     /// As the client sent them.
-    pub headers: Vec<Header>,
+    pub headers: Rc<[Header]>,
     /// As the client sent it.
     pub body: Vec<u8>,
     _share: Share,
@@ -132,6 +132,8 @@ pub struct Stream {
     request_id: String,
     /// Whether the client told its body's length: then the new length must be told too.
     told_length: bool,
+    /// Its headers as they came, for as long as a call may be made for it: once it was forwarded the proxy shows them no more.
+    headers: RefCell<Rc<[Header]>>,
     /// Set when the request has trailers.
     pub trailers: Cell<bool>,
     /// How far the request has come.
@@ -178,11 +180,13 @@ pub struct Stream {
 
 impl Stream {
     /// A request that has just come.
-    pub fn new(id: u32, request_id: String, told_length: bool) -> Self {
+    pub fn new(id: u32, request_id: String, headers: Rc<[Header]>) -> Self {
+        let is_length = |(name, _): &Header| name == b"content-length";
         Self {
             id,
             request_id,
-            told_length,
+            told_length: headers.iter().any(is_length),
+            headers: RefCell::new(headers),
             trailers: Cell::new(false),
             stage: Cell::new(Stage::Forwarded),
             response: Cell::new(Response::Awaited),
@@ -220,6 +224,11 @@ impl Stream {
     /// The number that the proxy knows it by.
     pub fn id(&self) -> u32 {
         self.id
+    }
+
+    /// Its headers as they came.
+    pub fn headers(&self) -> Rc<[Header]> {
+        Rc::clone(&self.headers.borrow())
     }
 
     /// Whether the client still waits for what is done in this `attempt`.
@@ -359,6 +368,7 @@ impl Stream {
     pub fn answer_begins(&self) {
         self.staged.set(None);
         self.spare.replace(None);
+        self.headers.replace(Rc::default());
         self.seat.borrow_mut().take_recovery();
     }
 
@@ -446,31 +456,26 @@ impl Stream {
         let Some(spare) = spare.as_ref().filter(|_| self.estate.borrow().is_none()) else {
             return;
         };
-        if !self.enter() {
-            return;
-        }
         let share = gateway.hold_estate(spare.body.len());
-        if let (Some(share), Ok(headers)) = (share, host::headers(Map::Request)) {
-            self.estate.replace(Some(Estate {
-                headers,
-                body: spare.body.clone(),
-                _share: share,
-            }));
-        }
+        self.estate.replace(share.map(|share| Estate {
+            headers: self.headers(),
+            body: spare.body.clone(),
+            _share: share,
+        }));
     }
 
     /// Keeps the request for the leg that cleans up, as far as the budget goes.
     fn leave_estate(&self, gateway: &Gateway) {
         let spare = self.spare.take().map(|spare| Ok(spare.body));
         let body = spare.unwrap_or_else(|| host::buffer(Buffer::Request));
-        let (Ok(body), Ok(headers)) = (body, host::headers(Map::Request)) else {
+        let Ok(body) = body else {
             return;
         };
         let Some(share) = gateway.hold_estate(body.len()) else {
             return;
         };
         self.estate.replace(Some(Estate {
-            headers,
+            headers: self.headers(),
             body,
             _share: share,
         }));

@@ -12,6 +12,9 @@ use crate::host::state::{LocalReply, MapSlot};
 use crate::host::upstream::{Failure, is_hop_by_hop};
 use crate::host::vm::Action;
 
+/// What Envoy, with the bootstrap that is shipped, tells a client whose answer broke off before anything of it was sent on.
+const BROKEN_OFF: &str = r#"{"error":{"code":"broken_off","message":"the worker broke its answer off before its first token","param":null,"type":"service_unavailable"}}"#;
+
 /// Where the response stands.
 #[derive(Default)]
 pub struct ResponseSide {
@@ -86,12 +89,7 @@ impl Stream {
     ) -> Step {
         let frame = match frame {
             Some(Ok(frame)) => frame,
-            Some(Err(_)) => {
-                return Err(Halt::Abort(
-                    "upstream_reset_after_response_started{connection_termination}",
-                    0x40,
-                ));
-            }
+            Some(Err(_)) => return self.on_broken_off(),
             None => {
                 self.source = Source::None;
                 return self.on_response_data(Bytes::new(), End::Here);
@@ -105,6 +103,24 @@ impl Stream {
                 Err(_) => Ok(()),
             },
         }
+    }
+
+    /// Upstream broke its answer off. A client that has read nothing of it is told so without the plugin's hearing of it, as
+    /// Envoy does, with what `local_reply_config` of its bootstrap makes of that; one that has sees its connection break.
+    fn on_broken_off(&mut self) -> Step {
+        const DETAILS: &str = "upstream_reset_after_response_started{connection_termination}";
+        const FLAGS: i64 = 0x40;
+        if self.client.has_head() {
+            return Err(Halt::Abort(DETAILS, FLAGS));
+        }
+        self.note(DETAILS, FLAGS);
+        self.close_request();
+        self.source = Source::None;
+        let mut headers = Headers::default();
+        headers.set(b":status", b"503");
+        headers.set(b"content-type", b"application/json");
+        headers.set(b"content-length", BROKEN_OFF.len().to_string().as_bytes());
+        self.direct_reply(&headers, Bytes::from_static(BROKEN_OFF.as_bytes()))
     }
 
     /// A response that does not come from upstream. It runs through the plugin's response callbacks, the plugin's own

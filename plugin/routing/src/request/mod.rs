@@ -1,5 +1,6 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
+mod limits;
 pub mod prompt;
 pub mod sequences;
 pub mod steering;
@@ -191,6 +192,7 @@ impl<'a> Request<'a> {
         };
         let sequences = Sequences::read(generation, &object)?;
         check_stream(&object)?;
+        limits::check(&object)?;
         check_nvext(&object)?;
         Ok(Self {
             generation,

@@ -16,7 +16,7 @@ use crate::handoff::sglang;
 const UNTOLD_AGAIN: Duration = Duration::from_secs(1);
 
 /// One that has told is asked again after this time, where a restart at the same address would change the answer.
-const TOLD_AGAIN: Duration = Duration::from_secs(2);
+const TOLD_AGAIN: Duration = Duration::from_millis(500);
 
 /// What is known of a prefill worker.
 #[derive(Debug, Clone)]
@@ -37,6 +37,8 @@ pub struct Question {
     pub destination: SocketAddr,
     /// The path to get.
     pub path: &'static str,
+    /// Whether it has told before.
+    pub is_bound: bool,
     /// When to ask again, whatever the answer is.
     pub again: Duration,
 }
@@ -98,11 +100,19 @@ impl Router {
             cluster: cluster.clone(),
             destination,
             path,
+            is_bound,
             again: match is_bound {
                 true => TOLD_AGAIN,
                 false => UNTOLD_AGAIN,
             },
         })
+    }
+
+    /// A worker whose engines may have started anew is handed nothing until it has told their ids again.
+    pub(super) fn unbind(&mut self, id: WorkerId) {
+        if self.pool.protocol == Protocol::Mooncake && self.bindings.remove(&id).is_some() {
+            self.recompute();
+        }
     }
 
     /// What a worker answered; false where that does not tell what was asked. An answer of one that has left meanwhile is
@@ -121,6 +131,7 @@ impl Router {
                 }),
         };
         let Some(binding) = binding else {
+            self.unbind(id);
             return false;
         };
         if self.bindings.insert(id, binding).is_none() {

@@ -55,7 +55,9 @@ impl Router {
             Outcome::Unreachable => {
                 self.health.record(worker).unreachable(now);
                 self.health.failed(worker, &self.fleet, now);
-                self.forget_cache(&Rc::clone(worker));
+                let worker = Rc::clone(worker);
+                self.forget_cache(&worker);
+                self.unbind(worker.id);
             }
             Outcome::Failed => {
                 self.health.record(worker).broken(now);

@@ -1,0 +1,97 @@
+//! Owns whether the members that bound an answer can be meant. A prefill leg has others in their place, so that what is wrong
+//! with them would show only when decode refuses it, and the prompt was computed for nothing.
+
+use crate::json::Object;
+use crate::route::Refusal;
+
+const MOST: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+const LEAST: &str = "min_tokens";
+const STREAM_OPTIONS: &str = "stream_options";
+
+/// Checks the limits and the options of a stream.
+///
+/// # Errors
+/// [`Refusal::Field`] names the member that is wrong.
+pub(super) fn check(object: &Object<'_>) -> Result<(), Refusal> {
+    for name in MOST.into_iter().chain([LEAST]) {
+        let is_count = |value: &str| value == "null" || count(value).is_some();
+        if !object.all(name).all(|member| is_count(member.value)) {
+            return Err(Refusal::Field {
+                name,
+                problem: "must be a whole number of tokens, from 0",
+            });
+        }
+    }
+    let least = object.get(LEAST).and_then(|member| count(member.value));
+    let most = MOST
+        .iter()
+        .filter_map(|name| count(object.get(name)?.value))
+        .fold(f64::INFINITY, f64::min);
+    if least.is_some_and(|least| least > most) {
+        return Err(Refusal::Field {
+            name: LEAST,
+            problem: "must not be above the most tokens that the answer may have",
+        });
+    }
+    let is_options = |value: &str| value == "null" || value.starts_with('{');
+    match object
+        .all(STREAM_OPTIONS)
+        .all(|member| is_options(member.value))
+    {
+        true => Ok(()),
+        false => Err(Refusal::Field {
+            name: STREAM_OPTIONS,
+            problem: "must be an object",
+        }),
+    }
+}
+
+/// A count of tokens. The engines take `5.0` for 5.
+fn count(value: &str) -> Option<f64> {
+    let number: f64 = serde_json::from_str(value).ok()?;
+    (number >= 0.0 && number.fract() == 0.0).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(members: &str) -> Option<&'static str> {
+        let body = format!("{{{members}}}");
+        let wanted = ["max_tokens", "max_completion_tokens", LEAST, STREAM_OPTIONS];
+        let object = Object::parse(body.as_bytes(), &wanted).unwrap();
+        match check(&object) {
+            Err(Refusal::Field { name, .. }) => Some(name),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn what_an_engine_would_refuse_at_decode_is_refused_before_prefill() {
+        for (members, wrong) in [
+            (r#""max_tokens":"many""#, "max_tokens"),
+            (r#""max_tokens":1.5"#, "max_tokens"),
+            (r#""max_tokens":-1"#, "max_tokens"),
+            (r#""max_tokens":"x","max_tokens":5"#, "max_tokens"),
+            (r#""max_completion_tokens":{}"#, "max_completion_tokens"),
+            (r#""min_tokens":"few""#, LEAST),
+            (r#""min_tokens":6,"max_tokens":5"#, LEAST),
+            (r#""stream_options":7"#, STREAM_OPTIONS),
+        ] {
+            assert_eq!(fault(members), Some(wrong), "{members}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_meant_passes() {
+        for members in [
+            "",
+            r#""max_tokens":null,"min_tokens":3,"stream_options":null"#,
+            r#""max_tokens":5.0,"min_tokens":5"#,
+            r#""max_tokens":0"#,
+            r#""max_completion_tokens":18446744073709551616,"stream_options":{ }"#,
+        ] {
+            assert_eq!(fault(members), None, "{members}");
+        }
+    }
+}
