@@ -1,6 +1,6 @@
 # The only commands a person needs to remember. Each does its own set-up, under target/, once.
 .DEFAULT_GOAL := help
-.PHONY: help run test soak bench plugin lint
+.PHONY: help run test soak gpu-check bench plugin lint
 
 # For `make run`:
 PROXY ?= wasmtime
@@ -12,7 +12,7 @@ MEMBER ?=
 export PROXY LISTEN ADMIN CONCURRENCY CONFIG MEMBER
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "make run PROXY=envoy        real Envoy in the place of the wasmtime host"
 	@echo "make run CONFIG=file.json   the fleet that this plugin configuration names, instead of a simulated one"
@@ -26,6 +26,9 @@ test: ## Everything that a change must pass
 
 soak: ## The long versions of the end-to-end tests
 	@PD_SOAK=1 scripts/test.sh e2e
+
+gpu-check: ## The gateway in front of a real engine in PyTorch, on a GPU where there is one (PYTHON=one that has PyTorch)
+	@scripts/gpu.sh
 
 bench: ## What a routing decision costs, native and in wasm, beside Dynamo's (DYNAMO=0: without)
 	@scripts/bench.sh

@@ -3,6 +3,7 @@
 
 use clap::{Parser, Subcommand};
 
+mod chaos;
 mod engine;
 mod host;
 mod replay;
@@ -22,6 +23,8 @@ enum Command {
     Run(run::Args),
     /// Start one simulated inference server.
     Engine(engine::Args),
+    /// Make engines fail while clients ask, and judge what the clients get.
+    Chaos(chaos::Args),
     /// Replay a recorded trace in virtual time, and compare policies.
     Replay(replay::Args),
 }
@@ -30,6 +33,7 @@ fn main() -> std::process::ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(args).map_err(|error| error.to_string()),
         Command::Engine(args) => engine::run(args).map_err(|error| error.to_string()),
+        Command::Chaos(args) => chaos::run(args).map_err(|error| error.to_string()),
         Command::Replay(args) => replay::run(args).map_err(|error| error.to_string()),
     };
     match outcome {

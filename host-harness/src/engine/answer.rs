@@ -7,7 +7,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::dialect::{Written, trtllm};
-use super::request::{Endpoint, Generation};
+use super::request::{Endpoint, Generation, Logprobs};
+use native::Native;
+
+mod native;
 
 /// How every sequence of an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,7 @@ pub struct Answer {
     output: Output,
     usage: Usage,
     include_usage: bool,
+    native: Native,
 }
 
 /// Token counts, in vLLM's words and order.
@@ -116,14 +120,21 @@ struct TextChoice<'a> {
 const ASSISTANT: Option<&str> = Some("assistant");
 
 impl Answer {
-    /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here.
-    pub fn new(id: String, generation: &Generation, output: Output, cached_tokens: u64) -> Self {
+    /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here
+    /// and of which `logprobs` are known.
+    pub fn new(
+        id: String,
+        generation: &Generation,
+        output: Output,
+        cached_tokens: u64,
+        logprobs: Logprobs,
+    ) -> Self {
         let completion_tokens = generation.sequences() * output.tokens;
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             endpoint: generation.endpoint,
             id,
-            model: generation.model.clone(),
+            model: generation.model.clone().unwrap_or_default(),
             created: since_1970.map_or(0, |time| time.as_secs()),
             sequences: generation.sequences(),
             output,
@@ -134,6 +145,7 @@ impl Answer {
                 prompt_tokens_details: PromptTokensDetails { cached_tokens },
             },
             include_usage: generation.include_usage,
+            native: Native::new(generation, logprobs),
         }
     }
 
@@ -175,6 +187,7 @@ impl Answer {
                 }
                 framed(Vec::new(), &response, b"")
             }
+            Endpoint::Generate => self.native_whole(),
         }
     }
 
@@ -184,7 +197,7 @@ impl Answer {
             Endpoint::Chat => (0..self.sequences)
                 .map(|index| self.chat_chunk(index, ASSISTANT, "", None))
                 .collect(),
-            Endpoint::Completions => Vec::new(),
+            Endpoint::Completions | Endpoint::Generate => Vec::new(),
             Endpoint::Responses => {
                 let response = json!({"type": "response.created", "response": {
                     "id": self.id, "object": "response", "created_at": self.created,
@@ -202,6 +215,7 @@ impl Answer {
             .map(|index| match self.endpoint {
                 Endpoint::Chat => self.chat_chunk(index, None, &text, finish),
                 Endpoint::Completions => self.text_chunk(index, &text, finish),
+                Endpoint::Generate => self.native_event(index, number + 1),
                 Endpoint::Responses => {
                     let delta = json!({"type": "response.output_text.delta", "item_id": self.id,
                         "output_index": index, "content_index": 0, "delta": text});
@@ -219,7 +233,7 @@ impl Answer {
             return vec![named_event(&name, &done)];
         }
         let mut events = Vec::new();
-        if self.include_usage {
+        if self.include_usage && self.endpoint != Endpoint::Generate {
             events.push(self.chunk::<TextChoice>(&[], Some(self.usage)));
         }
         events.push(Bytes::from_static(b"data: [DONE]\n\n"));
@@ -311,7 +325,9 @@ impl Answer {
             id: &self.id,
             object: match self.endpoint {
                 Endpoint::Chat => "chat.completion.chunk",
-                Endpoint::Completions | Endpoint::Responses => "text_completion",
+                Endpoint::Completions | Endpoint::Responses | Endpoint::Generate => {
+                    "text_completion"
+                }
             },
             created: self.created,
             model: &self.model,

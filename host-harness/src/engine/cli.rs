@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::dialect::DIALECTS;
 use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
@@ -14,7 +15,7 @@ use super::{Dialect, Engine, EngineConfig, EngineError, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = format!("{TIME_MODEL}\n\n{MARKERS}\n\n{FAULTS}"))]
+#[command(after_long_help = format!("{TIME_MODEL}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
     /// What the engine does: legs of disaggregated requests, or whole requests.
     #[arg(long)]

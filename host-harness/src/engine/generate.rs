@@ -111,8 +111,10 @@ async fn admit(
     node.recorder.record(&head, &body);
     let generation = Generation::parse(endpoint, &body)?;
     let dialect = node.config.dialect;
-    if generation.model != node.config.model {
-        return Err(Refusal::UnknownModel(generation.model));
+    if let Some(model) = &generation.model
+        && *model != node.config.model
+    {
+        return Err(Refusal::UnknownModel(model.clone()));
     }
     node.check_fits(&generation)?;
     let id = match dialect {
@@ -143,6 +145,7 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
         Endpoint::Responses => "resp",
+        Endpoint::Generate => "gen",
     };
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     match given {
@@ -162,14 +165,18 @@ impl Job {
             leg,
         } = arrival;
         let prompt_tokens = generation.prompt_tokens();
-        let cached = match node.config.role {
-            Role::Prefill | Role::Aggregated => 0,
-            Role::Decode => node.config.dialect.tokens_taken_over(prompt_tokens),
+        let (cached, logprobs) = match node.config.role {
+            Role::Prefill | Role::Aggregated => (0, generation.logprobs.clone()),
+            // What computed the prompt knows its probabilities, and nothing else does.
+            Role::Decode => (
+                node.config.dialect.tokens_taken_over(prompt_tokens),
+                generation.logprobs.as_ref().map(|_| Vec::new()),
+            ),
         };
-        let blocks = generation.prompt_blocks(node.config.block_tokens);
+        let blocks = node.blocks_of(&generation);
         let output = output(node.config.role, &generation);
         Self {
-            answer: Answer::new(id.clone(), &generation, output, cached),
+            answer: Answer::new(id.clone(), &generation, output, cached, logprobs),
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
@@ -302,15 +309,12 @@ impl Job {
 
     /// What the KV of this request's prompt is of.
     fn kv_of(&self) -> KvOf {
-        KvOf {
-            prompt_tokens: self.generation.prompt_tokens(),
-            prompt_fingerprint: self.generation.fingerprint,
-        }
+        self.generation.kv()
     }
 
     /// Whether KV is of this request's prompt.
     fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
-        if of.prompt_fingerprint == self.generation.fingerprint {
+        if of == self.generation.kv() {
             return Ok(());
         }
         Err(Refusal::WrongHandoff("the KV is of another prompt".into()))

@@ -94,6 +94,15 @@ pub struct Blocks {
 }
 
 impl Blocks {
+    /// Parts with `count` of the blocks, or with all where there are fewer.
+    pub fn split(&mut self, count: u32) -> Self {
+        let count = self.numbers.len().min(count as usize);
+        Self {
+            kv: Rc::clone(&self.kv),
+            numbers: self.numbers.drain(..count).collect(),
+        }
+    }
+
     /// Puts the blocks under a lease; returns the hand-off's id and the block numbers.
     pub fn hand_off(mut self, stem: &str, of: KvOf) -> (String, Vec<u32>) {
         let numbers = std::mem::take(&mut self.numbers);

@@ -114,6 +114,15 @@ impl Node {
         })
     }
 
+    /// The blocks that a request's prompts take here.
+    pub fn blocks_of(&self, generation: &Generation) -> u64 {
+        let blocks = generation.prompt_blocks(self.config.block_tokens);
+        match self.config.dialect.hands_over_sequences() {
+            true => blocks * generation.choices,
+            false => blocks,
+        }
+    }
+
     /// Whether the prompts fit into the engine at all, in vLLM's words.
     pub fn check_fits(&self, generation: &Generation) -> Result<(), Refusal> {
         let EngineConfig {
@@ -121,7 +130,7 @@ impl Node {
             kv_blocks,
             ..
         } = self.config;
-        if generation.prompt_blocks(block_tokens) <= u64::from(kv_blocks) {
+        if self.blocks_of(generation) <= u64::from(kv_blocks) {
             return Ok(());
         }
         Err(Refusal::BadRequest(format!(

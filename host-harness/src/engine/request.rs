@@ -8,12 +8,16 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use super::lease::KvOf;
 use super::marker::Markers;
 use super::refusal::Refusal;
+use native::Limits;
 
 mod ids;
+mod native;
 
 pub use ids::PromptIds;
+pub use native::Logprobs;
 
 /// Output tokens where the request sets no limit.
 const DEFAULT_OUTPUT_TOKENS: u64 = 16;
@@ -33,6 +37,8 @@ pub enum Endpoint {
     Completions,
     /// `/v1/responses`
     Responses,
+    /// SGLang's own, `/generate`
+    Generate,
 }
 
 impl Endpoint {
@@ -42,6 +48,7 @@ impl Endpoint {
             "/v1/chat/completions" => Some(Self::Chat),
             "/v1/completions" => Some(Self::Completions),
             "/v1/responses" => Some(Self::Responses),
+            "/generate" => Some(Self::Generate),
             _ => None,
         }
     }
@@ -52,10 +59,12 @@ impl Endpoint {
 pub struct Generation {
     /// Where it was asked.
     pub endpoint: Endpoint,
-    /// The model named.
-    pub model: String,
+    /// The model named; SGLang's own endpoint names none.
+    pub model: Option<String>,
     /// Tokens of each prompt; one entry but for a batch of completions. Never empty.
     pub prompts: Vec<u64>,
+    /// Whether the prompt is a list of prompts, be it of one.
+    pub batch: bool,
     /// Identity of the prompts: equal for equal ones, also in another engine of this build.
     pub fingerprint: u64,
     /// Choices per prompt (`n`).
@@ -68,6 +77,8 @@ pub struct Generation {
     pub include_usage: bool,
     /// What the prompts' text asks for.
     pub markers: Markers,
+    /// SGLang's own endpoint: whose log probabilities are asked for.
+    pub logprobs: Logprobs,
     /// vLLM's hand-off part, with either connector, unread: a dialect's business. `None` also for `null`.
     pub kv_transfer_params: Option<Box<RawValue>>,
     /// SGLang's.
@@ -104,8 +115,20 @@ impl Generation {
     /// [`Refusal::BadRequest`] that names the field.
     pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Self, Refusal> {
         let fields = Fields::parse(body)?;
-        let model = fields.required("model")?;
-        let (prompts, fingerprint, markers) = read_prompt(endpoint, &fields)?;
+        let (model, logprobs) = match endpoint {
+            Endpoint::Generate => (None, native::logprobs(&fields)?),
+            _ => (Some(fields.required("model")?), None),
+        };
+        let Prompts {
+            tokens: prompts,
+            batch,
+            fingerprint,
+            markers,
+        } = read_prompts(endpoint, &fields)?;
+        let Limits {
+            choices,
+            output_tokens,
+        } = read_limits(endpoint, &fields)?;
         let stream = fields.optional("stream")?.unwrap_or(false);
         let include_usage = read_stream_options(&fields, stream)?;
         let disaggregated_params: Option<Box<RawValue>> =
@@ -118,15 +141,17 @@ impl Generation {
             endpoint,
             model,
             prompts,
+            batch,
             // Over ids, since one leg of TensorRT-LLM carries text and the other ids.
             fingerprint: ids
                 .as_ref()
                 .map_or(fingerprint, |prompt| identity(&prompt.ids)),
-            choices: bounded(&fields, "n", MOST_CHOICES)?.unwrap_or(1),
-            output_tokens: read_output_tokens(endpoint, &fields)?,
+            choices,
+            output_tokens,
             stream,
             include_usage,
             markers,
+            logprobs,
             kv_transfer_params: fields.optional("kv_transfer_params")?,
             bootstrap: Bootstrap {
                 rid: fields.optional("rid")?,
@@ -164,6 +189,25 @@ impl Generation {
     pub fn prompt_blocks(&self, block_tokens: u32) -> u64 {
         let blocks = |tokens: &u64| tokens.div_ceil(u64::from(block_tokens));
         self.prompts.iter().map(blocks).sum()
+    }
+
+    /// What the KV of all prompts is of.
+    pub fn kv(&self) -> KvOf {
+        KvOf {
+            prompt_tokens: self.prompt_tokens(),
+            prompt_fingerprint: self.fingerprint,
+        }
+    }
+
+    /// What the KV of each sequence is of, where each has its own.
+    pub fn kv_of_each(&self) -> impl Iterator<Item = KvOf> {
+        let of = |(number, tokens): (u64, &u64)| KvOf {
+            prompt_tokens: *tokens,
+            prompt_fingerprint: self.fingerprint.wrapping_add(number),
+        };
+        let choices = usize::try_from(self.choices).unwrap_or(usize::MAX);
+        let prompts = (0..).zip(&self.prompts).map(of);
+        prompts.flat_map(move |of| std::iter::repeat_n(of, choices))
     }
 }
 
@@ -270,6 +314,10 @@ impl Prompt {
         }
     }
 
+    fn is_batch(&self) -> bool {
+        matches!(self, Self::Texts(_) | Self::TokenLists(_))
+    }
+
     fn texts(&self) -> Vec<&str> {
         match self {
             Self::Text(text) => vec![text],
@@ -284,9 +332,37 @@ fn text_tokens(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN).max(1) as u64
 }
 
-/// The tokens of each prompt, the prompts' identity, and what their text asks for.
-fn read_prompt(endpoint: Endpoint, fields: &Fields) -> Result<(Vec<u64>, u64, Markers), Refusal> {
-    let (tokens, fingerprint, markers) = match endpoint {
+/// What is asked about.
+struct Prompts {
+    /// Tokens of each.
+    tokens: Vec<u64>,
+    batch: bool,
+    fingerprint: u64,
+    markers: Markers,
+}
+
+impl Prompts {
+    fn conversation(texts: &[&str], fingerprint: u64) -> Self {
+        Self {
+            tokens: vec![conversation_tokens(texts)],
+            batch: false,
+            fingerprint,
+            markers: Markers::find(texts),
+        }
+    }
+
+    fn plain(prompt: &Prompt) -> Self {
+        Self {
+            tokens: prompt.tokens(),
+            batch: prompt.is_batch(),
+            fingerprint: identity(prompt),
+            markers: Markers::find(&prompt.texts()),
+        }
+    }
+}
+
+fn read_prompts(endpoint: Endpoint, fields: &Fields) -> Result<Prompts, Refusal> {
+    let prompts = match endpoint {
         Endpoint::Chat => {
             let messages: Vec<Message> = fields.required("messages")?;
             if messages.is_empty() {
@@ -294,31 +370,19 @@ fn read_prompt(endpoint: Endpoint, fields: &Fields) -> Result<(Vec<u64>, u64, Ma
             }
             let contents = messages.iter().flat_map(|message| &message.content);
             let texts: Vec<&str> = contents.flat_map(Content::texts).collect();
-            (
-                vec![conversation_tokens(&texts)],
-                identity(&messages),
-                Markers::find(&texts),
-            )
-        }
-        Endpoint::Completions => {
-            let prompt: Prompt = fields.required("prompt")?;
-            let markers = Markers::find(&prompt.texts());
-            (prompt.tokens(), identity(&prompt), markers)
+            Prompts::conversation(&texts, identity(&messages))
         }
         Endpoint::Responses => {
             let input: Input = fields.required("input")?;
-            let texts = input.texts();
-            (
-                vec![conversation_tokens(&texts)],
-                identity(&input),
-                Markers::find(&texts),
-            )
+            Prompts::conversation(&input.texts(), identity(&input))
         }
+        Endpoint::Completions => Prompts::plain(&fields.required("prompt")?),
+        Endpoint::Generate => Prompts::plain(&native::prompt(fields)?),
     };
-    if tokens.is_empty() || tokens.contains(&0) {
+    if prompts.tokens.is_empty() || prompts.tokens.contains(&0) {
         return Err(Refusal::BadRequest("`prompt` must not be empty".into()));
     }
-    Ok((tokens, fingerprint, markers))
+    Ok(prompts)
 }
 
 /// Tokens of a prompt that is made of several texts.
@@ -344,13 +408,23 @@ fn read_stream_options(fields: &Fields, stream: bool) -> Result<bool, Refusal> {
     Ok(options.include_usage.unwrap_or(false))
 }
 
+fn read_limits(endpoint: Endpoint, fields: &Fields) -> Result<Limits, Refusal> {
+    if endpoint == Endpoint::Generate {
+        return native::limits(fields);
+    }
+    Ok(Limits {
+        choices: bounded(fields, "n", MOST_CHOICES)?.unwrap_or(1),
+        output_tokens: read_output_tokens(endpoint, fields)?,
+    })
+}
+
 fn read_output_tokens(endpoint: Endpoint, fields: &Fields) -> Result<u64, Refusal> {
     let max_tokens = bounded(fields, "max_tokens", MOST_OUTPUT_TOKENS)?;
     let limit = match endpoint {
         Endpoint::Chat => {
             bounded(fields, "max_completion_tokens", MOST_OUTPUT_TOKENS)?.or(max_tokens)
         }
-        Endpoint::Completions => max_tokens,
+        Endpoint::Completions | Endpoint::Generate => max_tokens,
         Endpoint::Responses => bounded(fields, "max_output_tokens", MOST_OUTPUT_TOKENS)?,
     };
     let min_tokens = fields.optional::<i64>("min_tokens")?.unwrap_or(0);
@@ -371,7 +445,11 @@ fn read_output_tokens(endpoint: Endpoint, fields: &Fields) -> Result<u64, Refusa
 
 /// A whole number from 1 to `most`, if the field is there.
 fn bounded(fields: &Fields, name: &'static str, most: i64) -> Result<Option<u64>, Refusal> {
-    match fields.optional::<i64>(name)? {
+    within(name, fields.optional(name)?, most)
+}
+
+fn within(name: &str, value: Option<i64>, most: i64) -> Result<Option<u64>, Refusal> {
+    match value {
         None => Ok(None),
         Some(value) if value < 1 => Err(Refusal::BadRequest(format!(
             "{name} must be at least 1, got {value}."
@@ -433,8 +511,8 @@ mod tests {
         let body = r#"{"model":"a","prompt":"x","max_tokens":0,"model":"b","max_tokens":3}"#;
         let generation = completions(body).expect("valid");
         assert_eq!(
-            (generation.model.as_str(), generation.output_tokens),
-            ("b", 3)
+            (generation.model.as_deref(), generation.output_tokens),
+            (Some("b"), 3)
         );
     }
 

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -56,15 +56,29 @@ pub struct Blueprint {
 impl Blueprint {
     /// Compiles the module and links the host calls. Takes seconds of CPU for a large module.
     pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<Blueprint, StartError> {
-        let mut config = Config::new();
-        config.wasm_backtrace_max_frames(None);
-        let engine = Engine::new(&config).map_err(StartError::Load)?;
-        let module = Module::new(&engine, wasm).map_err(StartError::Load)?;
-        let mut linker = Linker::new(&engine);
+        let module = compiled(wasm).map_err(StartError::Load)?;
+        let mut linker = Linker::new(module.engine());
         abi::link(&mut linker, &module).map_err(StartError::Load)?;
         let module = linker.instantiate_pre(&module).map_err(StartError::Load)?;
         Ok(Blueprint { module, process })
     }
+}
+
+/// The compiled module: the one of last time where a process starts one host after the other.
+fn compiled(wasm: &[u8]) -> wasmtime::Result<Module> {
+    static LAST: Mutex<Option<(Box<[u8]>, Module)>> = Mutex::new(None);
+    // Held while compiling, so that hosts that start side by side wait for one compilation.
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((of, module)) = &*last
+        && **of == *wasm
+    {
+        return Ok(module.clone());
+    }
+    let mut config = Config::new();
+    config.wasm_backtrace_max_frames(None);
+    let module = Module::new(&Engine::new(&config)?, wasm)?;
+    *last = Some((wasm.into(), module.clone()));
+    Ok(module)
 }
 
 /// One thread's VM. It stays when the guest inside is replaced.

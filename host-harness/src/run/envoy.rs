@@ -55,6 +55,15 @@ const LAST_WORDS: usize = 6;
 /// The level stands where `error_in` looks for it.
 const LOG_FORMAT: &str = "[%Y-%m-%d %T.%e] [envoy] [%l] %v";
 
+/// What of Envoy's log is passed on to standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnvoyLog {
+    /// All of it.
+    Everything,
+    /// Only errors.
+    Errors,
+}
+
 /// How Envoy is to run.
 pub struct EnvoyConfig<'a> {
     /// Its binary.
@@ -63,6 +72,8 @@ pub struct EnvoyConfig<'a> {
     pub template: &'a str,
     /// Worker threads.
     pub concurrency: u16,
+    /// What of its log is passed on.
+    pub log: EnvoyLog,
     /// What to fill in.
     pub settings: Settings<'a>,
 }
@@ -103,7 +114,7 @@ impl Envoy {
     /// When it does not come to that; the error repeats what Envoy's log says.
     pub async fn start(config: EnvoyConfig<'_>) -> Result<Self, EnvoyError> {
         let bootstrap = bootstrap::render(config.template, &config.settings)?;
-        let mut process = Process::start(config.binary, &bootstrap, config.concurrency)?;
+        let mut process = Process::start(&config, &bootstrap)?;
         let admin_file = process.admin_file();
         let addresses = tokio::select! {
             addresses = ready(&admin_file) => addresses,
@@ -135,18 +146,18 @@ struct Process {
 }
 
 impl Process {
-    fn start(binary: &Path, bootstrap: &Value, concurrency: u16) -> Result<Self, EnvoyError> {
+    fn start(config: &EnvoyConfig<'_>, bootstrap: &Value) -> Result<Self, EnvoyError> {
         let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
         let file = folder.path().join("bootstrap.json");
         std::fs::write(&file, bootstrap.to_string())?;
         let mut supervisor = Command::new("sh")
             .args(["-c", SUPERVISOR, "envoy-supervisor"])
-            .arg(binary)
+            .arg(config.binary)
             .arg("--config-path")
             .arg(&file)
             .arg("--admin-address-path")
             .arg(admin_file(folder.path()))
-            .args(["--concurrency", &concurrency.to_string()])
+            .args(["--concurrency", &config.concurrency.to_string()])
             // Several may run at once, and none hands over to the next.
             .arg("--disable-hot-restart")
             .args(["--log-format", LOG_FORMAT])
@@ -170,7 +181,7 @@ impl Process {
         Ok(Self {
             supervisor,
             lifeline,
-            log: tokio::spawn(pass_on(log)),
+            log: tokio::spawn(pass_on(log, config.log)),
             folder,
         })
     }
@@ -202,12 +213,15 @@ fn admin_file(folder: &Path) -> PathBuf {
 }
 
 /// Passes the log on to standard error, and returns the lines that say why it ended.
-async fn pass_on(log: ChildStderr) -> Vec<String> {
+async fn pass_on(log: ChildStderr, what: EnvoyLog) -> Vec<String> {
     let mut lines = BufReader::new(log).lines();
     let (mut errors, mut all) = (VecDeque::new(), VecDeque::new());
     while let Ok(Some(line)) = lines.next_line().await {
-        eprintln!("{line}");
-        if let Some(error) = error_in(&line) {
+        let error = error_in(&line);
+        if what == EnvoyLog::Everything || error.is_some() {
+            eprintln!("{line}");
+        }
+        if let Some(error) = error {
             keep(&mut errors, error);
         }
         keep(&mut all, &line);

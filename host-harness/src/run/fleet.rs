@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use routing::config::{Config, Discovery, Pool, Protocol};
+use routing::config::{BootstrapSource, Config, Discovery, Pool, Protocol};
 use routing::fleet::Role;
 use serde_json::json;
 
@@ -13,7 +13,7 @@ use super::bootstrap::Callers;
 use crate::engine::{self, Engine, EngineConfig, EngineError};
 
 /// The one model that simulated engines serve.
-const MODEL: &str = "sim";
+pub const MODEL: &str = "sim";
 
 /// How many simulated engines there are of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,8 @@ impl Simulation {
     }
 }
 
-fn engine_role(role: Role) -> engine::Role {
+/// The role as engines call it.
+pub fn engine_role(role: Role) -> engine::Role {
     match role {
         Role::Prefill => engine::Role::Prefill,
         Role::Decode => engine::Role::Decode,
@@ -189,18 +190,20 @@ impl Members {
             Discovery::Dynamo(poll) => self.model = poll.models.values().next().cloned(),
             Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
         }
-        match pool.protocol {
+        if !pool.protocol.reaches_workers() {
             // Workers behind a frontend are not the proxy's to reach.
-            Protocol::Direct => self.enlist(&pool.clusters.decode, pool.frontends.iter().copied()),
-            Protocol::Nixl | Protocol::Sglang => {
-                for (role, address) in self.engines.clone() {
-                    let cluster = match role {
-                        Role::Prefill => &pool.clusters.prefill,
-                        Role::Decode | Role::Aggregated => &pool.clusters.decode,
-                    };
-                    self.enlist(cluster, [address]);
-                }
-            }
+            self.enlist(&pool.clusters.decode, pool.frontends.iter().copied());
+            return;
+        }
+        for (role, address) in self.engines.clone() {
+            let cluster = match role {
+                Role::Prefill => &pool.clusters.prefill,
+                Role::Decode | Role::Aggregated => &pool.clusters.decode,
+            };
+            self.enlist(cluster, [address]);
+        }
+        if pool.protocol == Protocol::Mooncake {
+            self.enlist(&pool.clusters.bootstrap, bootstrap_servers(pool));
         }
     }
 
@@ -220,6 +223,27 @@ impl Members {
             }
         }
     }
+}
+
+/// The bootstrap servers of the workers that a pool lists: each beside its worker.
+fn bootstrap_servers(pool: &Pool) -> Vec<SocketAddr> {
+    let Discovery::Static(list) = &pool.discovery else {
+        return Vec::new();
+    };
+    let common = match pool.bootstrap {
+        BootstrapSource::Port(port) => Some(port),
+        BootstrapSource::Ask => None,
+    };
+    let prefills = list
+        .workers
+        .iter()
+        .filter(|worker| worker.role == Role::Prefill);
+    prefills
+        .filter_map(|worker| {
+            let port = worker.bootstrap_port.or(common)?;
+            Some(SocketAddr::new(worker.address?.ip(), port))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -247,6 +271,19 @@ mod tests {
         assert_eq!(members.clusters["prefill"], [at(1)]);
         assert_eq!(members.clusters["decode"], [at(2), at(3)]);
         assert_eq!(members.model.as_deref(), Some("m"));
+    }
+
+    #[test]
+    fn mooncakes_bootstrap_servers_have_a_cluster_of_their_own() {
+        let members = members(json!({"pools": [{"name": "p", "protocol": "mooncake",
+            "bootstrap": {"port": 9},
+            "discovery": {"static": {"workers": [
+                {"address": "127.0.0.1:1", "role": "prefill"},
+                {"address": "127.0.0.1:2", "role": "prefill", "bootstrap_port": 8},
+                {"address": "127.0.0.1:3", "role": "decode"},
+        ]}}}]}));
+        assert_eq!(members.clusters["bootstrap"], [at(9), at(8)]);
+        assert_eq!(members.clusters["decode"], [at(3)]);
     }
 
     #[test]

@@ -1,12 +1,56 @@
 //! Owns the proxy that carries the filter, whichever it is.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use super::bootstrap::Settings;
-use super::envoy::{Envoy, EnvoyConfig};
+use super::envoy::{Envoy, EnvoyConfig, EnvoyLog};
 use super::fleet::Members;
-use super::{Args, Proxy, RunError, must_exist};
+use super::{Proxy, RunError, must_exist};
 use crate::host::{Host, HostConfig};
+
+/// The files that a gateway is made of.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Files {
+    /// The filter.
+    #[arg(long, value_name = "FILE", default_value = "target/pd_router.wasm")]
+    plugin: PathBuf,
+    /// Envoy's binary.
+    #[arg(long, value_name = "FILE", default_value = "target/envoy/envoy")]
+    envoy: PathBuf,
+    /// Envoy's bootstrap: addresses, clusters and the plugin's configuration are put into it.
+    #[arg(long, value_name = "FILE", default_value = "envoy/bootstrap.yaml")]
+    bootstrap: PathBuf,
+}
+
+impl Files {
+    /// Whether the filter was built.
+    ///
+    /// # Errors
+    /// [`RunError::Missing`], which says how to.
+    pub fn check_plugin(&self) -> Result<(), RunError> {
+        must_exist("the plugin", &self.plugin, "make plugin")
+    }
+}
+
+/// How a gateway is to be.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// What carries the filter.
+    pub proxy: Proxy,
+    /// Where clients come in; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where readiness and metrics are served; port 0 takes a free one.
+    pub admin: SocketAddr,
+    /// Worker threads, each with a VM of its own.
+    pub concurrency: u16,
+    /// Bytes of the largest request body.
+    pub buffer_limit: usize,
+    /// What it is made of.
+    pub files: Files,
+    /// What of Envoy's log is passed on.
+    pub log: EnvoyLog,
+}
 
 /// Where a running proxy is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,54 +75,55 @@ impl Gateway {
     /// # Errors
     /// When it does not come to that.
     pub async fn start(
-        args: &Args,
+        config: &GatewayConfig,
         plugin_config: Vec<u8>,
         members: &Members,
     ) -> Result<Self, RunError> {
-        match args.proxy {
-            Proxy::Wasmtime => Self::start_host(args, plugin_config, members).await,
-            Proxy::Envoy => Self::start_envoy(args, &plugin_config, members).await,
+        match config.proxy {
+            Proxy::Wasmtime => Self::start_host(config, plugin_config, members).await,
+            Proxy::Envoy => Self::start_envoy(config, &plugin_config, members).await,
         }
     }
 
     async fn start_host(
-        args: &Args,
+        config: &GatewayConfig,
         plugin_config: Vec<u8>,
         members: &Members,
     ) -> Result<Self, RunError> {
         let host = Host::start(HostConfig {
-            listen: args.listen,
-            admin: args.admin,
-            concurrency: args.concurrency.into(),
-            plugin: args.plugin.clone(),
+            listen: config.listen,
+            admin: config.admin,
+            concurrency: config.concurrency.into(),
+            plugin: config.files.plugin.clone(),
             plugin_config,
             clusters: members.clusters.clone(),
             route_cluster: members.route_cluster.clone(),
-            buffer_limit: args.buffer_limit,
+            buffer_limit: config.buffer_limit,
         })
         .await?;
         Ok(Self::Wasmtime(host))
     }
 
     async fn start_envoy(
-        args: &Args,
+        config: &GatewayConfig,
         plugin_config: &[u8],
         members: &Members,
     ) -> Result<Self, RunError> {
-        must_exist("Envoy", &args.envoy, "scripts/envoy.sh")?;
-        let template = super::read(&args.bootstrap)?;
+        must_exist("Envoy", &config.files.envoy, "scripts/envoy.sh")?;
+        let template = super::read(&config.files.bootstrap)?;
         let envoy = Envoy::start(EnvoyConfig {
-            binary: &args.envoy,
+            binary: &config.files.envoy,
             template: &String::from_utf8_lossy(&template),
-            concurrency: args.concurrency,
+            concurrency: config.concurrency,
+            log: config.log,
             settings: Settings {
-                listen: args.listen,
-                admin: args.admin,
-                plugin: &std::path::absolute(&args.plugin)?,
+                listen: config.listen,
+                admin: config.admin,
+                plugin: &std::path::absolute(&config.files.plugin)?,
                 plugin_config: &String::from_utf8_lossy(plugin_config),
                 clusters: &members.clusters,
                 route_cluster: &members.route_cluster,
-                buffer_limit: args.buffer_limit,
+                buffer_limit: config.buffer_limit,
                 callers: members.callers,
             },
         })

@@ -11,13 +11,14 @@ use crate::host::HostError;
 
 mod bootstrap;
 mod envoy;
-mod fleet;
-mod gateway;
+pub mod fleet;
+pub mod gateway;
 mod report;
 mod stop;
 
+pub use envoy::EnvoyLog;
 use fleet::{Member, Members, Shape, Simulation};
-use gateway::Gateway;
+use gateway::{Files, Gateway, GatewayConfig};
 
 /// Arguments of `pd-harness run`.
 #[derive(clap::Args)]
@@ -43,15 +44,8 @@ pub struct Args {
     /// Worker threads of the proxy, each with a VM of its own.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
-    /// The filter.
-    #[arg(long, value_name = "FILE", default_value = "target/pd_router.wasm")]
-    plugin: PathBuf,
-    /// Envoy's binary.
-    #[arg(long, value_name = "FILE", default_value = "target/envoy/envoy")]
-    envoy: PathBuf,
-    /// Envoy's bootstrap: addresses, clusters and the plugin's configuration are put into it.
-    #[arg(long, value_name = "FILE", default_value = "envoy/bootstrap.yaml")]
-    bootstrap: PathBuf,
+    #[command(flatten)]
+    files: Files,
     /// Bytes of the largest request body; beyond it 413.
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     buffer_limit: usize,
@@ -75,8 +69,23 @@ pub enum Proxy {
     Envoy,
 }
 
+impl Args {
+    fn gateway(&self) -> GatewayConfig {
+        GatewayConfig {
+            proxy: self.proxy,
+            listen: self.listen,
+            admin: self.admin,
+            concurrency: self.concurrency,
+            buffer_limit: self.buffer_limit,
+            files: self.files.clone(),
+            log: EnvoyLog::Everything,
+        }
+    }
+}
+
 impl Proxy {
-    fn name(self) -> &'static str {
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Wasmtime => "wasmtime",
             Self::Envoy => "envoy",
@@ -150,7 +159,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
 
 async fn serve(args: Args) -> Result<(), RunError> {
     let stop = stop::requested(args.until_stdin_closes)?;
-    must_exist("the plugin", &args.plugin, "make plugin")?;
+    args.files.check_plugin()?;
     let (document, simulation) = match &args.config {
         Some(path) => (read(path)?, None),
         None => {
@@ -167,7 +176,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     })?;
     let mut members = Members::of(&config);
     members.add_members(&args.member);
-    let mut gateway = Gateway::start(&args, document, &members).await?;
+    let mut gateway = Gateway::start(&args.gateway(), document, &members).await?;
 
     let report = report::Report::new(args.proxy, gateway.addresses(), &members);
     let text = if args.json {

@@ -1,64 +1,62 @@
-//! Owns how a prefill worker's bootstrap server becomes known where nobody told its port: the worker is asked.
+//! Owns how what must be known of prefill workers, and nobody has told, becomes known: they are asked.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
-use routing::fleet::{Worker, WorkerId};
-use routing::handoff::sglang::bootstrap_port;
+use hashbrown::{HashMap, HashSet};
+use routing::fleet::WorkerId;
+use routing::route::Question;
 
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Map};
 
-/// A worker that did not tell is asked again after this time.
-const RETRY_NS: u64 = 1_000_000_000;
-
 /// How long a worker may take to tell.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Questions under way, and those that must wait.
+/// Questions under way, and when each worker is asked next.
 #[derive(Default)]
 pub struct Asker {
     asked: HashMap<u32, WorkerId>,
-    /// Workers that did not tell: when they are asked next, and only the first time is logged.
-    again_ns: HashMap<WorkerId, u64>,
+    again: HashMap<WorkerId, Duration>,
+    /// Workers that did not tell: only the first time is logged.
+    silent: HashSet<WorkerId>,
 }
 
 impl Asker {
-    /// Asks the prefill workers whose binding is not built.
+    /// Asks the prefill workers of whom something must be known.
     pub fn tick(&mut self, gateway: &Gateway) {
-        let unbound = gateway.router.borrow().unbound();
-        self.again_ns
-            .retain(|id, _| unbound.iter().any(|worker| worker.id == *id));
-        let now = host::now_ns();
-        for worker in unbound {
-            let waits = self
-                .again_ns
-                .get(&worker.id)
-                .is_some_and(|again| now < *again);
-            if !waits && !self.asked.values().any(|id| *id == worker.id) {
-                self.ask(gateway, &worker, now);
+        let questions = gateway.router.borrow().questions();
+        let is_asked = |id: &WorkerId| questions.iter().any(|question| question.worker.id == *id);
+        self.again.retain(|id, _| is_asked(id));
+        self.silent.retain(is_asked);
+        let now = gateway.now();
+        for question in questions {
+            let id = question.worker.id;
+            let waits = self.again.get(&id).is_some_and(|again| now < *again);
+            if !waits && !self.asked.values().any(|asked| *asked == id) {
+                self.again.insert(id, now.saturating_add(question.again));
+                self.ask(&question);
             }
         }
     }
 
-    fn ask(&mut self, gateway: &Gateway, worker: &Worker, now: u64) {
-        let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
-        let Some(destination) = worker.address.map(|address| address.to_string()) else {
-            return;
-        };
+    fn ask(&mut self, question: &Question) {
+        let destination = question.destination.to_string();
         let sent = vec![
             (":method", "GET"),
-            (":path", "/get_server_info"),
+            (":path", question.path),
             (":authority", destination.as_str()),
             (headers::DESTINATION, &destination),
         ];
-        match host::call(&cluster, sent, None, PATIENCE) {
+        match host::call(&question.cluster, sent, None, PATIENCE) {
             Ok(token) => {
-                self.asked.insert(token, worker.id);
+                self.asked.insert(token, question.worker.id);
             }
-            Err(status) => self.failed(worker.id, now, &format!("the call failed: {status:?}")),
+            Err(status) => self.failed(
+                question.worker.id,
+                &format!("the call failed: {status:?}"),
+            ),
         }
     }
 
@@ -73,22 +71,18 @@ impl Asker {
             true => host::buffer(Buffer::CallResponse).unwrap_or_default(),
             false => Vec::new(),
         };
-        match bootstrap_port(&body) {
-            Some(port) => gateway.bound(id, port),
-            None => self.failed(id, host::now_ns(), "it did not tell its bootstrap port"),
+        match is_good && gateway.told(id, &body) {
+            true => {
+                self.silent.remove(&id);
+            }
+            false => self.failed(id, "it did not tell what it was asked"),
         }
         true
     }
 
-    fn failed(&mut self, id: WorkerId, now: u64, problem: &str) {
-        if self
-            .again_ns
-            .insert(id, now.saturating_add(RETRY_NS))
-            .is_none()
-        {
-            log::warn!(
-                "prefill worker {id} cannot be handed requests yet, and is asked again: {problem}"
-            );
+    fn failed(&mut self, id: WorkerId, problem: &str) {
+        if self.silent.insert(id) {
+            log::warn!("prefill worker {id} did not tell where its KV is fetched, and is asked again: {problem}");
         }
     }
 }

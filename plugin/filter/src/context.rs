@@ -1,12 +1,9 @@
 //! Owns one request's callbacks: what the proxy says of it becomes a question to `routing`, the answer becomes host calls.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
-use routing::answer::{Form, Watch};
-use routing::config::Protocol;
 use routing::request::{Head, Kind};
 use routing::route::{Plan, Refusal, Turn};
 
@@ -15,17 +12,16 @@ use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::{self, Next};
-use crate::stream::{Beside, Response, Stage, Stream};
+use crate::response::Reading;
+use crate::stream::{Stage, Stream};
 
 /// The filter's part in one stream.
 pub struct StreamContext {
     id: u32,
     gateway: Rc<Gateway>,
     stream: Option<Rc<Stream>>,
-    /// What the client reads instead of the proxy's own words.
-    replacement: Option<String>,
-    /// Reads an answer that is charged to a worker.
-    watch: Option<Watch>,
+    /// What is known of its response.
+    reading: Reading,
 }
 
 impl StreamContext {
@@ -35,8 +31,7 @@ impl StreamContext {
             id,
             gateway,
             stream: None,
-            replacement: None,
-            watch: None,
+            reading: Reading::default(),
         }
     }
 
@@ -87,7 +82,7 @@ impl StreamContext {
                 self.gateway.router.borrow_mut().plain(subset.as_ref())
             };
             let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
-            return action(planning::carry_out(&self.gateway, stream, plan, &[]));
+            return action(planning::carry_out(&self.gateway, stream, plan, Vec::new()));
         };
         stream.stage.set(match head.is_encoded() {
             true => Stage::ReadingEncoded,
@@ -107,159 +102,20 @@ impl StreamContext {
             }
             _ => {
                 let mut router = self.gateway.router.borrow_mut();
-                router.advance(host::now());
+                router.advance(self.gateway.tell_time());
                 let subset = stream.spoken.borrow().subset();
                 let outcome = router.plan_unread(Refusal::Encoded, subset.as_ref());
                 drop(router);
                 let body = host::buffer(Buffer::Request).unwrap_or_default();
-                planning::carry_out(&self.gateway, stream, outcome, &body)
+                planning::carry_out(&self.gateway, stream, outcome, body)
             }
         };
         action(next)
     }
 
-    /// The response of a worker has begun.
-    fn worker_answered(&self, stream: &Stream, is_error: bool) {
-        if !is_error {
-            stream.staged.set(None);
-        }
-        if let Some(explanation) = stream.explanation.take() {
-            // For people only, as the names are: a response that cannot be marked is still a response.
-            let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
-        }
-        let names_wanted = self.gateway.config.response_headers;
-        if stream.destinations.get() > 1 || names_wanted {
-            let served: Option<SocketAddr> = host::property(&["upstream", "address"])
-                .and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok());
-            if let Some(address) = served {
-                self.served_by(stream, address);
-            }
-        }
-        if names_wanted {
-            let seat = stream.seat.borrow();
-            for (name, worker) in [
-                (headers::PREFILL, &seat.prefill),
-                (headers::DECODE, &seat.decode),
-            ] {
-                // For people only: a response that cannot be marked is still a response.
-                let _ = worker
-                    .as_ref()
-                    .map(|worker| host::set_header(Map::Response, name, worker.name.as_bytes()));
-            }
-        }
-    }
-
-    /// Writes down who really answers. Where that is another one than was picked, the one that was picked refused the
-    /// connection.
-    fn served_by(&self, stream: &Stream, address: SocketAddr) {
-        let picked = stream.seat.borrow().decode.clone();
-        let mut router = self.gateway.router.borrow_mut();
-        router.served_by(&mut stream.seat.borrow_mut(), address);
-        let serves = stream.seat.borrow().decode.clone();
-        if let (Some(picked), Some(serves)) = (picked, serves)
-            && picked.id != serves.id
-        {
-            let id = stream.request_id();
-            log::warn!(
-                "[{id}] decode worker {} took no connection, {} answers",
-                picked.name,
-                serves.name
-            );
-            self.gateway.telemetry.decode_retried();
-        }
-    }
-
-    /// The proxy could not reach anybody: the client is told so in the shape of other errors.
-    fn nobody_reached(&mut self, stream: &Stream) {
-        let protocol = self.gateway.router.borrow().pool().protocol;
-        let what = match protocol {
-            Protocol::Direct => "frontend",
-            Protocol::Nixl | Protocol::Sglang => "decode worker",
-        };
-        let refusal = Refusal::Unreachable {
-            what,
-            tried: stream.destinations.get(),
-        };
-        if protocol != Protocol::Direct {
-            let mut router = self.gateway.router.borrow_mut();
-            router.unreachable(&stream.seat.borrow());
-        }
-        self.gateway.telemetry.refused(refusal.code());
-        log::warn!("[{}] {refusal}", stream.request_id());
-        let json = refusal.to_json();
-        let length = json.len().to_string();
-        let told = [
-            ("content-type", "application/json"),
-            ("content-length", length.as_str()),
-            ("retry-after", "1"),
-        ];
-        let mut written = told
-            .iter()
-            .map(|(name, value)| host::set_header(Map::Response, name, value.as_bytes()));
-        if written.all(|outcome| outcome.is_ok()) {
-            self.replacement = Some(json);
-        }
-    }
-
-    /// Begins to read an answer that is charged to a worker, and says in which form it comes. An error is none: it tells
-    /// nothing of the worker's speed.
-    fn begin_watch(&mut self, stream: &Stream, is_error: bool) -> Option<Form> {
-        let mut seat = stream.seat.borrow_mut();
-        if is_error || seat.decode.is_none() {
-            seat.release();
-            return None;
-        }
-        let kind = host::header(Map::Response, "content-type").unwrap_or_default();
-        let told = Form::of(&kind);
-        // Events that are compressed cannot be told apart: the first byte must do.
-        let form = match host::header(Map::Response, "content-encoding") {
-            None => told,
-            Some(_) => Form::Whole,
-        };
-        self.watch = Some(Watch::new(form));
-        Some(told)
-    }
-
-    /// Reads a chunk of the answer: its first token ends the prefill charge, the others let decode's grow.
-    fn read_chunk(&mut self, stream: &Stream) {
-        let Some(watch) = &mut self.watch else {
-            return;
-        };
-        let had_begun = watch.has_begun();
-        watch.read(&host::buffer(Buffer::Response).unwrap_or_default());
-        let has_begun_now = watch.has_begun() && !had_begun;
-        let mut seat = stream.seat.borrow_mut();
-        seat.generated(watch.tokens());
-        if has_begun_now {
-            seat.first_token(host::now());
-            drop(seat);
-            self.gateway.report_load();
-            planning::call_waiting(&self.gateway);
-            stream.enter();
-        }
-    }
-
-    /// The response's body while a prefill runs beside it.
-    fn body_beside(&mut self, stream: &Stream, end_of_stream: bool) -> Action {
-        match stream.response.get() {
-            Response::Held | Response::EndHeld => Action::Pause,
-            Response::Awaited | Response::Flowing => match end_of_stream || self.is_done() {
-                true => {
-                    stream.response.set(Response::EndHeld);
-                    Action::Pause
-                }
-                false => Action::Continue,
-            },
-        }
-    }
-
-    /// Whether the event that ends the answer well has come. It must wait until the prefill beside is known to be good.
-    fn is_done(&self) -> bool {
-        self.watch.as_ref().is_some_and(Watch::is_done)
-    }
-
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
+            self.reading.settle(&self.gateway, &stream);
             stream.settle(&self.gateway);
             planning::call_waiting(&self.gateway);
         }
@@ -301,7 +157,7 @@ impl HttpContext for StreamContext {
         match stream.stage.get() {
             Stage::Reading(_) | Stage::ReadingEncoded => {}
             Stage::Forwarded => return Action::Continue,
-            Stage::Waiting(_) | Stage::Prefilling | Stage::Answered | Stage::Ended => {
+            _ => {
                 return Action::Pause;
             }
         }
@@ -326,58 +182,23 @@ impl HttpContext for StreamContext {
         match stream.stage.get() {
             Stage::Reading(_) | Stage::ReadingEncoded => self.route(&stream),
             Stage::Forwarded => Action::Continue,
-            Stage::Waiting(_) | Stage::Prefilling | Stage::Answered | Stage::Ended => Action::Pause,
+            _ => Action::Pause,
         }
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let Some(stream) = self
-            .stream
-            .clone()
-            .filter(|stream| stream.stage.get() == Stage::Forwarded)
-        else {
-            return Action::Continue;
-        };
-        stream.response.set(Response::Flowing);
-        let status = host::header(Map::Response, ":status").unwrap_or_default();
-        let is_error = matches!(status.first(), Some(b'4' | b'5'));
-        let by_worker = !is_error
-            || host::property(&["response", "code_details"]).as_deref() == Some(b"via_upstream");
-        if by_worker {
-            self.worker_answered(&stream, is_error);
-        } else if status == b"503" && !end_of_stream {
-            self.nobody_reached(&stream);
+        match &self.stream {
+            Some(stream) => self.reading.headers(&self.gateway, stream, end_of_stream),
+            None => Action::Continue,
         }
-        let form = self.begin_watch(&stream, is_error);
-        self.gateway.report_load();
-        if stream.beside.get() == Beside::Running && form == Some(Form::Whole) {
-            // Nobody reads half a document: all of it waits, so that a failure can still be told as an error.
-            stream.response.set(Response::Held);
-            return Action::Pause;
-        }
-        Action::Continue
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        if self.replacement.is_some() && !end_of_stream {
-            return Action::Pause;
-        }
-        if let Some(json) = self.replacement.take() {
-            // The length has been told already; if the body cannot be set the proxy breaks the response off.
-            if let Err(error) = host::set_buffer(Buffer::Response, json.as_bytes()) {
-                log::error!("an error's body could not be written: {error}");
-            }
-            return Action::Continue;
-        }
-        let Some(stream) = self.stream.clone() else {
-            return Action::Continue;
-        };
-        if size > 0 {
-            self.read_chunk(&stream);
-        }
-        match stream.beside.get() {
-            Beside::Nothing => Action::Continue,
-            Beside::Running => self.body_beside(&stream, end_of_stream),
+        match &self.stream {
+            Some(stream) => self
+                .reading
+                .body(&self.gateway, stream, size, end_of_stream),
+            None => Action::Continue,
         }
     }
 

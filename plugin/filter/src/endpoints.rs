@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use routing::config::{Pool, Protocol};
 use routing::fleet::{Role, Worker};
 use routing::load::Load;
 use routing::prefill_router::{Place, PlaceState};
@@ -251,6 +250,8 @@ struct WorkerStatus<'a> {
     namespace: &'a str,
     /// KV blocks that it is thought to hold.
     prefix_blocks: usize,
+    /// Whether it keeps failing, and is passed over for a time.
+    ejected: bool,
     bookings: Bookings,
 }
 
@@ -280,7 +281,7 @@ fn status(router: &Router) -> Answer {
     places.sort_by_key(|(place, _)| *place);
     let status = Status {
         pool: &pool.name,
-        protocol: protocol_name(pool),
+        protocol: pool.protocol.name(),
         fleet_version: router.fleet().version(),
         bookings: router.total_load().into(),
         waiting: router.waiting(),
@@ -313,14 +314,7 @@ fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a
         model: worker.model.as_deref(),
         namespace: &worker.namespace,
         prefix_blocks: router.remembered_blocks(worker),
+        ejected: router.is_ejected(worker.id),
         bookings: router.worker_load(worker).into(),
-    }
-}
-
-fn protocol_name(pool: &Pool) -> &'static str {
-    match pool.protocol {
-        Protocol::Nixl => "nixl",
-        Protocol::Sglang => "sglang",
-        Protocol::Direct => "direct",
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::admission::Waiter;
@@ -11,7 +12,7 @@ use routing::request::Generation;
 use routing::route::Router;
 
 use crate::host;
-use crate::prefill_call::Calls;
+use crate::calls::Calls;
 use crate::shared;
 use crate::stream::{Stage, Stream};
 use crate::telemetry::Telemetry;
@@ -36,6 +37,12 @@ pub struct Gateway {
     bodies: Budget,
     /// Bytes of requests whose clients have left, held for the leg that cleans up.
     estates: Budget,
+    /// Bytes of requests that may have to be placed again.
+    spares: Budget,
+    /// The streams whose answers may not take as long as they like.
+    open: RefCell<HashMap<u32, Rc<Stream>>>,
+    /// When the time was last told.
+    now: Cell<Duration>,
     /// Whether this VM has had a request: the main thread's never has.
     serves: Cell<bool>,
     /// Whether this VM holds the lease: the one whose log tells of changes that all see.
@@ -49,6 +56,7 @@ impl Gateway {
     pub fn new(root_id: u32, config: Config, pool: Pool, seed: u64) -> Self {
         let bodies = Budget::of(config.limits.bodies_in_flight_bytes);
         let estates = Budget::of(pool.cleanup.held_bytes);
+        let spares = Budget::of(pool.decode.recovery_bytes);
         let gateway = Self {
             session_headers: session_headers(&pool),
             root_id,
@@ -58,6 +66,9 @@ impl Gateway {
             telemetry: Telemetry::new(),
             bodies,
             estates,
+            spares,
+            open: RefCell::default(),
+            now: Cell::default(),
             serves: Cell::new(false),
             leads: Cell::new(false),
             fleet_seen: Cell::new(0),
@@ -104,10 +115,11 @@ impl Gateway {
         self.tell_of_fleet();
     }
 
-    /// A prefill worker has told the port of its bootstrap server.
-    pub fn bound(&self, worker: WorkerId, port: u16) {
-        self.router.borrow_mut().bound(worker, port);
+    /// A prefill worker has answered what it was asked; false where that does not tell.
+    pub fn told(&self, worker: WorkerId, answer: &[u8]) -> bool {
+        let is_told = self.router.borrow_mut().told(worker, answer);
         self.tell_of_fleet();
+        is_told
     }
 
     /// Tells the outside of the fleet and of the states that follow from it. Every VM sees the same changes; the one that
@@ -149,7 +161,55 @@ impl Gateway {
 
     /// It is now: work under way has come further.
     pub fn advance(&self) {
-        self.router.borrow_mut().advance(host::now());
+        let now = self.tell_time();
+        self.router.borrow_mut().advance(now);
+    }
+
+    /// Asks for the time, and remembers it.
+    pub fn tell_time(&self) -> Duration {
+        self.now.set(host::now());
+        self.now.get()
+    }
+
+    /// The time as of this callback or, where it did not ask, of the last tick: a tenth of a second ago at most.
+    pub fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    /// Sees to it that this stream's answer does not take longer than it may.
+    pub fn watch_over(&self, stream: &Rc<Stream>) {
+        let stream = Rc::clone(stream);
+        self.open.borrow_mut().insert(stream.id(), stream);
+    }
+
+    /// Its stream has ended.
+    pub fn watch_no_more(&self, stream: &Stream) {
+        self.open.borrow_mut().remove(&stream.id());
+    }
+
+    /// The streams whose workers are late, and those whose answers must end badly.
+    pub fn late_or_doomed(&self) -> Vec<Rc<Stream>> {
+        let now = self.now.get();
+        let open = self.open.borrow();
+        let found = open
+            .values()
+            .filter(|stream| stream.is_late(now) || stream.doom.borrow().is_some());
+        found.cloned().collect()
+    }
+
+    /// Tells the outside of workers that were ejected.
+    pub fn tell_of_health(&self) {
+        let mut router = self.router.borrow_mut();
+        for ejection in router.take_ejections() {
+            log::warn!(
+                "{} worker {} keeps failing: it is passed over for {} ms",
+                ejection.worker.role.name(),
+                ejection.worker.name,
+                ejection.lasts.as_millis()
+            );
+            self.telemetry.ejection(ejection.worker.role);
+        }
+        self.telemetry.ejected(router.ejected());
     }
 
     /// Tells the outside what is booked now. To be called after every change.
@@ -161,6 +221,11 @@ impl Gateway {
     /// Takes a share of the budget for buffered bodies; none when it is used up.
     pub fn hold_body(&self, bytes: usize) -> Option<Share> {
         self.bodies.take(bytes)
+    }
+
+    /// Takes a share of the budget for requests that may have to be placed again; none when it is used up.
+    pub fn hold_spare(&self, bytes: usize) -> Option<Share> {
+        self.spares.take(bytes)
     }
 
     /// Takes a share of the budget for requests whose clients have left; none when it is used up.

@@ -74,7 +74,7 @@ pub fn is_not_a_clients(name: &[u8]) -> bool {
 }
 
 /// Whether this header of the client's request is set on the prefill leg too.
-pub fn goes_on_the_prefill_leg(name: &[u8]) -> bool {
+pub fn goes_on_a_call(name: &[u8]) -> bool {
     !contains(NOT_ON_THE_PREFILL_LEG, name) && !name.starts_with(b"x-envoy-")
 }
 

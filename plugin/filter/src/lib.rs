@@ -3,6 +3,8 @@
 #![deny(unsafe_code)]
 
 mod bindings;
+mod calls;
+mod cleanup;
 mod context;
 mod discovery;
 mod endpoints;
@@ -11,6 +13,9 @@ mod headers;
 mod host;
 mod planning;
 mod prefill_call;
+mod recovery;
+mod response;
+mod rewrite;
 mod root;
 mod shared;
 mod stream;

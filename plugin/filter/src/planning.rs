@@ -10,7 +10,8 @@ use routing::selection::eligibility::Subset;
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header};
-use crate::prefill_call;
+use crate::calls::{self, Task};
+use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
 
 /// What a request's headers say to the router, kept until it is planned.
@@ -70,7 +71,7 @@ pub fn plan(
         let subset = spoken.subset();
         let told = Told {
             headers: &spoken.steering,
-            now: host::now(),
+            now: gateway.tell_time(),
             session: spoken.session.as_deref(),
             tenant: spoken.tenant.as_deref(),
             subset: subset.as_ref(),
@@ -90,7 +91,7 @@ pub fn plan(
         gateway.wait(waiter, stream, generation);
         return Next::Stays;
     }
-    carry_out(gateway, stream, outcome, &body)
+    carry_out(gateway, stream, outcome, body)
 }
 
 /// Carries out what was decided.
@@ -98,7 +99,7 @@ pub fn carry_out(
     gateway: &Rc<Gateway>,
     stream: &Rc<Stream>,
     outcome: Result<Plan, Refusal>,
-    body: &[u8],
+    body: Vec<u8>,
 ) -> Next {
     let done = match outcome {
         Ok(Plan::Forward(dispatch, seat)) => {
@@ -107,12 +108,15 @@ pub fn carry_out(
                 gateway.telemetry.fell_back(fallback.name());
             }
             stream.seat.replace(seat);
-            stream.forward(&dispatch, body).map(|()| Next::GoesOn)
+            stream
+                .forward(gateway, &dispatch, body)
+                .map(|()| Next::GoesOn)
         }
         Ok(Plan::Prefill(phase, seat)) => {
             stream.seat.replace(seat);
             stream.stage.set(Stage::Prefilling);
-            prefill_call::submit(gateway, phase, stream).map(|()| Next::Stays)
+            let job = Job::new(gateway, phase, stream);
+            calls::submit(gateway, Task::Prefill(Box::new(job))).map(|()| Next::Stays)
         }
         Ok(Plan::Answer(answer)) => {
             let kind = (

@@ -1,149 +1,69 @@
-//! Owns the prefill leg: a call that must outlive its client, and the leg that cleans up after one who has left.
-//!
-//! The call belongs to the root context, and so must its answer: the SDK drops the answer to a call made from a stream
-//! that is gone, and with it the only knowledge of the KV blocks that the worker holds. So a stream puts its job into a
-//! list, wakes the root through a shared queue that only this VM listens to, and the root makes the call.
+//! Owns the prefill leg: a call that must outlive its client, and what follows from its answer.
 
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use routing::config::Legs;
 use routing::fleet::Worker;
 use routing::handoff::terminal::Terminal;
-use routing::route::{AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase, Refusal};
+use routing::route::{
+    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
+};
 
+use crate::calls::{Call, headers_for_client, with_clients_headers};
+use crate::cleanup;
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::shared;
-use crate::stream::{Beside, Estate, Stage, Stream, destination_headers};
+use crate::host::{self, Buffer, Map};
+use crate::recovery::{self, Failure};
+use crate::rewrite;
+use crate::stream::{Beside, Doom, Stage, Stream};
 
 /// A prefill leg and the stream that it is for.
-struct Job {
+pub struct Job {
     phase: PrefillPhase,
     client: Rc<Stream>,
+    /// The client's attempt that it belongs to.
+    attempt: u32,
+    /// When it was made.
+    since: Duration,
 }
 
-/// A call that has been made.
-enum Call {
-    /// A prefill leg.
-    Prefill(Box<Job>),
-    /// The leg that fetches what a client has left behind.
-    CleanUp {
-        /// Blocks that leak if it fails.
-        blocks: u64,
-        request_id: String,
-        /// Its bytes count until the call has ended: the proxy holds them.
-        _estate: Estate,
-    },
-}
-
-/// The jobs of one root context.
-#[derive(Default)]
-pub struct Calls {
-    queue: Option<u32>,
-    waiting: VecDeque<Job>,
-    running: HashMap<u32, Call>,
-}
-
-impl Calls {
-    /// The queue that wakes the root, registered when it is first needed: registering leaves a trace in the proxy, and
-    /// a configuration may only be on trial.
-    fn queue(&mut self) -> Result<u32, HostError> {
-        if let Some(queue) = self.queue {
-            return Ok(queue);
-        }
-        let queue =
-            host::register_queue(&format!("pd_router.calls.{:x}", shared::unique_number()))?;
-        self.queue = Some(queue);
-        Ok(queue)
-    }
-}
-
-/// Hands a job to the root. To be called from the stream's own callback.
-///
-/// # Errors
-/// When the host would not carry the message: the job is gone then.
-pub fn submit(
-    gateway: &Gateway,
-    phase: PrefillPhase,
-    client: &Rc<Stream>,
-) -> Result<(), HostError> {
-    let mut calls = gateway.calls.borrow_mut();
-    let queue = calls.queue()?;
-    host::enqueue(queue, b"")?;
-    calls.waiting.push_back(Job {
-        phase,
-        client: Rc::clone(client),
-    });
-    Ok(())
-}
-
-/// Starts the jobs that wait. Called on the root, when its queue has a message.
-pub fn start_waiting(gateway: &Gateway, queue: u32) {
-    while host::dequeue(queue).is_some() {}
-    loop {
-        let job = gateway.calls.borrow_mut().waiting.pop_front();
-        match job {
-            Some(job) => start(gateway, job),
-            None => break,
+impl Job {
+    /// For the client's present attempt.
+    pub fn new(gateway: &Gateway, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
+        Self {
+            phase,
+            client: Rc::clone(client),
+            attempt: client.attempt.get(),
+            since: gateway.now(),
         }
     }
-    gateway.report_load();
-}
 
-/// Takes the answer to a call; false where the token is another's.
-pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
-    let call = gateway.calls.borrow_mut().running.remove(&token);
-    let Some(call) = call else {
-        return false;
-    };
-    let body = match has_headers {
-        true => host::buffer(Buffer::CallResponse).unwrap_or_default(),
-        false => Vec::new(),
-    };
-    let answer = match has_headers {
-        true => PrefillAnswer::Whole {
-            status: call_status(),
-            body: &body,
-        },
-        false => PrefillAnswer::Broken,
-    };
-    match call {
-        Call::Prefill(job) => proceed(gateway, *job, answer),
-        Call::CleanUp {
-            blocks, request_id, ..
-        } => cleaned_up(gateway, answer, blocks, &request_id),
+    fn is_waited_for(&self) -> bool {
+        self.client.waits_for(self.attempt)
     }
-    gateway.report_load();
-    true
 }
 
-/// The status of the answer; 502 where there is none that can be read.
-fn call_status() -> u16 {
-    let status = host::header(Map::CallResponse, ":status");
-    status
-        .and_then(|value| std::str::from_utf8(&value).ok()?.parse().ok())
-        .unwrap_or(502)
-}
-
-/// Calls the job's prefill worker, unless the client has left: then nothing runs.
-fn start(gateway: &Gateway, job: Job) {
-    if job.client.stage.get() != Stage::Prefilling || !job.client.enter() {
+/// Calls the job's prefill worker, unless the client has left: then nothing runs. To be called on the root.
+pub fn start(gateway: &Gateway, job: Job) {
+    let is_due = matches!(
+        job.client.stage.get(),
+        Stage::Prefilling | Stage::Recovering
+    );
+    if !is_due || !job.client.enter() {
         return;
     }
+    let racing = &job.client.racing;
+    racing.set(racing.get().saturating_add(1));
     let Some(token) = make_call(gateway, &job) else {
-        proceed(gateway, job, PrefillAnswer::NotSent);
+        answered(gateway, job, PrefillAnswer::NotSent);
         return;
     };
     gateway.telemetry.prefill_called();
     decode_beside(gateway, &job);
-    gateway
-        .calls
-        .borrow_mut()
-        .running
-        .insert(token, Call::Prefill(Box::new(job)));
+    let call = Call::Prefill(Box::new(job));
+    gateway.calls.borrow_mut().run(token, call);
 }
 
 /// Where both legs run at once, decode is due as soon as prefill has been called.
@@ -153,32 +73,37 @@ fn decode_beside(gateway: &Gateway, job: &Job) {
         && job.client.enter()
     {
         job.client.beside.set(Beside::Running);
+        job.client.wants_logprobs.set(job.phase.wants_logprobs());
         job.client.abort.replace(job.phase.abort_leg());
-        job.client.go_on(gateway, &dispatch);
+        decode(gateway, &job.client, &dispatch);
+    }
+}
+
+/// Decode is due: forwarded or, where that has been done once, called.
+fn decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch) {
+    match client.stage.get() {
+        Stage::Recovering => {
+            let failure = client.failure.take().unwrap_or(Failure::Unreached);
+            recovery::call_decode(gateway, client, dispatch, failure);
+        }
+        _ => client.go_on(gateway, dispatch),
     }
 }
 
 fn make_call(gateway: &Gateway, job: &Job) -> Option<u32> {
     let destination = job.phase.destination()?.to_string();
-    let (cluster, timeout) = {
-        let router = gateway.router.borrow();
-        let pool = router.pool();
-        (
-            pool.clusters.prefill.clone(),
-            Duration::from_millis(u64::from(pool.prefill.timeout_ms)),
-        )
-    };
+    let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
     let read = host::headers(Map::Request)
-        .and_then(|headers| Ok((headers, host::buffer(Buffer::Request)?)));
+        .and_then(|headers| Ok((headers, prefill_body(job)?)));
     // The call must be the root's: the client's context may be gone when the answer comes.
     host::enter_context(gateway.root_id).ok()?;
-    let (client_headers, client_body) = read.ok()?;
+    let (client_headers, body) = read.ok()?;
 
     let mut own = job.phase.headers();
     own.push((headers::DESTINATION, destination));
     own.push((headers::REQUEST_ID, job.client.request_id().to_owned()));
     let sent = with_clients_headers(&client_headers, &own);
-    let called = host::call(&cluster, sent, Some(&job.phase.body(&client_body)), timeout);
+    let called = host::call(&cluster, sent, Some(&body), job.phase.timeout());
     called
         .inspect_err(|status| {
             let worker = &job.phase.worker().name;
@@ -190,40 +115,76 @@ fn make_call(gateway: &Gateway, job: &Job) -> Option<u32> {
         .ok()
 }
 
-/// The client's headers, as far as they are about the request, with our own set in their place.
-fn with_clients_headers<'h>(
-    clients: &'h [Header],
-    own: &'h [(&'static str, String)],
-) -> Vec<(&'h str, &'h str)> {
-    let is_own = |name: &str| own.iter().any(|(set, _)| *set == name);
-    let kept = clients
-        .iter()
-        .filter_map(as_text)
-        .filter(|(name, _)| headers::goes_on_the_prefill_leg(name.as_bytes()) && !is_own(name));
-    kept.chain(own.iter().map(|(name, value)| (*name, value.as_str())))
-        .collect()
+/// The prefill leg's body, made from the client's: the proxy has that, unless the request was forwarded already.
+fn prefill_body(job: &Job) -> Result<Vec<u8>, host::HostError> {
+    if let Some(spare) = &*job.client.spare.borrow() {
+        return Ok(job.phase.body(&spare.body));
+    }
+    let body = host::buffer(Buffer::Request)?;
+    Ok(job.phase.body(&body))
 }
 
-/// The SDK's calls carry text only; a header that is not text stays behind.
-fn as_text((name, value): &Header) -> Option<(&str, &str)> {
-    Some((
-        std::str::from_utf8(name).ok()?,
-        std::str::from_utf8(value).ok()?,
-    ))
+/// Calls a second worker beside those that are late, where the pool wants it. Called at each tick.
+pub fn hedge_late(gateway: &Gateway) {
+    let Some(after_ms) = gateway.router.borrow().pool().prefill.hedge_after_ms else {
+        return;
+    };
+    let after = Duration::from_millis(u64::from(after_ms));
+    let now = gateway.now();
+    let hedges: Vec<Job> = {
+        let calls = gateway.calls.borrow();
+        let late = calls.prefills().filter(|job| {
+            let is_alone = job.client.racing.get() == 1;
+            is_alone && job.is_waited_for() && now.saturating_sub(job.since) >= after
+        });
+        late.filter_map(|job| {
+            let phase = job.phase.hedge(&mut gateway.router.borrow_mut())?;
+            Some(Job::new(gateway, phase, &job.client))
+        })
+        .collect()
+    };
+    for hedge in hedges {
+        let (id, worker) = (hedge.client.request_id(), hedge.phase.worker());
+        log::info!("[{id}] its prefill is late, {} is called too", worker.name);
+        gateway.telemetry.hedged();
+        start(gateway, hedge);
+    }
+}
+
+/// Takes a call's answer. To be called on the root.
+pub fn answered(gateway: &Gateway, mut job: Job, answer: PrefillAnswer<'_>) {
+    let is_waited_for = job.is_waited_for();
+    if is_waited_for {
+        let left = job.client.racing.get().saturating_sub(1);
+        job.client.racing.set(left);
+        if left > 0 {
+            match job.phase.yields(answer, &mut gateway.router.borrow_mut()) {
+                Ok(()) => return,
+                Err(phase) => job.phase = *phase,
+            }
+        }
+    }
+    proceed(gateway, job, is_waited_for, answer);
 }
 
 /// What follows from an answer.
-fn proceed(gateway: &Gateway, job: Job, answer: PrefillAnswer<'_>) {
-    let Job { phase, client } = job;
+fn proceed(gateway: &Gateway, job: Job, is_waited_for: bool, answer: PrefillAnswer<'_>) {
+    let Job { phase, client, .. } = job;
     let worker = Rc::clone(phase.worker());
-    let waits = match client.is_open() {
+    let order = phase.order();
+    let waits = match is_waited_for {
         true => Client::Waits,
         false => Client::Left,
     };
-    gateway.advance();
     let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
+    if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
+        // Whoever else was called for it is late.
+        client.next_attempt();
+    }
     match after {
-        AfterPrefill::Again(phase) => try_another(gateway, Job { phase, client }, &worker, answer),
+        AfterPrefill::Again(phase) => {
+            try_another(gateway, Job::new(gateway, phase, &client), &worker, answer);
+        }
         AfterPrefill::Decode {
             dispatch,
             blocks,
@@ -238,7 +199,8 @@ fn proceed(gateway: &Gateway, job: Job, answer: PrefillAnswer<'_>) {
                 .borrow_mut()
                 .seat_decode(&mut client.seat.borrow_mut(), &worker, key);
             client.staged.set(Some(blocks));
-            client.go_on(gateway, &dispatch);
+            rewrite::report_cached(gateway, &client, answer);
+            decode(gateway, &client, &dispatch);
         }
         AfterPrefill::Whole { dispatch, fallback } => {
             log::warn!(
@@ -248,15 +210,22 @@ fn proceed(gateway: &Gateway, job: Job, answer: PrefillAnswer<'_>) {
             );
             gateway.telemetry.fell_back(fallback.name());
             if client.enter() {
-                client.go_on(gateway, &dispatch);
+                decode(gateway, &client, &dispatch);
             }
         }
-        AfterPrefill::Good => client.prefill_is_good(),
+        AfterPrefill::Good if is_waited_for => {
+            rewrite::add_logprobs(&client, answer);
+            client.prefill_is_good();
+        }
+        AfterPrefill::Good => {}
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
         AfterPrefill::Terminal(terminal) => end_here(&client, terminal),
-        AfterPrefill::Refused(refusal) => refused(gateway, &client, &refusal),
-        AfterPrefill::CleanUp(leg) => clean_up(gateway, &client, &leg, &worker),
-        AfterPrefill::Leaked { blocks } => leaked(gateway, &client, blocks, &worker),
+        AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
+        AfterPrefill::CleanUp(leg) => {
+            client.leave_copy(gateway);
+            cleanup::start(gateway, &client, &leg, &worker);
+        }
+        AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, &client, blocks, &worker),
         AfterPrefill::Nothing => {}
     }
 }
@@ -275,22 +244,14 @@ fn try_another(gateway: &Gateway, job: Job, failed: &Worker, answer: PrefillAnsw
 }
 
 /// The worker's answer is the client's: the request was at fault. If decode has begun to answer, that is broken off.
-fn pass_on(gateway: &Gateway, client: &Stream, answer: PrefillAnswer<'_>) {
+fn pass_on(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     let PrefillAnswer::Whole { status, body } = answer else {
         return;
     };
-    let kept: Vec<Header> = ["content-type", "retry-after"]
-        .iter()
-        .filter_map(|name| {
-            Some((
-                name.as_bytes().to_vec(),
-                host::header(Map::CallResponse, name)?,
-            ))
-        })
-        .collect();
+    let kept = headers_for_client();
     if client.beside.get() == Beside::Running && client.answer_has_begun() {
-        let cause = routing::route::PrefillFailure::Status(status);
-        client.prefill_has_failed(gateway, &Refusal::PrefillFailed { tried: 1, cause });
+        let cause = PrefillFailure::Status(status);
+        doom(gateway, client, Refusal::PrefillFailed { tried: 1, cause });
         return;
     }
     client.beside.set(Beside::Nothing);
@@ -311,73 +272,35 @@ fn end_here(client: &Stream, terminal: Terminal) {
     }
 }
 
-fn refused(gateway: &Gateway, client: &Stream, refusal: &Refusal) {
+/// Prefill has failed for good. Where decode runs beside it, and its client has read nothing, there may be another pair.
+fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.request_id());
-    if client.beside.get() == Beside::Running {
-        client.prefill_has_failed(gateway, refusal);
-    } else if client.enter() {
-        client.refuse(gateway, refusal);
-    }
-}
-
-/// Fetches the blocks that a client has left behind, so that the prefill worker can free them.
-fn clean_up(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
-    let Some(estate) = client.estate.take() else {
-        leaked(gateway, client, leg.blocks, prefill);
-        return;
-    };
-    let (cluster, timeout) = {
-        let router = gateway.router.borrow();
-        let pool = router.pool();
-        (
-            pool.clusters.decode.clone(),
-            Duration::from_millis(u64::from(pool.cleanup.timeout_ms)),
-        )
-    };
-    let mut own = leg.dispatch.headers.clone();
-    own.extend(destination_headers(&leg.dispatch));
-    own.push((headers::REQUEST_ID, client.request_id().to_owned()));
-    let body = leg
-        .dispatch
-        .edits
-        .as_ref()
-        .map(|edits| edits.apply(&estate.body));
-    let sent = with_clients_headers(&estate.headers, &own);
-    match host::call(&cluster, sent, body.as_deref(), timeout) {
-        Ok(token) => {
-            gateway.telemetry.cleaning_up();
-            let call = Call::CleanUp {
-                blocks: leg.blocks,
-                request_id: client.request_id().to_owned(),
-                _estate: estate,
-            };
-            gateway.calls.borrow_mut().running.insert(token, call);
+    match (client.beside.replace(Beside::Nothing), client.stage.get()) {
+        (Beside::Running, _) if client.answer_has_begun() => doom(gateway, client, refusal),
+        (Beside::Running, _) => {
+            client.abort.replace(None);
+            recovery::recover(gateway, client, Failure::Prefill(refusal));
         }
-        Err(_) => leaked(gateway, client, leg.blocks, prefill),
-    }
-}
-
-fn cleaned_up(gateway: &Gateway, answer: PrefillAnswer<'_>, blocks: u64, request_id: &str) {
-    if matches!(
-        answer,
-        PrefillAnswer::Whole {
-            status: 200..=299,
-            ..
+        (Beside::Nothing, Stage::Recovering) => {
+            let failure = client.failure.take();
+            let failure = failure.unwrap_or(Failure::Prefill(refusal));
+            recovery::give_up(gateway, client, &failure);
         }
-    ) {
-        return;
+        (Beside::Nothing, _) if client.enter() => client.refuse(gateway, &refusal),
+        (Beside::Nothing, _) => {}
     }
-    gateway.telemetry.leaked(blocks);
-    log::warn!(
-        "[{request_id}] {blocks} blocks that the client left behind could not be fetched: {answer}"
-    );
 }
 
-fn leaked(gateway: &Gateway, client: &Stream, blocks: u64, prefill: &Worker) {
-    gateway.telemetry.leaked(blocks);
-    log::info!(
-        "[{}] the client left during prefill: {blocks} blocks stay on {} until its lease ends",
-        client.request_id(),
-        prefill.name
-    );
+/// The prefill beside has failed, and the client has begun to read: it must not read a good end.
+fn doom(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
+    client.beside.set(Beside::Nothing);
+    client.abort.replace(None);
+    client.doom.replace(Some(Doom {
+        refusal,
+        ticks: DOOMED_TICKS,
+    }));
+    gateway.watch_over(client);
 }
+
+/// Ticks that a chunk is waited for which may tell of the failure.
+const DOOMED_TICKS: u8 = 1;

@@ -2,19 +2,20 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 use routing::config::{BootstrapSource, Config, Pool, Protocol};
 
 use crate::bindings::Asker;
+use crate::calls;
 use crate::context::StreamContext;
 use crate::discovery::{Poller, TICK};
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
 use crate::planning;
 use crate::prefill_call;
+use crate::recovery;
 use crate::shared::Lease;
 
 thread_local! {
@@ -22,9 +23,6 @@ thread_local! {
     /// drained; only the newest may poll.
     static NEWEST: Cell<u32> = const { Cell::new(0) };
 }
-
-/// How often the time is told where nothing else needs a tick: often enough for the leases of bookings.
-const SLOW_TICK: Duration = Duration::from_secs(10);
 
 /// A root context.
 pub struct Root {
@@ -56,12 +54,7 @@ impl Root {
         };
         self.poller = Poller::new(&pool);
         self.asker = must_ask(&pool).then(Asker::default);
-        let is_waited_for = pool.admission.queue.is_some();
-        let tick = match self.poller.is_some() || self.asker.is_some() || is_waited_for {
-            true => TICK,
-            false => SLOW_TICK,
-        };
-        host::set_tick(tick).map_err(|error| error.to_string())?;
+        host::set_tick(TICK).map_err(|error| error.to_string())?;
         proxy_wasm::set_log_level(host::log_level());
         let seed = host::now_ns() ^ u64::from(self.id).rotate_left(32);
         self.gateway = Some(Rc::new(Gateway::new(self.id, config, pool, seed)));
@@ -70,9 +63,13 @@ impl Root {
     }
 }
 
-/// Whether prefill workers must be asked for their bootstrap servers.
+/// Whether prefill workers must be asked where their KV is fetched.
 fn must_ask(pool: &Pool) -> bool {
-    pool.protocol == Protocol::Sglang && pool.bootstrap == BootstrapSource::Ask
+    match pool.protocol {
+        Protocol::Mooncake => true,
+        Protocol::Sglang => pool.bootstrap == BootstrapSource::Ask,
+        _ => false,
+    }
 }
 
 impl Context for Root {
@@ -98,7 +95,7 @@ impl Context for Root {
                 .asker
                 .as_mut()
                 .is_some_and(|asker| asker.answered(token, has_headers, gateway));
-        if !polled && !told && !prefill_call::answered(gateway, token, has_headers) {
+        if !polled && !told && !calls::answered(gateway, token, has_headers) {
             log::error!("an answer came to call {token}, which nobody made");
         }
         planning::call_waiting(gateway);
@@ -127,6 +124,9 @@ impl RootContext for Root {
         proxy_wasm::set_log_level(host::log_level());
         gateway.advance();
         planning::refuse_late(gateway);
+        prefill_call::hedge_late(gateway);
+        recovery::see_to_late(gateway);
+        gateway.tell_of_health();
         if let Some(poller) = &mut self.poller {
             poller.tick(gateway);
         }
@@ -142,7 +142,7 @@ impl RootContext for Root {
 
     fn on_queue_ready(&mut self, queue: u32) {
         if let Some(gateway) = &self.gateway {
-            prefill_call::start_waiting(gateway, queue);
+            calls::start_waiting(gateway, queue);
         }
     }
 

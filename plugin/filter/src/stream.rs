@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use routing::admission::Waiter;
 use routing::fleet::Worker;
+use routing::answer::Form;
 use routing::request::Generation;
-use routing::route::{AbortLeg, Dispatch, Refusal, Seat};
+use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
 use crate::gateway::{Gateway, Share};
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::Spoken;
+use crate::recovery::Failure;
+use crate::rewrite::Change;
 
 /// How far a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub enum Stage {
     Prefilling,
     /// The proxy forwards it.
     Forwarded,
+    /// Its decode leg has failed before the client read anything, and is replaced by calls.
+    Recovering,
     /// It was answered from here.
     Answered,
     /// Its stream has ended.
@@ -48,12 +53,21 @@ pub enum Beside {
 pub enum Response {
     /// Nothing of it has come.
     Awaited,
-    /// All of it is held back, its headers included.
+    /// Its headers have come, and are held back until it says something.
     Held,
+    /// All of it has come, and is held back until the prefill beside is known to be good.
+    Complete,
     /// It flows.
     Flowing,
     /// It flowed; its end is held back.
     EndHeld,
+}
+
+/// A request's body as its client sent it, kept for as long as the request may have to be placed again.
+pub struct Spare {
+    /// The body.
+    pub body: Vec<u8>,
+    _share: Share,
 }
 
 /// A request that its client has left, kept for the leg that cleans up.
@@ -63,6 +77,53 @@ pub struct Estate {
     /// As the client sent it.
     pub body: Vec<u8>,
     _share: Share,
+}
+
+/// How long an answer may take, and how long it has taken. Chunks only leave a mark: the time is asked for at ticks.
+#[derive(Default)]
+pub struct Clock {
+    patience: Cell<Patience>,
+    since: Cell<Duration>,
+    stirred: Cell<bool>,
+}
+
+impl Clock {
+    fn start(&self, patience: Patience, now: Duration) {
+        self.patience.set(patience);
+        self.since.set(now);
+    }
+
+    fn runs(&self) -> bool {
+        let patience = self.patience.get();
+        patience.first.is_some() || patience.silence.is_some()
+    }
+
+    /// A piece of the answer has come.
+    pub fn stir(&self) {
+        self.stirred.set(true);
+    }
+
+    /// Whether the answer has kept its reader waiting for longer than it may. To be asked at each tick.
+    fn has_run_out(&self, response: Response, now: Duration) -> bool {
+        if self.stirred.take() {
+            self.since.set(now);
+        }
+        let patience = self.patience.get();
+        let limit = match response {
+            Response::Awaited | Response::Held => patience.first,
+            Response::Flowing => patience.silence,
+            Response::Complete | Response::EndHeld => None,
+        };
+        limit.is_some_and(|limit| now.saturating_sub(self.since.get()) >= limit)
+    }
+}
+
+/// An answer that must end badly.
+pub struct Doom {
+    /// Why.
+    pub refusal: Refusal,
+    /// Ticks until it ends: an event that tells why may pass before.
+    pub ticks: u8,
 }
 
 /// What of a request outlives a single callback.
@@ -87,8 +148,26 @@ pub struct Stream {
     pub seat: RefCell<Seat>,
     /// Blocks that a prefill worker holds for a decode that is not known to have begun.
     pub staged: Cell<Option<u64>>,
-    /// How many destinations it was forwarded to, one after the other.
-    pub destinations: Cell<usize>,
+    /// Where it was forwarded to, one after the other.
+    pub destinations: RefCell<Vec<SocketAddr>>,
+    /// What it takes to place it again.
+    pub spare: RefCell<Option<Spare>>,
+    /// Counts how often it was placed: an answer to a call of an earlier time is nobody's any more.
+    pub attempt: Cell<u32>,
+    /// Prefill calls under way for the present attempt.
+    pub racing: Cell<u32>,
+    /// How long its answer may take.
+    pub clock: Clock,
+    /// How the first of its decode legs failed, while it is being replaced.
+    pub failure: RefCell<Option<Failure>>,
+    /// The change that its answer needs.
+    pub change: RefCell<Option<Change>>,
+    /// Whether the prompt's logprobs, which only prefill knows, are wanted in the answer and not known yet.
+    pub wants_logprobs: Cell<bool>,
+    /// In which form the answer comes.
+    pub form: Cell<Form>,
+    /// Why its answer must end badly, though it has begun.
+    pub doom: RefCell<Option<Doom>>,
     /// Its share of the buffered bodies.
     pub body: RefCell<Option<Share>>,
     /// How its prefill can be called off.
@@ -112,11 +191,25 @@ impl Stream {
             explanation: RefCell::default(),
             seat: RefCell::default(),
             staged: Cell::new(None),
-            destinations: Cell::new(0),
+            destinations: RefCell::default(),
+            spare: RefCell::default(),
+            attempt: Cell::new(0),
+            racing: Cell::new(0),
+            clock: Clock::default(),
+            failure: RefCell::default(),
+            change: RefCell::default(),
+            wants_logprobs: Cell::new(false),
+            form: Cell::new(Form::Whole),
+            doom: RefCell::default(),
             body: RefCell::default(),
             abort: RefCell::default(),
             estate: RefCell::default(),
         }
+    }
+
+    /// Whether its worker is late with the answer.
+    pub fn is_late(&self, now: Duration) -> bool {
+        self.stage.get() == Stage::Forwarded && self.clock.has_run_out(self.response.get(), now)
     }
 
     /// The id that both legs carry.
@@ -124,9 +217,36 @@ impl Stream {
         &self.request_id
     }
 
-    /// Whether the client still waits, for a prefill or for the end of its answer.
-    pub fn is_open(&self) -> bool {
-        matches!(self.stage.get(), Stage::Prefilling | Stage::Forwarded)
+    /// The number that the proxy knows it by.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Whether the client still waits for what is done in this `attempt`.
+    pub fn waits_for(&self, attempt: u32) -> bool {
+        let is_open = matches!(
+            self.stage.get(),
+            Stage::Prefilling | Stage::Forwarded | Stage::Recovering
+        );
+        is_open && self.attempt.get() == attempt
+    }
+
+    /// What has been begun for it so far concerns it no more.
+    pub fn next_attempt(&self) {
+        self.attempt.set(self.attempt.get().wrapping_add(1));
+        self.racing.set(0);
+    }
+
+    /// Whether another worker may take the place of one that fails.
+    pub fn may_recover(&self) -> bool {
+        self.spare.borrow().is_some() && self.seat.borrow().may_recover()
+    }
+
+    /// Where it was sent before the proxy tried this address.
+    pub fn tried_before(&self, address: SocketAddr) -> Vec<SocketAddr> {
+        let destinations = self.destinations.borrow();
+        let at = destinations.iter().position(|tried| *tried == address);
+        destinations.iter().take(at.unwrap_or(0)).copied().collect()
     }
 
     /// Whether the client has read something of an answer.
@@ -145,9 +265,9 @@ impl Stream {
     }
 
     /// Forwards a leg of a request that waited for its prefill. The stream's context must be the effective one.
-    pub fn go_on(&self, gateway: &Gateway, dispatch: &Dispatch) {
+    pub fn go_on(self: &Rc<Self>, gateway: &Gateway, dispatch: &Dispatch) {
         let forwarded = host::buffer(Buffer::Request)
-            .and_then(|body| self.forward(dispatch, &body))
+            .and_then(|body| self.forward(gateway, dispatch, body))
             .and_then(|()| host::resume_request());
         if let Err(error) = forwarded {
             log::error!(
@@ -187,8 +307,13 @@ impl Stream {
         gateway.report_load();
     }
 
-    /// Writes what was decided into the request, which may then go on.
-    pub fn forward(&self, dispatch: &Dispatch, body: &[u8]) -> Result<(), HostError> {
+    /// Writes what was decided into the request, which may then go on. Its body is kept where it may have to be placed again.
+    pub fn forward(
+        self: &Rc<Self>,
+        gateway: &Gateway,
+        dispatch: &Dispatch,
+        body: Vec<u8>,
+    ) -> Result<(), HostError> {
         for (name, value) in destination_headers(dispatch) {
             host::set_header(Map::Request, name, value.as_bytes())?;
         }
@@ -196,7 +321,7 @@ impl Stream {
             host::set_header(Map::Request, name, value.as_bytes())?;
         }
         if let Some(edits) = &dispatch.edits {
-            let edited = edits.apply(body);
+            let edited = edits.apply(&body);
             host::set_buffer(Buffer::Request, &edited)?;
             // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with
             // trailers has none, unless the client told one.
@@ -208,40 +333,76 @@ impl Stream {
                 )?;
             }
         }
-        self.destinations.set(dispatch.destinations.len());
+        self.destinations.replace(dispatch.destinations.clone());
         self.stage.set(Stage::Forwarded);
         self.body.replace(None);
+        self.keep_spare(gateway, body);
+        self.clock.start(dispatch.patience, gateway.now());
+        if self.clock.runs() {
+            gateway.watch_over(self);
+        }
         Ok(())
+    }
+
+    fn keep_spare(&self, gateway: &Gateway, body: Vec<u8>) {
+        if self.seat.borrow().may_recover() {
+            let share = gateway.hold_spare(body.len());
+            let spare = share.map(|share| Spare {
+                body,
+                _share: share,
+            });
+            self.spare.replace(spare);
+        }
+    }
+
+    /// The client has begun to read: there is no way back.
+    pub fn answer_begins(&self) {
+        self.staged.set(None);
+        self.spare.replace(None);
+        self.seat.borrow_mut().take_recovery();
     }
 
     /// The prefill beside decode has done its part: what was held back of the answer goes on.
     pub fn prefill_is_good(&self) {
         self.beside.set(Beside::Nothing);
         self.abort.replace(None);
-        let held = matches!(self.response.get(), Response::Held | Response::EndHeld);
-        if held && self.enter() {
+        let is_there = match self.response.get() {
+            Response::Complete | Response::EndHeld => self.stage.get() == Stage::Forwarded,
+            Response::Awaited | Response::Held | Response::Flowing => false,
+        };
+        if is_there && self.enter() {
+            self.answer_begins();
+            self.rewrite_rest();
             self.response.set(Response::Flowing);
-            if let Err(error) = host::resume_response() {
-                log::error!("[{}] the answer could not go on: {error}", self.request_id);
-            }
+            self.resume_response();
         }
     }
 
-    /// The prefill beside decode has failed: a client that has read nothing yet is told so, one that has reads no good end.
-    pub fn prefill_has_failed(&self, gateway: &Gateway, refusal: &Refusal) {
-        self.beside.set(Beside::Nothing);
-        self.abort.replace(None);
-        if !self.enter() {
+    /// Changes what is held back of the answer: its end is there.
+    fn rewrite_rest(&self) {
+        if self.change.borrow().is_none() {
             return;
         }
-        match self.response.get() {
-            Response::Awaited | Response::Held => self.refuse(gateway, refusal),
-            Response::Flowing | Response::EndHeld => self.break_off(gateway, refusal),
+        let rewritten = host::buffer(Buffer::Response).and_then(|bytes| match self.form.get() {
+            Form::Events => self.rewrite_events(&bytes, true),
+            Form::Whole => self.rewrite_document(&bytes),
+        });
+        if let Err(error) = rewritten {
+            log::error!("[{}] the answer could not be changed: {error}", self.request_id);
         }
     }
 
-    fn break_off(&self, gateway: &Gateway, refusal: &Refusal) {
-        gateway.telemetry.refused(refusal.code());
+    /// Lets what was held back of the answer go on. The stream's context must be the effective one.
+    pub fn resume_response(&self) {
+        if let Err(error) = host::resume_response() {
+            log::error!("[{}] the answer could not go on: {error}", self.request_id);
+        }
+    }
+
+    /// Ends an answer that has begun so that its client sees that it is not whole. The stream's context must be the effective
+    /// one.
+    pub fn break_off(&self, gateway: &Gateway, reason: &'static str) {
+        gateway.telemetry.reset(reason);
         self.stage.set(Stage::Answered);
         if let Err(error) = host::reset_response() {
             log::error!(
@@ -263,7 +424,7 @@ impl Stream {
             );
         }
         match stage {
-            Stage::Prefilling => self.leave_estate(gateway),
+            Stage::Prefilling | Stage::Recovering => self.leave_estate(gateway),
             Stage::Waiting(waiter) => gateway.waits_no_more(waiter),
             _ => {}
         }
@@ -272,14 +433,37 @@ impl Stream {
         }
         self.seat.borrow_mut().release();
         self.body.replace(None);
+        self.spare.replace(None);
+        gateway.watch_no_more(self);
         gateway.telemetry.stream_closed();
         gateway.report_load();
     }
 
+    /// Keeps a copy of the request for the leg that cleans up, of a client who is still being served: more was computed for it
+    /// than it needs.
+    pub fn leave_copy(&self, gateway: &Gateway) {
+        let spare = self.spare.borrow();
+        let Some(spare) = spare.as_ref().filter(|_| self.estate.borrow().is_none()) else {
+            return;
+        };
+        if !self.enter() {
+            return;
+        }
+        let share = gateway.hold_estate(spare.body.len());
+        if let (Some(share), Ok(headers)) = (share, host::headers(Map::Request)) {
+            self.estate.replace(Some(Estate {
+                headers,
+                body: spare.body.clone(),
+                _share: share,
+            }));
+        }
+    }
+
     /// Keeps the request for the leg that cleans up, as far as the budget goes.
     fn leave_estate(&self, gateway: &Gateway) {
-        let (Ok(body), Ok(headers)) = (host::buffer(Buffer::Request), host::headers(Map::Request))
-        else {
+        let spare = self.spare.take().map(|spare| Ok(spare.body));
+        let body = spare.unwrap_or_else(|| host::buffer(Buffer::Request));
+        let (Ok(body), Ok(headers)) = (body, host::headers(Map::Request)) else {
             return;
         };
         let Some(share) = gateway.hold_estate(body.len()) else {
@@ -293,7 +477,7 @@ impl Stream {
     }
 
     /// Tells the prefill worker to drop the request. Its answer, made from a stream that is gone, reaches nobody.
-    fn call_off(&self, gateway: &Gateway) {
+    pub fn call_off(&self, gateway: &Gateway) {
         const PATIENCE: Duration = Duration::from_secs(5);
         let Some(abort) = self.abort.take() else {
             return;

@@ -39,6 +39,10 @@ pub struct Telemetry {
     requests: Metric,
     prefill_calls: Metric,
     prefill_retries: Metric,
+    hedges: Metric,
+    recoveries: Metric,
+    ejected: Metric,
+    reported_ejected: Cell<u64>,
     decode_retries: Metric,
     leaked_handoffs: Metric,
     leaked_blocks: Metric,
@@ -71,6 +75,10 @@ impl Telemetry {
             requests: counter("pd_router_requests_total"),
             prefill_calls: counter("pd_router_prefill_calls_total"),
             prefill_retries: counter("pd_router_prefill_retries_total"),
+            hedges: counter("pd_router_hedges_total"),
+            recoveries: counter("pd_router_recoveries_total"),
+            ejected: gauge("pd_router_ejected"),
+            reported_ejected: Cell::default(),
             decode_retries: counter("pd_router_decode_retries_total"),
             leaked_handoffs: counter("pd_router_kv_leaked_handoffs_total"),
             leaked_blocks: counter("pd_router_kv_leaked_blocks_total"),
@@ -106,6 +114,37 @@ impl Telemetry {
     /// A prefill worker failed and another one is called.
     pub fn prefill_retried(&self) {
         self.prefill_retries.add(1);
+    }
+
+    /// A second prefill worker is called beside a first one that is late.
+    pub fn hedged(&self) {
+        self.hedges.add(1);
+    }
+
+    /// A decode leg that failed before its client read anything is replaced.
+    pub fn recovered(&self) {
+        self.recoveries.add(1);
+    }
+
+    /// An answer that had begun was, or is, broken off.
+    pub fn reset(&self, reason: &'static str) {
+        self.count_word("resets_total", "reason", reason);
+    }
+
+    /// A worker that keeps failing is passed over for a time.
+    pub fn ejection(&self, role: Role) {
+        self.count_word("ejections_total", "role", role.name());
+    }
+
+    /// How many workers are passed over so by this VM; the gauge is the sum over all VMs.
+    pub fn ejected(&self, now: usize) {
+        let now = now as u64;
+        let before = self.reported_ejected.replace(now);
+        if now != before {
+            let difference = i64::try_from(now).unwrap_or(i64::MAX);
+            self.ejected
+                .add(difference - i64::try_from(before).unwrap_or(i64::MAX));
+        }
     }
 
     /// A decode worker took no connection and another one answers.

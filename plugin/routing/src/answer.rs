@@ -2,14 +2,17 @@
 //!
 //! A stream of server-sent events is read event by event, however the bytes are cut. An event that carries text, reasoning
 //! or a tool call is a token, at least; one that carries only a role is none. Where `usage` counts the tokens, its count is
-//! believed. An answer in one piece has its first token with its first byte.
+//! believed. An answer in one piece has its first token with its first byte. An event of a shape that is not known counts as
+//! a token: a worker must not be blamed for what is not understood here.
 
-use std::borrow::Cow;
+mod event;
+mod rewriter;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+pub use rewriter::{EventEdit, Rewriter};
 
-/// An event longer than this is not read; it counts as one token. Far beyond any chunk of text.
+use event::Event;
+
+/// A line longer than this, in bytes, is not read; it counts as one token. Far beyond any chunk of text.
 const MAX_EVENT: usize = 64 * 1024;
 
 /// How an answer comes.
@@ -44,6 +47,7 @@ pub struct Watch {
     counted: u64,
     told: Option<u64>,
     has_begun: bool,
+    has_answered: bool,
     is_done: bool,
 }
 
@@ -57,6 +61,7 @@ impl Watch {
             counted: 0,
             told: None,
             has_begun: false,
+            has_answered: false,
             is_done: false,
         }
     }
@@ -64,6 +69,11 @@ impl Watch {
     /// Whether the first token has come.
     pub fn has_begun(&self) -> bool {
         self.has_begun
+    }
+
+    /// Whether it says anything at all: a token, why it ended, or what went wrong; in one piece a byte.
+    pub fn has_answered(&self) -> bool {
+        self.has_begun || self.has_answered
     }
 
     /// Whether the event that ends a stream well has come.
@@ -125,110 +135,20 @@ impl Watch {
             self.is_done = true;
             return;
         }
+        if data.is_empty() {
+            return;
+        }
         let Ok(event) = serde_json::from_slice::<Event<'_>>(data) else {
+            self.count(1);
             return;
         };
         self.count(event.tokens());
+        self.has_answered |= event.is_last_word();
         self.is_done |= event.ends_responses();
         if let Some(told) = event.usage() {
+            self.has_answered |= told > 0;
             self.told = Some(told);
         }
-    }
-}
-
-/// What of an event counts: of chat completions and completions the choices, of responses the delta.
-#[derive(Deserialize)]
-struct Event<'a> {
-    #[serde(borrow, default)]
-    choices: Option<Vec<Choice<'a>>>,
-    #[serde(borrow, default, rename = "type")]
-    kind: Option<Cow<'a, str>>,
-    #[serde(default)]
-    usage: Option<Usage>,
-    #[serde(default)]
-    response: Option<Response>,
-}
-
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(borrow, default)]
-    delta: Option<Delta<'a>>,
-    #[serde(borrow, default)]
-    text: Option<Cow<'a, str>>,
-}
-
-#[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow, default)]
-    content: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    reasoning_content: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    reasoning: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    refusal: Option<Cow<'a, str>>,
-    #[serde(default)]
-    tool_calls: Option<Vec<IgnoredAny>>,
-}
-
-#[derive(Deserialize)]
-struct Response {
-    #[serde(default)]
-    usage: Option<Usage>,
-}
-
-#[derive(Deserialize)]
-struct Usage {
-    #[serde(default)]
-    completion_tokens: Option<u64>,
-    #[serde(default)]
-    output_tokens: Option<u64>,
-}
-
-impl Choice<'_> {
-    fn carries_a_token(&self) -> bool {
-        let has = |text: &Option<Cow<'_, str>>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let delta = self.delta.as_ref();
-        has(&self.text)
-            || delta.is_some_and(|delta| {
-                has(&delta.content)
-                    || has(&delta.reasoning_content)
-                    || has(&delta.reasoning)
-                    || has(&delta.refusal)
-                    || delta
-                        .tool_calls
-                        .as_ref()
-                        .is_some_and(|calls| !calls.is_empty())
-            })
-    }
-}
-
-impl Event<'_> {
-    fn tokens(&self) -> u64 {
-        let choices = self.choices.as_deref().unwrap_or_default();
-        let carrying = choices
-            .iter()
-            .filter(|choice| choice.carries_a_token())
-            .count() as u64;
-        carrying.saturating_add(u64::from(self.is_kind(".delta")))
-    }
-
-    fn ends_responses(&self) -> bool {
-        self.is_kind("response.completed")
-    }
-
-    fn is_kind(&self, end: &str) -> bool {
-        let kind = self.kind.as_deref().unwrap_or_default();
-        kind.starts_with("response.") && kind.ends_with(end)
-    }
-
-    fn usage(&self) -> Option<u64> {
-        let inner = self
-            .response
-            .as_ref()
-            .and_then(|response| response.usage.as_ref());
-        let usage = self.usage.as_ref().or(inner)?;
-        usage.completion_tokens.or(usage.output_tokens)
     }
 }
 
@@ -289,6 +209,100 @@ mod tests {
     }
 
     #[test]
+    fn generate_is_read_too() {
+        let begun = b"data: {\"text\":\"\",\"meta_info\":{\"finish_reason\":null,\"completion_tokens\":0}}\n\n";
+        let watch = read(&[begun]);
+        assert!(!watch.has_begun() && !watch.has_answered());
+        let watch = read(&[
+            begun,
+            b"data: {\"text\":\"ab\",\"meta_info\":{\"finish_reason\":null,\"completion_tokens\":2}}\n\n",
+            b"data: {\"text\":\"abc\",\"meta_info\":{\"finish_reason\":{\"type\":\"stop\"},\"completion_tokens\":3}}\n\n",
+            b"data: [DONE]\n\n",
+        ]);
+        assert!(watch.has_begun() && watch.is_done());
+        assert_eq!(watch.tokens(), 3);
+        let ids = read(&[b"data: {\"output_ids\":[7],\"meta_info\":{}}\n\n"]);
+        assert_eq!(ids.tokens(), 1);
+    }
+
+    #[test]
+    fn an_answer_that_says_nothing_is_told_from_one_that_does() {
+        for (event, answered, tokens) in [
+            (": ping", false, 0),
+            ("event: ping", false, 0),
+            ("data:", false, 0),
+            ("data: [DONE]", false, 0),
+            (r#"data: {"choices":[]}"#, false, 0),
+            (
+                r#"data: {"choices":[],"usage":{"prompt_tokens":1}}"#,
+                false,
+                0,
+            ),
+            (
+                r#"data: {"choices":[{"delta":{"role":"assistant"},"finish_reason":null}]}"#,
+                false,
+                0,
+            ),
+            (
+                r#"data: {"type":"response.created","response":{}}"#,
+                false,
+                0,
+            ),
+            (r#"data: {"type":"response.output_item.added"}"#, false, 0),
+            (
+                r#"data: {"choices":[{"delta":{},"finish_reason":"stop"}]}"#,
+                true,
+                0,
+            ),
+            (
+                r#"data: {"choices":[{"text":"","finish_reason":"length"}]}"#,
+                true,
+                0,
+            ),
+            (
+                r#"data: {"text":"","meta_info":{"finish_reason":{"type":"abort"}}}"#,
+                true,
+                0,
+            ),
+            (r#"data: {"error":{"message":"no"}}"#, true, 0),
+            (r#"data: {"error":"no"}"#, true, 0),
+            (r#"data: {"object":"error","message":"no"}"#, true, 0),
+            (r#"data: {"type":"error","message":"no"}"#, true, 0),
+            (r#"data: {"type":"response.failed","response":{}}"#, true, 0),
+            (
+                r#"data: {"type":"response.completed","response":{}}"#,
+                true,
+                0,
+            ),
+            (
+                r#"data: {"choices":[],"usage":{"completion_tokens":0}}"#,
+                false,
+                0,
+            ),
+            (r#"data: {"choices":[{"text":"a"}]}"#, true, 1),
+            (r#"data: {"type":"content_block_delta"}"#, true, 1),
+            (r#"data: {"answer":"a"}"#, true, 1),
+            (r#"data: {"text":"a"}"#, true, 1),
+            (r#"data: {"choices":"a"}"#, true, 1),
+            ("data: 7", true, 1),
+            ("data: plain text", true, 1),
+            ("data: {\"cut", true, 1),
+        ] {
+            let watch = read(&[event.as_bytes(), b"\n\n"]);
+            assert_eq!(
+                (watch.has_answered(), watch.tokens()),
+                (answered, tokens),
+                "{event}"
+            );
+            assert_eq!(watch.has_begun(), tokens > 0, "{event}");
+        }
+        let counted = read(&[b"data: {\"choices\":[],\"usage\":{\"completion_tokens\":2}}\n\n"]);
+        assert!(counted.has_answered() && !counted.has_begun());
+        let incomplete = read(&[b"data: {\"type\":\"response.incomplete\"}\n\n"]);
+        assert!(incomplete.is_done());
+    }
+
+    #[test]
     fn a_line_without_end_takes_no_room_and_counts_as_one_token() {
         let mut watch = Watch::new(Form::Events);
         watch.read(b"data: ");
@@ -304,9 +318,9 @@ mod tests {
     fn an_answer_in_one_piece_begins_with_its_first_byte() {
         let mut watch = Watch::new(Form::of(b"application/json"));
         watch.read(b"");
-        assert!(!watch.has_begun());
+        assert!(!watch.has_begun() && !watch.has_answered());
         watch.read(b"{");
-        assert!(watch.has_begun());
+        assert!(watch.has_begun() && watch.has_answered());
         assert_eq!(Form::of(b"Text/Event-Stream; charset=utf-8"), Form::Events);
     }
 

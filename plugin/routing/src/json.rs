@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{Deserializer as _, MapAccess, Visitor};
+use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// Members of interest that one object may repeat; a body with more is refused rather than edited at length.
@@ -49,6 +49,17 @@ pub enum JsonError {
     /// A member that is read occurs absurdly often.
     #[error("a member is repeated too often")]
     TooManyRepeats,
+}
+
+/// Where a member's value lies in the bytes of its object, when the member itself is no longer at hand.
+#[derive(Debug, Clone)]
+pub struct Place(Range<usize>);
+
+impl Member<'_> {
+    /// Where its value lies.
+    pub fn place(&self) -> Place {
+        Place(self.value_start..self.end)
+    }
 }
 
 impl<'a> Object<'a> {
@@ -93,9 +104,66 @@ impl<'a> Object<'a> {
     }
 }
 
+/// An object inside another value, edited; none where `object` is none that can be worked on.
+pub fn edited(
+    object: &str,
+    wanted: &[&str],
+    edit: impl FnOnce(&Object<'_>, &mut Edits),
+) -> Option<String> {
+    let read = Object::parse(object.as_bytes(), wanted).ok()?;
+    let mut edits = read.edit();
+    edit(&read, &mut edits);
+    String::from_utf8(edits.apply(object.as_bytes())).ok()
+}
+
+/// The elements of a list as they are written; none where `list` is none.
+pub fn elements(list: &str) -> Option<Vec<&str>> {
+    let elements: Vec<&RawValue> = serde_json::from_str(list).ok()?;
+    Some(elements.into_iter().map(RawValue::get).collect())
+}
+
+/// How many elements a list has; none where `list` is none.
+pub fn length(list: &str) -> Option<usize> {
+    let elements: Vec<IgnoredAny> = serde_json::from_str(list).ok()?;
+    Some(elements.len())
+}
+
+/// A list whose elements `edit` gives another value, or none to let them be; none where `list` is none.
+pub fn each_edited(
+    list: &str,
+    mut edit: impl FnMut(usize, &str) -> Option<String>,
+) -> Option<String> {
+    let mut text = String::with_capacity(list.len());
+    let mut from = 0;
+    for (index, element) in elements(list)?.into_iter().enumerate() {
+        let Some(other) = edit(index, element) else {
+            continue;
+        };
+        let start = offset(list, element);
+        text.push_str(list.get(from..start)?);
+        text.push_str(&other);
+        from = start.saturating_add(element.len());
+    }
+    text.push_str(list.get(from..)?);
+    Some(text)
+}
+
+/// A text as JSON has it, in quotes.
+pub fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Whether a value says nothing: null, or an object without members.
+pub fn says_nothing(value: &str) -> bool {
+    let inside = value
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
+    value == "null" || inside.is_some_and(|inside| inside.trim_ascii().is_empty())
+}
+
 /// Tells a body that is JSON of another kind from one that is not JSON.
 fn classify(text: &str, error: &serde_json::Error) -> JsonError {
-    let is_json = serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();
+    let is_json = serde_json::from_str::<IgnoredAny>(text).is_ok();
     match is_json {
         true => JsonError::NotAnObject,
         false => JsonError::Syntax(error.to_string()),
@@ -200,8 +268,12 @@ struct Span {
 impl Edits {
     /// Gives a member another value, written as JSON.
     pub fn replace(&mut self, member: &Member<'_>, value: impl Into<String>) {
-        self.splices
-            .push((member.value_start..member.end, value.into()));
+        self.replace_at(&member.place(), value);
+    }
+
+    /// Gives the member whose value lies there another one, written as JSON.
+    pub fn replace_at(&mut self, place: &Place, value: impl Into<String>) {
+        self.splices.push((place.0.clone(), value.into()));
     }
 
     /// Takes a member out.
@@ -360,6 +432,32 @@ mod tests {
         ] {
             assert!(matches!(kind(bad), JsonError::Syntax(_)), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_elements_of_a_list_are_edited_where_they_are() {
+        let list = "[ 1e400 ,\t{\"a\":1},\"]\" ]";
+        assert_eq!(elements(list).unwrap(), ["1e400", "{\"a\":1}", "\"]\""]);
+        assert_eq!(length(list), Some(3));
+        let after = each_edited(list, |index, element| {
+            let edit = |_: &Object<'_>, edits: &mut Edits| edits.insert("b", "2");
+            super::edited(element, &["a"], edit).filter(|_| index == 1)
+        });
+        assert_eq!(after.unwrap(), "[ 1e400 ,\t{\"b\":2,\"a\":1},\"]\" ]");
+        for other in ["{}", "null", "\"[]\"", "[", ""] {
+            assert_eq!((elements(other), length(other)), (None, None), "{other}");
+            assert_eq!(each_edited(other, |_, _| None), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_is_told_from_what_says_something() {
+        assert!(["null", "{}", "{ \n}"].into_iter().all(says_nothing));
+        assert!(
+            !["[]", "0", "\"\"", "{\"a\":null}", "false"]
+                .into_iter()
+                .any(says_nothing)
+        );
     }
 
     #[test]

@@ -29,6 +29,17 @@ pub enum Dialect {
     Trtllm,
 }
 
+/// The dialects in words, for `--help`.
+pub const DIALECTS: &str = r#"Dialects, each strict; a decode engine computes no prompt, and what was issued, pulled, expired, leaked, refused and recomputed is in /__state:
+  vllm      prefill leg: kv_transfer_params {do_remote_decode: true}, one token, no stream; its answer has the kv_transfer_params of the decode leg
+  mooncake  both legs: the same kv_transfer_params.transfer_id, once, in any order; decode leg: remote_bootstrap_addr "http://host:port" and the
+            remote_engine_id of the prefill's rank, as GET /query on the bootstrap port tells; with several ranks a prefill leg needs x-data-parallel-rank
+  sglang    both legs at once: bootstrap_host, bootstrap_port, bootstrap_room, once; lists of one for each sequence in a batch or where n > 1;
+            routed_dp_rank and disagg_prefill_dp_rank must be the room's; serves /generate too (text or input_ids, sampling_params, return_logprob)
+  trtllm    prefill leg: disaggregated_params {request_type: "context_only", disagg_request_id: from 2^42, once, schedule_style: 0}, one token,
+            no stream; decode leg: choices[0].disaggregated_params of its answer as "generation_only" with ctx_usage, and its prompt_token_ids
+            (in completions as the prompt); one sequence; no /v1/responses"#;
+
 /// Names the rank that is to run a leg.
 const RANK_HEADER: &str = "x-data-parallel-rank";
 
@@ -114,12 +125,21 @@ impl Dialect {
 
     /// Whether the engine has this path.
     pub fn serves(self, endpoint: Endpoint) -> bool {
-        !(self == Self::Trtllm && endpoint == Endpoint::Responses)
+        match endpoint {
+            Endpoint::Chat | Endpoint::Completions => true,
+            Endpoint::Responses => self != Self::Trtllm,
+            Endpoint::Generate => self == Self::Sglang,
+        }
     }
 
     /// Whether a prefill engine has a bootstrap server.
     pub fn has_bootstrap(self) -> bool {
         matches!(self, Self::Mooncake | Self::Sglang)
+    }
+
+    /// Whether each sequence of a request has its own KV, not one for all that share a prompt.
+    pub fn hands_over_sequences(self) -> bool {
+        self == Self::Sglang
     }
 
     /// How long KV that was handed off is held.

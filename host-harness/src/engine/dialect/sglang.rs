@@ -1,5 +1,6 @@
 //! SGLang's bootstrap: three fields in both legs that name the prefill engine's bootstrap server and a room there.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use hyper::header::HeaderMap;
@@ -27,7 +28,10 @@ pub struct Meeting {
 /// [`Refusal::BadRequest`] for a `rid` that is no text.
 pub fn rid(bootstrap: &Bootstrap, headers: &HeaderMap) -> Result<String, Refusal> {
     if let Some(rid) = &bootstrap.rid {
-        return read(rid).ok_or_else(|| Refusal::BadRequest("Invalid `rid`: not a string".into()));
+        // A batch may have one for each prompt; the first stands for all.
+        let first = || read::<Vec<String>>(rid)?.into_iter().next();
+        let invalid = || Refusal::BadRequest("Invalid `rid`: not a string".into());
+        return read(rid).or_else(first).ok_or_else(invalid);
     }
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     Ok(match given {
@@ -36,38 +40,77 @@ pub fn rid(bootstrap: &Bootstrap, headers: &HeaderMap) -> Result<String, Refusal
     })
 }
 
-/// Reads where the legs meet. A room serves one sequence.
+/// Reads where the legs meet: one room for each sequence. In a batch, or where there are several choices, they come in lists.
 ///
 /// # Errors
 /// [`Refusal::MissingRoom`], [`Refusal::BadRoom`] or [`Refusal::WrongBootstrap`].
-pub fn meeting(generation: &Generation, rid: &str) -> Result<Meeting, Refusal> {
+pub fn meetings(generation: &Generation, rid: &str) -> Result<Vec<Meeting>, Refusal> {
     let bootstrap = &generation.bootstrap;
-    let room = match &bootstrap.room {
-        None => return Err(Refusal::MissingRoom(rid.to_owned())),
-        Some(room) => read_room(room)?,
+    let sequences = generation.sequences();
+    let Some(room) = &bootstrap.room else {
+        return Err(Refusal::MissingRoom(rid.to_owned()));
     };
-    if generation.sequences() > 1 {
-        return Err(Refusal::BadRoom(format!(
-            "{room} is one for {} sequences",
-            generation.sequences()
-        )));
+    let (host, port) = (bootstrap.host.as_deref(), bootstrap.port.as_deref());
+    let Some(rooms) = list(room) else {
+        if sequences > 1 {
+            let why = format!("{room} is one for {sequences} sequences");
+            return Err(Refusal::BadRoom(why));
+        }
+        return Ok(vec![Meeting::read(host, port, room)?]);
+    };
+    let several = generation.batch || generation.choices > 1;
+    if !several || rooms.len() as u64 != sequences {
+        let why = format!("is a list of {} for {sequences} sequences", rooms.len());
+        return Err(Refusal::BadRoom(why));
     }
-    let host: Option<String> = read_address("bootstrap_host", bootstrap.host.as_deref())?;
-    let port: Option<u16> = read_address("bootstrap_port", bootstrap.port.as_deref())?;
-    let (Some(host), Some(port)) = (host, port) else {
-        return Err(Refusal::WrongBootstrap("is missing".into()));
+    let addresses = |name: &str, value: Option<&RawValue>| match value.and_then(list) {
+        Some(list) if list.len() == rooms.len() => Ok(list),
+        _ => Err(Refusal::WrongBootstrap(format!(
+            "has no {name} for each of {} rooms",
+            rooms.len()
+        ))),
     };
-    let inside = host
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    Ok(Meeting {
-        host: inside.unwrap_or(&host).to_owned(),
-        port,
-        room,
-    })
+    let hosts = addresses("bootstrap_host", host)?;
+    let ports = addresses("bootstrap_port", port)?;
+    let meetings: Vec<Meeting> = hosts
+        .iter()
+        .zip(&ports)
+        .zip(&rooms)
+        .map(|((host, port), room)| Meeting::read(Some(host), Some(port), room))
+        .collect::<Result<_, _>>()?;
+    let distinct: HashSet<u64> = meetings.iter().map(|meeting| meeting.room).collect();
+    match distinct.len() == meetings.len() {
+        true => Ok(meetings),
+        false => Err(Refusal::BadRoom("is the same for two sequences".into())),
+    }
+}
+
+fn list(value: &RawValue) -> Option<Vec<Box<RawValue>>> {
+    read(value)
 }
 
 impl Meeting {
+    fn read(
+        host: Option<&RawValue>,
+        port: Option<&RawValue>,
+        room: &RawValue,
+    ) -> Result<Self, Refusal> {
+        let room = read_room(room)?;
+        let host: Option<String> = read_address("bootstrap_host", host)?;
+        let port: Option<u16> = read_address("bootstrap_port", port)?;
+        let (Some(host), Some(port)) = (host, port) else {
+            return Err(Refusal::WrongBootstrap("is missing".into()));
+        };
+        let inside = host
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
+        Ok(Self {
+            host: inside.unwrap_or(&host).to_owned(),
+            port,
+            room,
+        })
+    }
+
     /// Whether this is at `own`, a prefill engine's bootstrap server as the client can reach it.
     ///
     /// # Errors
@@ -173,7 +216,8 @@ mod tests {
     fn read_meeting(fields: &str) -> Result<Meeting, Refusal> {
         let body = format!(r#"{{"model":"m","prompt":"x",{fields}}}"#);
         let generation = Generation::parse(Endpoint::Completions, body.as_bytes()).expect("valid");
-        meeting(&generation, "r")
+        let mut meetings = meetings(&generation, "r")?;
+        Ok(meetings.remove(0))
     }
 
     fn room(text: &str) -> Result<u64, Refusal> {
@@ -235,5 +279,40 @@ mod tests {
                 "{host} {port}"
             );
         }
+    }
+
+    #[test]
+    fn several_sequences_have_a_room_each() {
+        let rooms = |body: &str, fields: [&str; 3]| {
+            let [host, port, room] = fields;
+            let body = format!(
+                r#"{{"model":"m",{body},"bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}}}"#
+            );
+            let generation =
+                Generation::parse(Endpoint::Completions, body.as_bytes()).expect("valid");
+            let meetings = meetings(&generation, "r")?;
+            Ok::<_, Refusal>(meetings.iter().map(|one| one.room).collect::<Vec<_>>())
+        };
+        let hosts = r#"["a","b"]"#;
+        for several in [r#""prompt":["x","y"]"#, r#""prompt":"x","n":2"#] {
+            assert_eq!(
+                rooms(several, [hosts, "[1,2]", "[7,9]"]).ok(),
+                Some(vec![7, 9])
+            );
+            for room in ["7", "[7]", "[7,8,9]", "[7,7]", "[7,null]", "[]"] {
+                let refused = rooms(several, [hosts, "[1,2]", room]);
+                assert!(matches!(refused, Err(Refusal::BadRoom(_))), "{room}");
+            }
+            for (hosts, ports) in [("\"a\"", "[1,2]"), (hosts, "[1]"), (hosts, "null")] {
+                let refused = rooms(several, [hosts, ports, "[7,9]"]);
+                assert!(
+                    matches!(refused, Err(Refusal::WrongBootstrap(_))),
+                    "{ports}"
+                );
+            }
+        }
+        let one = r#""prompt":["x"]"#;
+        assert_eq!(rooms(one, [r#"["a"]"#, "[1]", "[7]"]).ok(), Some(vec![7]));
+        assert_eq!(rooms(one, [r#""a""#, "1", "7"]).ok(), Some(vec![7]));
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use futures_util::future::try_join_all;
 use hyper::StatusCode;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
@@ -12,33 +13,30 @@ use crate::engine::bootstrap::{self, NotTaken, Take};
 use crate::engine::dialect::Dialect;
 use crate::engine::dialect::sglang::{self, Meeting};
 use crate::engine::fault::Fate;
+use crate::engine::lease::KvOf;
 use crate::engine::marker::Marker;
+use crate::engine::node::Node;
 use crate::engine::refusal::Refusal;
 use crate::engine::rooms::{RoomRefusal, Tenant};
 use crate::engine::{body, pull};
 
 impl Job {
-    /// Computes the prompt and leaves its KV in the room. The answer, streamed or not, begins when that is done,
+    /// Computes the prompts and leaves the KV of each sequence in its room. The answer, streamed or not, begins when that is done,
     /// so that a failure is a status.
     pub(super) async fn prefill_in_room(mut self, local: SocketAddr) -> Outcome {
-        let tenant = match self.enter_room(local) {
-            Ok(tenant) => tenant,
+        let tenants = match self.enter_rooms(local) {
+            Ok(tenants) => tenants,
             Err(refusal) => return Err((self.flight, refusal)),
         };
         let ready = self.compute_prompt().await;
-        let markers = &self.generation.markers;
-        if markers.has(Marker::FailPrefill) {
+        if self.generation.markers.has(Marker::FailPrefill) {
             return Err((self.flight, Refusal::AsMarked));
         }
         if let Some(spoil) = self.faults.spoil() {
-            return self.spoil(spoil, (tenant, ready));
+            return self.spoil(spoil, (tenants, ready));
         }
-        match self.faults.fate() {
-            Fate::HandedOff => tenant.hand_over(ready.blocks, self.kv_of(), Value::Null),
-            Fate::Lost => tenant.lose(ready.blocks, self.kv_of(), &self.node.kv),
-            Fate::Dropped => drop((tenant, ready)),
-        }
-        if markers.has(Marker::FailPrefillLate) {
+        self.leave_kv(tenants, ready);
+        if self.generation.markers.has(Marker::FailPrefillLate) {
             sleep(self.node.config.late).await;
             return Err((self.flight, Refusal::AsMarked));
         }
@@ -55,15 +53,15 @@ impl Job {
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Takes the KV from the room, then generates. A stream's headers do not wait for it.
+    /// Takes the KV from the rooms, then generates. A stream's headers do not wait for it.
     pub(super) async fn decode_in_room(mut self) -> Outcome {
-        let (meeting, prefill_rank) = match self.find_room() {
+        let (meetings, prefill_rank) = match self.find_rooms() {
             Ok(found) => found,
             Err(refusal) => return Err((self.flight, refusal)),
         };
         if self.streams_at_once() {
             return Ok(self.streamed(async move |mut job: Self, events: &Events| {
-                match job.take(&meeting, prefill_rank).await {
+                match job.take(&meetings, prefill_rank).await {
                     Ok(ready) => job.send_tokens(ready, events).await,
                     Err(refusal) => {
                         tracing::debug!(%refusal, "broken off");
@@ -73,62 +71,99 @@ impl Job {
                 }
             }));
         }
-        match self.take(&meeting, prefill_rank).await {
+        match self.take(&meetings, prefill_rank).await {
             Ok(ready) => self.whole(ready).await,
             Err(refusal) => Err((self.flight, refusal)),
         }
     }
 
-    /// Checks a prefill leg and opens its room.
-    fn enter_room(&self, local: SocketAddr) -> Result<Tenant, Refusal> {
+    /// Checks a prefill leg and opens its rooms.
+    fn enter_rooms(&self, local: SocketAddr) -> Result<Vec<Tenant>, Refusal> {
         let node = &self.node;
-        let meeting = sglang::meeting(&self.generation, &self.id)?;
+        let meetings = sglang::meetings(&self.generation, &self.id)?;
         let port = node.bootstrap.map_or(0, |bootstrap| bootstrap.port());
-        meeting.check_at(SocketAddr::new(local.ip(), port))?;
         let dp_size = node.config.dp_size;
         let asked = sglang::routed_rank(&self.generation.bootstrap, &self.headers, dp_size)?;
-        meeting.check_rank(asked, dp_size)?;
-        node.rooms
-            .enter(&meeting.room.to_string(), &self.id)
-            .ok_or(Refusal::UsedRoom(meeting.room))
+        for meeting in &meetings {
+            meeting.check_at(SocketAddr::new(local.ip(), port))?;
+            meeting.check_rank(asked, dp_size)?;
+        }
+        let enter = |meeting: &Meeting| {
+            let tenant = node.rooms.enter(&meeting.room.to_string(), &self.id);
+            tenant.ok_or(Refusal::UsedRoom(meeting.room))
+        };
+        meetings.iter().map(enter).collect()
+    }
+
+    /// Leaves the KV of each sequence in its room, unless a fault is ordered.
+    fn leave_kv(&self, tenants: Vec<Tenant>, mut ready: Ready) {
+        let block_tokens = u64::from(self.node.config.block_tokens);
+        for (tenant, of) in tenants.into_iter().zip(self.generation.kv_of_each()) {
+            let count = of.prompt_tokens.div_ceil(block_tokens);
+            let blocks = ready.blocks.split(u32::try_from(count).unwrap_or(u32::MAX));
+            match self.faults.fate() {
+                Fate::HandedOff => tenant.hand_over(blocks, of, Value::Null),
+                Fate::Lost => tenant.lose(blocks, of, &self.node.kv),
+                Fate::Dropped => drop((tenant, blocks)),
+            }
+        }
     }
 
     /// Checks a decode leg; returns where its KV is to be and the rank it names for the prefill.
-    fn find_room(&self) -> Result<(Meeting, Option<u64>), Refusal> {
+    fn find_rooms(&self) -> Result<(Vec<Meeting>, Option<u64>), Refusal> {
         let node = &self.node;
         let bootstrap = &self.generation.bootstrap;
-        let meeting = sglang::meeting(&self.generation, &self.id)?;
+        let meetings = sglang::meetings(&self.generation, &self.id)?;
         sglang::routed_rank(bootstrap, &self.headers, node.config.dp_size)?;
         let prefill_rank = sglang::prefill_rank(bootstrap)?;
-        if !node.rooms.note_decode(&meeting.room.to_string()) {
-            return Err(Refusal::UsedRoom(meeting.room));
+        for meeting in &meetings {
+            if !node.rooms.note_decode(&meeting.room.to_string()) {
+                return Err(Refusal::UsedRoom(meeting.room));
+            }
         }
-        Ok((meeting, prefill_rank))
+        Ok((meetings, prefill_rank))
     }
 
-    /// Waits for the KV. The first token came with it, so that nothing is computed here.
+    /// Waits for the KV of all sequences. The first tokens came with it, so that nothing is computed here.
     async fn take(
         &mut self,
-        meeting: &Meeting,
+        meetings: &[Meeting],
         prefill_rank: Option<u64>,
     ) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
         let blocks = node.kv.reserve(self.blocks).await;
-        let patience = node.config.partner_timeout;
-        let uri = pull::address(&meeting.host, meeting.port, bootstrap::PATH)
-            .map_err(|error| Refusal::WrongBootstrap(format!("has no host: {error}")))?;
-        let take = Take {
-            room: meeting.room.to_string(),
-            prefill_rank,
-            seal: Value::Null,
-        };
-        let of = bootstrap::take(&node.puller, uri, &take, patience).await;
-        self.check_prompt(of.map_err(|reason| explain(meeting, prefill_rank, reason))?)?;
+        let takes = meetings
+            .iter()
+            .zip(self.generation.kv_of_each())
+            .map(|(meeting, of)| take_one(&node, meeting, prefill_rank, of));
+        try_join_all(takes).await?;
         self.flight.run();
         Ok(Ready {
             blocks,
             first_token: Instant::now(),
         })
+    }
+}
+
+/// Takes the KV of one sequence, which must be what it is `expected` to be.
+async fn take_one(
+    node: &Node,
+    meeting: &Meeting,
+    prefill_rank: Option<u64>,
+    expected: KvOf,
+) -> Result<(), Refusal> {
+    let uri = pull::address(&meeting.host, meeting.port, bootstrap::PATH)
+        .map_err(|error| Refusal::WrongBootstrap(format!("has no host: {error}")))?;
+    let take = Take {
+        room: meeting.room.to_string(),
+        prefill_rank,
+        seal: Value::Null,
+    };
+    let patience = node.config.partner_timeout;
+    let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+    match of.map_err(|reason| explain(meeting, prefill_rank, reason))? == expected {
+        true => Ok(()),
+        false => Err(Refusal::WrongHandoff("the KV is of another prompt".into())),
     }
 }
 

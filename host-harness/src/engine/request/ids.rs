@@ -1,6 +1,6 @@
 //! Token ids of a prompt, for the engine that hands them from one leg to the other.
 
-use super::{BYTES_PER_TOKEN, Content, Endpoint, Fields, Input, Message, Prompt};
+use super::{BYTES_PER_TOKEN, Content, Endpoint, Fields, Input, Message, Prompt, native};
 use crate::engine::refusal::Refusal;
 
 /// The ids of one prompt.
@@ -30,19 +30,25 @@ impl PromptIds {
                 let input: Input = fields.required("input")?;
                 Ok(Self::of(&input.texts()))
             }
-            Endpoint::Completions => Ok(match fields.required("prompt")? {
-                Prompt::Text(text) => Self::of(&[&text]),
-                Prompt::Texts(texts) => Self::of(
-                    &texts
-                        .first()
-                        .map_or_else(Vec::new, |text| vec![text.as_str()]),
-                ),
-                Prompt::Tokens(ids) => Self { ids, given: true },
-                Prompt::TokenLists(lists) => Self {
-                    ids: lists.into_iter().next().unwrap_or_default(),
-                    given: true,
-                },
-            }),
+            Endpoint::Completions => Ok(Self::first(&fields.required("prompt")?)),
+            Endpoint::Generate => Ok(Self::first(&native::prompt(fields)?)),
+        }
+    }
+
+    fn first(prompt: &Prompt) -> Self {
+        Self {
+            ids: Self::of_each(prompt).into_iter().next().unwrap_or_default(),
+            given: matches!(prompt, Prompt::Tokens(_) | Prompt::TokenLists(_)),
+        }
+    }
+
+    /// The ids of each prompt of a batch.
+    pub(super) fn of_each(prompt: &Prompt) -> Vec<Vec<u32>> {
+        match prompt {
+            Prompt::Text(text) => vec![Self::of(&[text]).ids],
+            Prompt::Texts(texts) => texts.iter().map(|text| Self::of(&[text]).ids).collect(),
+            Prompt::Tokens(ids) => vec![ids.clone()],
+            Prompt::TokenLists(lists) => lists.clone(),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::fleet::Role;
 
 use super::{
     BootstrapSource, ConditionalPolicy, Config, ConfigError, Discovery, DocumentDiscovery,
-    DynamoDiscovery, ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
+    DynamoDiscovery, Legs, ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
 };
 
 impl Config {
@@ -48,6 +48,18 @@ impl Pool {
                 "must be at least 1",
             ));
         }
+        if self.prefill.base_timeout_ms == 0 {
+            return Err(value(
+                &format!("{at}.prefill.base_timeout_ms"),
+                "must be at least 1",
+            ));
+        }
+        if self.prefill.hedge_after_ms == Some(0) {
+            return Err(value(
+                &format!("{at}.prefill.hedge_after_ms"),
+                "must be at least 1; leave it out for no second call",
+            ));
+        }
         if self.decode.attempts == 0 {
             return Err(value(
                 &format!("{at}.decode.attempts"),
@@ -66,9 +78,16 @@ impl Pool {
                 "must be from 1 to 120000",
             ));
         }
+        self.health.check(&format!("{at}.health"))?;
         self.check_selection(at)?;
         self.check_admission(at)?;
         self.check_conditional(at)?;
+        if self.bootstrap == BootstrapSource::Ask && self.protocol != Protocol::Sglang {
+            return Err(value(
+                &format!("{at}.bootstrap"),
+                "only SGLang's workers can be asked for the port of their bootstrap server: name it, as {\"port\": 8998}",
+            ));
+        }
         self.check_frontends(at)?;
         self.check_policies(at)?;
         match &self.discovery {
@@ -192,9 +211,9 @@ impl Pool {
             .on_prefill_failure
             .contains(&OnPrefillFailure::DecodeOnly);
         match decode_only {
-            true if self.protocol != Protocol::Nixl => Err(value(
+            true if self.protocol.legs() != Legs::Sequential => Err(value(
                 &path,
-                "decode_only works with nixl only: elsewhere decode runs already, or behind a frontend, when prefill fails",
+                "decode_only works with nixl, mooncake and trtllm only: elsewhere decode runs already, or out of the filter's sight, when prefill fails",
             )),
             true if self.enforce_disagg => Err(value(
                 &path,
@@ -223,9 +242,9 @@ impl Pool {
                 &path,
                 "direct mode needs the Dynamo frontends' addresses, as [\"10.0.0.1:8000\"]",
             )),
-            (Protocol::Nixl | Protocol::Sglang, false) => Err(value(
+            (protocol, false) if protocol.reaches_workers() => Err(value(
                 &path,
-                "only direct mode has frontends; with nixl and sglang a request goes to the decode worker itself",
+                "only direct mode has frontends; with other protocols a request goes to the decode worker itself",
             )),
             _ => Ok(()),
         }
@@ -308,9 +327,13 @@ impl ListedWorker {
             return Err(value(at, "port 0 cannot be reached"));
         }
         match protocol {
-            Protocol::Nixl | Protocol::Sglang if self.address.is_none() => Err(value(
+            protocol if protocol.reaches_workers() && self.address.is_none() => Err(value(
                 &format!("{at}.address"),
-                "is required with nixl and sglang, as \"10.0.0.1:8000\" (an address, not a host name)",
+                "is required, as \"10.0.0.1:8000\" (an address, not a host name)",
+            )),
+            Protocol::Aggregated if self.role != Role::Aggregated => Err(value(
+                &format!("{at}.role"),
+                "protocol \"aggregated\" hands nothing over: its workers are of the role \"aggregated\"",
             )),
             Protocol::Direct if self.id.is_none() => Err(value(
                 &format!("{at}.id"),
@@ -339,7 +362,7 @@ impl DynamoDiscovery {
     }
 }
 
-fn value(path: &str, problem: &'static str) -> ConfigError {
+pub(super) fn value(path: &str, problem: &'static str) -> ConfigError {
     ConfigError::Value {
         path: path.to_owned(),
         problem,

@@ -2,6 +2,9 @@
 
 mod admission;
 mod check;
+mod legs;
+mod protocol;
+mod health;
 mod selection;
 
 use std::collections::BTreeMap;
@@ -99,12 +102,19 @@ pub struct Pool {
     /// Shorthand: `on_prefill_absent` is `fail`, and `on_prefill_failure` never `decode_only`.
     #[serde(default)]
     pub enforce_disagg: bool,
-    /// SGLang only: where a prefill worker's bootstrap server is.
+    /// SGLang and Mooncake: where a prefill worker's bootstrap server is.
     #[serde(default)]
     pub bootstrap: BootstrapSource,
     /// The leg that fetches KV blocks which a client has left behind.
     #[serde(default)]
     pub cleanup: CleanUp,
+    /// Whether an answer's `usage.prompt_tokens_details.cached_tokens` is what the prefill worker said: decode's own figure
+    /// counts the blocks that it was handed.
+    #[serde(default)]
+    pub report_cached_tokens: bool,
+    /// When a worker that keeps failing is left alone.
+    #[serde(default)]
+    pub health: Health,
 }
 
 /// What happens to a request while there is no prefill worker.
@@ -182,18 +192,6 @@ fn default_block_tokens() -> u32 {
     16
 }
 
-/// The engines' protocols that this version speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Protocol {
-    /// vLLM's `NixlConnector`: prefill first, its `kv_transfer_params` spliced into the decode request.
-    Nixl,
-    /// SGLang's bootstrap: both legs at once, with the same room.
-    Sglang,
-    /// NVIDIA Dynamo frontends in `--router-mode direct`: the choice is told by headers.
-    Direct,
-}
-
 /// A source of workers.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -260,7 +258,7 @@ pub struct ListedWorker {
     /// The set it belongs to: two sets of one role are not served until one is gone.
     #[serde(default)]
     pub set: String,
-    /// SGLang only: the port of its bootstrap server.
+    /// SGLang and Mooncake: the port of its bootstrap server.
     pub bootstrap_port: Option<u16>,
     /// Its place, and how far its KV may travel.
     pub topology: Option<Topology>,
@@ -318,6 +316,8 @@ pub struct Clusters {
     pub prefill: String,
     /// The route's cluster, also polled by discovery in direct mode.
     pub decode: String,
+    /// Mooncake only: the prefill workers' bootstrap servers, which are asked for the engines' ids.
+    pub bootstrap: String,
 }
 
 impl Default for Clusters {
@@ -325,49 +325,7 @@ impl Default for Clusters {
         Self {
             prefill: "prefill".to_owned(),
             decode: "decode".to_owned(),
-        }
-    }
-}
-
-/// Limits of the prefill leg.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PrefillLeg {
-    /// Milliseconds from the call to its complete answer.
-    pub timeout_ms: u32,
-    /// Workers tried in all before the request is refused.
-    pub attempts: u32,
-    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request is
-    /// refused with 429; absent: no bound.
-    pub max_queued_tokens: Option<u64>,
-}
-
-impl Default for PrefillLeg {
-    /// Two minutes: a 128k-token prompt on a slow worker, with queueing. Two workers.
-    fn default() -> Self {
-        Self {
-            timeout_ms: 120_000,
-            attempts: 2,
-            max_queued_tokens: None,
-        }
-    }
-}
-
-/// Limits of the decode leg.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DecodeLeg {
-    /// Workers (in direct mode: frontends) tried in all when connections are refused.
-    pub attempts: u32,
-    /// Whether decode workers can run whole requests, prefill included.
-    pub runs_whole_requests: bool,
-}
-
-impl Default for DecodeLeg {
-    fn default() -> Self {
-        Self {
-            attempts: 3,
-            runs_whole_requests: false,
+            bootstrap: "bootstrap".to_owned(),
         }
     }
 }
@@ -418,6 +376,9 @@ pub use admission::{
     Admission, Conditional, ConditionalPolicy, DecodeBusy, PrefillBusy, Queue, QueuePolicy,
 };
 pub(crate) use check::check_workers;
+pub use legs::{DecodeLeg, PrefillLeg};
+pub use protocol::{Legs, Protocol};
+pub use health::Health;
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 
 #[cfg(test)]

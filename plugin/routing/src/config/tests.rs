@@ -51,7 +51,7 @@ fn an_error_names_the_path_and_what_would_be_right() {
             pool(
                 r#""protocol":"sglang","on_prefill_failure":["decode_only"],"decode":{"runs_whole_requests":true},"discovery":{"static":{"workers":[]}}"#,
             ),
-            &["on_prefill_failure", "nixl only"],
+            &["on_prefill_failure", "nixl, mooncake and trtllm only"],
         ),
         (
             pool(r#""protocol":"direct","discovery":{"static":{"workers":[]}}"#),
@@ -98,6 +98,18 @@ fn what_selection_and_admission_cannot_mean_is_refused() {
         (
             r#""prefixes":{"max_blocks":99999999}"#,
             &["prefixes.max_blocks", "16777216"],
+        ),
+        (
+            r#""health":{"eject_after_ms":3}"#,
+            &["health", "eject_after_ms", "most_eject_ms"],
+        ),
+        (
+            r#""health":{"eject_ms":0}"#,
+            &["health.eject_ms", "eject_after"],
+        ),
+        (
+            r#""health":{"most_eject_ms":4999}"#,
+            &["health.most_eject_ms", "at least eject_ms"],
         ),
         (
             r#""booking_expiry_ms":0"#,

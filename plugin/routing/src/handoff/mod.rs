@@ -1,10 +1,16 @@
 //! Owns what each leg of a hand-off is sent, one file per protocol.
 
+pub mod bootstrap;
 pub mod direct;
+pub mod llmd;
+pub mod mooncake;
 pub mod nixl;
+pub mod one_token;
 pub mod rooms;
 pub mod sglang;
 pub mod terminal;
+pub mod trtllm;
+pub mod usage;
 
 use crate::json::Edits;
 use crate::request::Request;
@@ -12,12 +18,21 @@ use crate::request::Request;
 /// A header to be set on a leg: set, never added, so that a client's own value does not survive beside it.
 pub type HeaderValue = (&'static str, String);
 
+/// The fields by which one leg is handed over to another, in all protocols: a client must not set them.
+pub const FIELDS: [&str; 5] = [
+    "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disaggregated_params",
+];
+
 /// Edits that take out a hand-off which says nothing (null or `{}`), for a request that runs whole; none where the client
 /// sent no such field.
 pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
-    for name in std::iter::once("kv_transfer_params").chain(sglang::FIELDS) {
+    for name in FIELDS {
         for member in request.body.all(name) {
             edits.remove(member);
             found = true;

@@ -6,10 +6,11 @@
 
 use serde_json::Value;
 
+use super::one_token;
 use crate::json::{Edits, Object};
-use crate::request::{Generation, Request};
+use crate::request::Request;
 
-const PARAMS: &str = "kv_transfer_params";
+pub(super) const PARAMS: &str = "kv_transfer_params";
 const BLOCK_IDS: &str = "remote_block_ids";
 /// Says that blocks wait to be fetched: without it decode would compute the prompt itself.
 const TO_FETCH: &str = "do_remote_prefill";
@@ -27,29 +28,15 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
 /// Edits that make the client's body ask for one token, not streamed: the prefill leg's, and those of the leg that fetches
 /// blocks which a client has left behind; both but for the hand-off.
 pub fn cleanup_edits(request: &Request<'_>) -> Edits {
-    let body = &request.body;
-    let mut edits = body.edit();
-    let limit = match request.generation {
-        Generation::Responses => "max_output_tokens",
-        _ => "max_tokens",
-    };
-    if body.get(limit).is_none() {
-        edits.insert(limit, "1");
-    }
-    for name in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
-        body.all(name).for_each(|member| edits.replace(member, "1"));
-    }
-    body.all("stream")
-        .for_each(|member| edits.replace(member, "false"));
-    for name in ["stream_options", "min_tokens", PARAMS] {
-        body.all(name).for_each(|member| edits.remove(member));
-    }
-    edits
+    without_params(request, one_token::edits(request))
 }
 
 /// Edits that make the client's body the decode leg's, but for the hand-off, which only prefill's answer brings.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
-    let mut edits = request.body.edit();
+    without_params(request, request.body.edit())
+}
+
+fn without_params(request: &Request<'_>, mut edits: Edits) -> Edits {
     request
         .body
         .all(PARAMS)
@@ -107,6 +94,7 @@ fn count(ids: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Generation;
 
     const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 

@@ -1,6 +1,6 @@
-//! Owns bootstrap rooms: the numbers by which SGLang's two legs find each other.
+//! Owns numbers that are used once: bootstrap rooms, by which SGLang's two legs find each other, and the ids of transfers.
 //!
-//! A room is used once. SGLang recovers the prefill rank as `room % dp_size`, so a room is aligned to the rank that was
+//! SGLang recovers the prefill rank as `room % dp_size`, so a room is aligned to the rank that was
 //! picked, and it is at most 2^63 − 1. Rooms of different VMs differ in their upper bits, which are a number that no other
 //! VM of this proxy has, mixed with one that differs between proxies.
 
@@ -40,6 +40,20 @@ impl Rooms {
         self.next = used & ((1 << COUNTER_BITS) - 1);
         aligned.saturating_add(rank) & (i64::MAX as u64)
     }
+
+    /// A number that has not been used, for a hand-off that binds it to no rank.
+    pub fn draw_any(&mut self) -> u64 {
+        self.draw(0, 1)
+    }
+
+    /// A number of at least 2^62 and below 2^63 that has not been used: far from those that an engine counts for itself.
+    /// TensorRT-LLM demands that it be above 2^42.
+    pub fn draw_high(&mut self) -> u64 {
+        // The bit that marks it is taken from the counter, which lasts for years without it, not from the owner.
+        let counter_bits = COUNTER_BITS - 1;
+        let counted = self.draw_any() & ((1 << counter_bits) - 1);
+        1 << 62 | self.owner << counter_bits | counted
+    }
 }
 
 #[cfg(test)]
@@ -62,6 +76,17 @@ mod tests {
                 prop_assert_eq!(room % u64::from(size), u64::from(rank));
                 prop_assert!(room <= i64::MAX as u64);
                 prop_assert!(seen.insert(room));
+            }
+        }
+
+        #[test]
+        fn high_numbers_are_high_and_never_used_twice(a in 0u64..1 << 24, b in 0u64..1 << 24) {
+            prop_assume!(a != b);
+            let (mut of_a, mut of_b) = (Rooms::new(a), Rooms::new(b));
+            let mut seen = HashSet::new();
+            for number in (0..100).flat_map(|_| [of_a.draw_high(), of_b.draw_high()]) {
+                prop_assert!((1 << 62..1 << 63).contains(&number));
+                prop_assert!(seen.insert(number));
             }
         }
 

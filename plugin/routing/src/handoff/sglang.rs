@@ -1,78 +1,132 @@
-//! Owns SGLang's bootstrap hand-off: both legs at once, with the same three fields, by which the engines find each other.
+//! Owns SGLang's bootstrap hand-off: both legs at once, with the same fields, by which the engines find each other.
 //!
-//! The prefill worker stops after one token by itself. Its leg is not streamed, so that an error is a status and not an
-//! event in a stream that began well.
+//! Each sequence has a room of its own: a batch, or a request for several choices, carries lists. The prefill worker stops
+//! after one token by itself; its leg says so too, and is not streamed, so that an error is a status and not an event in a
+//! stream that began well.
 
-use std::net::SocketAddr;
-
+use super::one_token;
 use crate::json::Edits;
-use crate::request::Request;
+use crate::request::{Prompts, Request, Sequences};
+use crate::route::Refusal;
 
-/// The fields of a hand-off: a client must not set them.
-pub const FIELDS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+pub use super::bootstrap::Bootstrap;
+pub use logprobs::PromptLogprobs;
 
-/// Ranks in a body: the router picks the rank, and the room is aligned to it.
-const RANKS: [&str; 2] = ["routed_dp_rank", "disagg_prefill_dp_rank"];
+mod logprobs;
 
-/// Where a prefill worker's bootstrap server is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bootstrap {
-    host: String,
-    port: u16,
+/// The fields of a hand-off.
+const FIELDS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+
+/// The rank that is to serve a leg.
+const RANK: &str = "routed_dp_rank";
+
+/// The rank that prefills, for decode.
+const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
+
+/// Sequences that one request may hand over: each needs a room, and a small body must not ask for millions.
+pub const MOST_SEQUENCES: u64 = 1024;
+
+/// How the fields of a hand-off are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// As plain values.
+    One,
+    /// As lists, one element for each sequence, though there be one alone.
+    Lists,
+}
+
+impl Shape {
+    /// The shape that the engine expects for what is asked.
+    pub fn of(asked: Sequences) -> Self {
+        match (asked.prompts, asked.choices) {
+            (Prompts::One, 0 | 1) => Self::One,
+            _ => Self::Lists,
+        }
+    }
+}
+
+/// How many rooms a request needs.
+///
+/// # Errors
+/// [`Refusal::Field`] where it asks for more than [`MOST_SEQUENCES`].
+pub fn rooms_needed(asked: Sequences) -> Result<usize, Refusal> {
+    let count = asked.count();
+    if count > MOST_SEQUENCES {
+        return Err(Refusal::Field {
+            name: if asked.choices > 1 { "n" } else { "prompt" },
+            problem: "asks for more than 1024 sequences in one request",
+        });
+    }
+    Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
 impl Bootstrap {
-    /// The bootstrap server of a worker, beside its HTTP server. An IPv6 host is written in brackets.
-    pub fn beside(worker: SocketAddr, port: u16) -> Self {
-        let host = match worker {
-            SocketAddr::V4(address) => address.ip().to_string(),
-            SocketAddr::V6(address) => format!("[{}]", address.ip()),
-        };
-        Self { host, port }
-    }
-
-    /// Its port.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Puts the hand-off into a leg.
-    pub fn put_into(&self, room: u64, edits: &mut Edits) {
+    /// Puts the hand-off into a leg: both legs get the same.
+    pub fn put_into(&self, rooms: &[u64], shape: Shape, edits: &mut Edits) {
         // An IP address needs no escaping.
-        edits.insert("bootstrap_host", format!("\"{}\"", self.host));
-        edits.insert("bootstrap_port", self.port.to_string());
-        edits.insert("bootstrap_room", room.to_string());
+        let host = format!("\"{}\"", self.host());
+        let port = self.port().to_string();
+        let numbers: Vec<String> = rooms.iter().map(u64::to_string).collect();
+        let numbers = numbers.join(",");
+        let (host, port, room) = match shape {
+            Shape::One => (host, port, numbers),
+            Shape::Lists => (
+                repeated(&host, rooms.len()),
+                repeated(&port, rooms.len()),
+                format!("[{numbers}]"),
+            ),
+        };
+        edits.insert("bootstrap_host", host);
+        edits.insert("bootstrap_port", port);
+        edits.insert("bootstrap_room", room);
+    }
+}
+
+fn repeated(value: &str, times: usize) -> String {
+    format!("[{}]", vec![value; times].join(","))
+}
+
+/// Puts the rank that was picked into the prefill leg, where the worker has several.
+pub fn put_prefill_rank(prefill: Option<u32>, edits: &mut Edits) {
+    if let Some(rank) = prefill {
+        edits.insert(RANK, rank.to_string());
+    }
+}
+
+/// Puts the ranks that were picked into the decode leg, where the workers have several.
+pub fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut Edits) {
+    if let Some(rank) = decode {
+        edits.insert(RANK, rank.to_string());
+    }
+    if let Some(rank) = prefill {
+        edits.insert(PREFILL_RANK, rank.to_string());
     }
 }
 
 /// Edits of the decode leg, but for the hand-off.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
-    let mut edits = request.body.edit();
-    for name in FIELDS.into_iter().chain(RANKS) {
-        request
-            .body
-            .all(name)
-            .for_each(|member| edits.remove(member));
-    }
-    edits
+    without_handoff(request, request.body.edit())
 }
 
 /// Edits of the prefill leg, but for the hand-off.
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
-    let mut edits = decode_edits(request);
-    request
-        .body
-        .all("stream")
-        .for_each(|member| edits.replace(member, "false"));
+    let mut edits = without_handoff(request, one_token::edits(request));
     // The id by which the worker is told to drop the request is ours: of two the last one would count.
     request
         .body
         .all("rid")
         .for_each(|member| edits.remove(member));
-    request
-        .body
-        .all("stream_options")
-        .for_each(|member| edits.remove(member));
+    edits
+}
+
+/// Ranks in a body go too: the router picks the rank, and the room is aligned to it.
+fn without_handoff(request: &Request<'_>, mut edits: Edits) -> Edits {
+    for name in FIELDS.into_iter().chain([RANK, PREFILL_RANK]) {
+        request
+            .body
+            .all(name)
+            .for_each(|member| edits.remove(member));
+    }
     edits
 }
 
@@ -91,34 +145,111 @@ mod tests {
     use super::*;
     use crate::request::Generation;
 
+    fn bootstrap() -> Bootstrap {
+        Bootstrap::beside("10.0.0.1:30000".parse().unwrap(), 8998)
+    }
+
+    fn leg(mut edits: Edits, rooms: &[u64], shape: Shape, body: &str) -> String {
+        bootstrap().put_into(rooms, shape, &mut edits);
+        String::from_utf8(edits.apply(body.as_bytes())).unwrap()
+    }
+
     #[test]
     fn both_legs_golden_bytes() {
-        let body = r#"{"model":"m", "messages":[],"stream":true,"stream_options":{"include_usage":true},"bootstrap_room":null,"seed":9007199254740993}"#;
+        let body = r#"{"model":"m", "messages":[],"stream":true,"stream_options":{"include_usage":true},"bootstrap_room":null,"rid":"mine","seed":9007199254740993}"#;
         let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
-        let bootstrap = Bootstrap::beside("10.0.0.1:30000".parse().unwrap(), 8998);
-        let leg = |mut edits: Edits| {
-            bootstrap.put_into(9_223_372_036_854_775_807, &mut edits);
-            String::from_utf8(edits.apply(body.as_bytes())).unwrap()
-        };
+        let rooms = [9_223_372_036_854_775_807];
         let fields = r#""bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":9223372036854775807"#;
         assert_eq!(
-            leg(decode_edits(&request)),
+            leg(decode_edits(&request), &rooms, Shape::One, body),
             format!(
-                r#"{{{fields},"model":"m", "messages":[],"stream":true,"stream_options":{{"include_usage":true}},"seed":9007199254740993}}"#
+                r#"{{{fields},"model":"m", "messages":[],"stream":true,"stream_options":{{"include_usage":true}},"rid":"mine","seed":9007199254740993}}"#
             )
         );
         assert_eq!(
-            leg(prefill_edits(&request)),
+            leg(prefill_edits(&request), &rooms, Shape::One, body),
             format!(
-                r#"{{{fields},"model":"m", "messages":[],"stream":false,"seed":9007199254740993}}"#
+                r#"{{"max_tokens":1,{fields},"model":"m", "messages":[],"stream":false,"seed":9007199254740993}}"#
             )
         );
     }
 
     #[test]
-    fn an_ipv6_host_is_in_brackets_and_a_port_is_read_from_what_a_worker_says() {
-        let bootstrap = Bootstrap::beside("[fd00::1]:30000".parse().unwrap(), 1);
-        assert_eq!(bootstrap.host, "[fd00::1]");
+    fn a_batch_and_several_choices_carry_lists_golden_bytes() {
+        let body = r#"{"text":["a", "b"],"sampling_params":{"max_new_tokens":5,"min_new_tokens":2},"stream":true}"#;
+        let request = Request::parse(Generation::Generate, body.as_bytes()).unwrap();
+        let shape = Shape::of(request.sequences());
+        assert_eq!(rooms_needed(request.sequences()), Ok(2));
+        let fields = r#""bootstrap_host":["10.0.0.1","10.0.0.1"],"bootstrap_port":[8998,8998],"bootstrap_room":[4,5]"#;
+        assert_eq!(
+            leg(decode_edits(&request), &[4, 5], shape, body),
+            body.replacen('{', &format!("{{{fields},"), 1)
+        );
+        assert_eq!(
+            leg(prefill_edits(&request), &[4, 5], shape, body),
+            format!(
+                r#"{{{fields},"text":["a", "b"],"sampling_params":{{"max_new_tokens":1}},"stream":false}}"#
+            )
+        );
+        let body = r#"{"model":"m","prompt":["a"]}"#;
+        let request = Request::parse(Generation::Completions, body.as_bytes()).unwrap();
+        assert_eq!(
+            leg(
+                decode_edits(&request),
+                &[4],
+                Shape::of(request.sequences()),
+                body
+            ),
+            r#"{"bootstrap_host":["10.0.0.1"],"bootstrap_port":[8998],"bootstrap_room":[4],"model":"m","prompt":["a"]}"#
+        );
+    }
+
+    #[test]
+    fn so_many_sequences_and_no_more() {
+        let rooms = |n: u64| {
+            let body = format!(r#"{{"model":"m","prompt":"p","n":{n}}}"#);
+            let request = Request::parse(Generation::Completions, body.as_bytes()).unwrap();
+            rooms_needed(request.sequences())
+        };
+        assert_eq!((rooms(1), rooms(1024)), (Ok(1), Ok(1024)));
+        for n in [1025, u64::MAX] {
+            let refusal = rooms(n).unwrap_err();
+            assert!(matches!(refusal, Refusal::Field { name: "n", .. }), "{n}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_those_that_were_picked_golden_bytes() {
+        let body = r#"{"model":"m","messages":[],"routed_dp_rank":9,"max_tokens":2}"#;
+        let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
+        let fields = r#""bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7"#;
+        let mut prefill = prefill_edits(&request);
+        bootstrap().put_into(&[7], Shape::One, &mut prefill);
+        put_prefill_rank(Some(1), &mut prefill);
+        assert_eq!(
+            String::from_utf8(prefill.apply(body.as_bytes())).unwrap(),
+            format!(r#"{{{fields},"routed_dp_rank":1,"model":"m","messages":[],"max_tokens":1}}"#)
+        );
+        let mut decode = decode_edits(&request);
+        bootstrap().put_into(&[7], Shape::One, &mut decode);
+        put_decode_ranks(Some(1), Some(3), &mut decode);
+        assert_eq!(
+            String::from_utf8(decode.apply(body.as_bytes())).unwrap(),
+            format!(
+                r#"{{{fields},"routed_dp_rank":3,"disagg_prefill_dp_rank":1,"model":"m","messages":[],"max_tokens":2}}"#
+            )
+        );
+        let mut none = decode_edits(&request);
+        put_prefill_rank(None, &mut none);
+        put_decode_ranks(None, None, &mut none);
+        assert_eq!(
+            String::from_utf8(none.apply(body.as_bytes())).unwrap(),
+            r#"{"model":"m","messages":[],"max_tokens":2}"#
+        );
+    }
+
+    #[test]
+    fn a_port_is_read_from_what_a_worker_says() {
         assert_eq!(
             bootstrap_port(br#"{"disaggregation_bootstrap_port": 8999, "x": 1}"#),
             Some(8999)

@@ -3,12 +3,17 @@
 //! Such an answer carries no hand-off, since nothing is left to decode. It is the client's, without the fields of the
 //! transfer, as JSON or, where a stream was asked for, as events that say the same.
 
-use serde_json::{Value, json};
+mod events;
 
-use crate::json::Object;
+use serde_json::Value;
+
+use crate::json::{Object, each_edited, edited};
 
 /// Fields of a transfer, which are no client's business.
-const TRANSFER_FIELDS: &[&str] = &["kv_transfer_params", "disaggregated_params"];
+const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"];
+
+/// Token ids that TensorRT-LLM answers for decode. Others answer them to a client who asks for them.
+const PROMPT_IDS: &str = "prompt_token_ids";
 
 /// A prefill answer that ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,79 +36,116 @@ pub enum Form {
     },
 }
 
+/// What ended a prefill's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The limit of one token: decode goes on.
+    Limit,
+    /// Generation itself: nothing is left to decode.
+    Itself,
+    /// It does not say so, or is no answer.
+    Unknown,
+}
+
+impl Ending {
+    /// What ended `answer`.
+    pub fn of(answer: &[u8]) -> Self {
+        serde_json::from_slice(answer).map_or(Self::Unknown, |value| Self::of_value(&value))
+    }
+
+    fn of_value(answer: &Value) -> Self {
+        match answer.get("choices").and_then(Value::as_array) {
+            Some(choices) => Self::of_choices(choices),
+            None => Self::of_response(answer),
+        }
+    }
+
+    /// Every choice must have ended by itself: one that is at the limit is to go on.
+    fn of_choices(choices: &[Value]) -> Self {
+        let reason = |choice: &Value| match choice.get("finish_reason").and_then(Value::as_str) {
+            Some("length" | "not_finished") => Self::Limit,
+            Some(_) => Self::Itself,
+            None => Self::Unknown,
+        };
+        let reasons: Vec<Self> = choices.iter().map(reason).collect();
+        match reasons.first() {
+            None => Self::Unknown,
+            Some(_) if reasons.contains(&Self::Unknown) => Self::Unknown,
+            Some(_) if reasons.contains(&Self::Limit) => Self::Limit,
+            Some(_) => Self::Itself,
+        }
+    }
+
+    fn of_response(answer: &Value) -> Self {
+        let why = answer.pointer("/incomplete_details/reason");
+        let status = answer.get("status").and_then(Value::as_str);
+        match (status, why.and_then(Value::as_str)) {
+            (Some("completed"), _) => Self::Itself,
+            (Some("incomplete"), Some("max_output_tokens")) => Self::Limit,
+            (Some("incomplete"), Some(_)) => Self::Itself,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 impl Terminal {
-    /// The whole answer; none where the length limit ended it (then the missing hand-off is a failure), or where it is
+    /// The whole answer; none where the length limit ended it (then a missing hand-off is a failure), or where it is
     /// no answer.
     pub fn read(answer: &[u8], form: Form) -> Option<Self> {
-        let object = Object::parse(answer, TRANSFER_FIELDS).ok()?;
         let value: Value = serde_json::from_slice(answer).ok()?;
-        if !ended_by_itself(&value) {
+        if Ending::of_value(&value) != Ending::Itself {
             return None;
         }
+        let body = without_transfer(answer)?;
         match form {
-            Form::Whole => {
-                let mut edits = object.edit();
-                for name in TRANSFER_FIELDS {
-                    object.all(name).for_each(|member| edits.remove(member));
-                }
-                Some(Self {
-                    content_type: "application/json",
-                    body: edits.apply(answer),
-                })
-            }
+            Form::Whole => Some(Self {
+                content_type: "application/json",
+                body: body.into_bytes(),
+            }),
             Form::Stream { usage } => Some(Self {
                 content_type: "text/event-stream",
-                body: events(&value, usage)?.into_bytes(),
+                body: events::of(&serde_json::from_str(&body).ok()?, usage)?.into_bytes(),
             }),
         }
     }
 }
 
-/// Every choice has a reason to have ended, and none of them is the length limit.
-fn ended_by_itself(answer: &Value) -> bool {
-    let Some(choices) = answer.get("choices").and_then(Value::as_array) else {
-        return false;
-    };
-    let ended = |choice: &Value| {
-        let reason = choice.get("finish_reason").and_then(Value::as_str);
-        reason.is_some_and(|reason| reason != "length")
-    };
-    !choices.is_empty() && choices.iter().all(ended)
+/// The answer without what speaks of the transfer, every other byte as it was.
+fn without_transfer(answer: &[u8]) -> Option<String> {
+    let answer = std::str::from_utf8(answer).ok()?;
+    let [kv, params] = TRANSFER_FIELDS;
+    edited(
+        answer,
+        &[kv, params, PROMPT_IDS, "choices"],
+        |object, edits| {
+            let mut is_context = object.get(params).is_some();
+            for member in object.all("choices") {
+                let cleaned = each_edited(member.value, |_, choice| {
+                    let cleaned = choice_without_transfer(choice)?;
+                    is_context = true;
+                    Some(cleaned)
+                });
+                if let Some(cleaned) = cleaned {
+                    edits.replace(member, cleaned);
+                }
+            }
+            let ids = is_context.then_some(PROMPT_IDS);
+            for name in TRANSFER_FIELDS.into_iter().chain(ids) {
+                object.all(name).for_each(|member| edits.remove(member));
+            }
+        },
+    )
 }
 
-/// The answer as a stream would have brought it: one chunk, the usage where it was asked for, and the end.
-fn events(answer: &Value, usage: bool) -> Option<String> {
-    let choices = answer.get("choices")?.as_array()?;
-    let object = match answer.get("object").and_then(Value::as_str) {
-        Some("chat.completion") => "chat.completion.chunk",
-        Some(other) => other,
-        None => "text_completion",
-    };
-    let chunk = |choices: Vec<Value>, usage: Value| {
-        let field = |name: &str| answer.get(name).cloned().unwrap_or(Value::Null);
-        json!({"id": field("id"), "object": object, "created": field("created"), "model": field("model"),
-               "choices": choices, "usage": usage})
-    };
-    let mut text = format!(
-        "data: {}\n\n",
-        chunk(choices.iter().map(as_delta).collect(), Value::Null)
-    );
-    if let Some(counted) = answer.get("usage").filter(|_| usage) {
-        text.push_str(&format!("data: {}\n\n", chunk(Vec::new(), counted.clone())));
-    }
-    text.push_str("data: [DONE]\n\n");
-    Some(text)
-}
-
-/// In a stream a message is called a delta.
-fn as_delta(choice: &Value) -> Value {
-    let mut choice = choice.clone();
-    if let Some(fields) = choice.as_object_mut()
-        && let Some(message) = fields.remove("message")
-    {
-        fields.insert("delta".to_owned(), message);
-    }
-    choice
+/// A choice without TensorRT-LLM's parameters; none where it has none.
+fn choice_without_transfer(choice: &str) -> Option<String> {
+    let [_, params] = TRANSFER_FIELDS;
+    Object::parse(choice.as_bytes(), &[params])
+        .ok()?
+        .get(params)?;
+    edited(choice, &[params], |object, edits| {
+        object.all(params).for_each(|member| edits.remove(member));
+    })
 }
 
 #[cfg(test)]
@@ -112,47 +154,141 @@ mod tests {
 
     const CHAT: &str = r#"{"id":"c1","object":"chat.completion","created":9007199254740993,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"No."},"finish_reason":"stop"}],"usage":{"total_tokens":3}, "kv_transfer_params":null}"#;
 
+    const RESPONSE: &str = r#"{"id":"r1","object":"response","status":"completed","output":[{"type":"reasoning","id":"i0","summary":[]},{"type":"message","id":"i1","role":"assistant","content":[{"type":"output_text","text":"No.","annotations":[]}]}],"usage":{"output_tokens":1},"kv_transfer_params":null}"#;
+
+    fn whole(answer: &str) -> Option<String> {
+        let terminal = Terminal::read(answer.as_bytes(), Form::Whole)?;
+        Some(String::from_utf8(terminal.body).unwrap())
+    }
+
+    fn stream(answer: &str, usage: bool) -> Vec<String> {
+        let terminal = Terminal::read(answer.as_bytes(), Form::Stream { usage }).unwrap();
+        assert_eq!(terminal.content_type, "text/event-stream");
+        let text = String::from_utf8(terminal.body).unwrap();
+        text.split_terminator("\n\n").map(str::to_owned).collect()
+    }
+
+    fn data(event: &str) -> Value {
+        let (_, data) = event.split_once("data: ").unwrap();
+        serde_json::from_str(data).unwrap()
+    }
+
     #[test]
     fn the_answer_goes_out_as_it_is_without_the_transfer() {
-        let terminal = Terminal::read(CHAT.as_bytes(), Form::Whole).unwrap();
         let expected = CHAT.replace(r#", "kv_transfer_params":null"#, "");
-        assert_eq!(String::from_utf8(terminal.body).unwrap(), expected);
+        assert_eq!(whole(CHAT).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_a_context_answers_for_decode_goes_wherever_it_stands() {
+        let trtllm = r#"{"prompt_token_ids":[1,2],"choices":[ {"text":"x" ,"finish_reason":"stop", "disaggregated_params":{"ctx_request_id":null}} ],"usage":null}"#;
+        let expected = r#"{"choices":[ {"text":"x" ,"finish_reason":"stop"} ],"usage":null}"#;
+        assert_eq!(whole(trtllm).unwrap(), expected);
+        assert!(
+            !stream(trtllm, true)
+                .concat()
+                .contains("disaggregated_params")
+        );
+        // vLLM's client has asked for them.
+        let vllm = r#"{"prompt_token_ids":[1,2],"choices":[{"finish_reason":"stop"}]}"#;
+        assert_eq!(whole(vllm).unwrap(), vllm);
     }
 
     #[test]
     fn a_stream_says_the_same_and_ends() {
-        let terminal = Terminal::read(CHAT.as_bytes(), Form::Stream { usage: true }).unwrap();
-        assert_eq!(terminal.content_type, "text/event-stream");
-        let text = String::from_utf8(terminal.body).unwrap();
-        let events: Vec<&str> = text.split_terminator("\n\n").collect();
+        let events = stream(CHAT, true);
         assert_eq!(events.len(), 3);
-        let first: Value = serde_json::from_str(events[0].strip_prefix("data: ").unwrap()).unwrap();
+        let first = data(&events[0]);
         assert_eq!(first["object"], "chat.completion.chunk");
         assert_eq!(first["choices"][0]["delta"]["content"], "No.");
         assert_eq!(first["choices"][0]["finish_reason"], "stop");
         assert!(events[1].contains(r#""usage":{"total_tokens":3}"#));
         assert_eq!(events[2], "data: [DONE]");
-        let without = Terminal::read(CHAT.as_bytes(), Form::Stream { usage: false }).unwrap();
+        assert_eq!(stream(CHAT, false).len(), 2);
+    }
+
+    #[test]
+    fn calls_in_a_stream_are_numbered() {
+        let calls = CHAT.replace(
+            r#""content":"No.""#,
+            r#""tool_calls":[{"id":"a"},{"id":"b"}]"#,
+        );
+        let first = data(&stream(&calls, false)[0]);
+        let calls = &first["choices"][0]["delta"]["tool_calls"];
         assert_eq!(
-            String::from_utf8(without.body)
-                .unwrap()
-                .matches("data: ")
-                .count(),
-            2
+            (&calls[0]["index"], &calls[1]["index"]),
+            (&Value::from(0), &Value::from(1))
         );
     }
 
     #[test]
+    fn a_response_is_told_item_by_item() {
+        assert_eq!(
+            whole(RESPONSE).unwrap(),
+            RESPONSE.replace(r#","kv_transfer_params":null"#, "")
+        );
+        let events = stream(RESPONSE, false);
+        let kinds: Vec<Value> = events
+            .iter()
+            .map(|event| data(event)["type"].clone())
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                "response.created",
+                "response.output_item.added",
+                "response.output_item.done",
+                "response.output_item.added",
+                "response.content_part.added",
+                "response.output_text.delta",
+                "response.output_text.done",
+                "response.content_part.done",
+                "response.output_item.done",
+                "response.completed",
+            ]
+        );
+        assert!(events[0].starts_with("event: response.created\ndata: {"));
+        let delta = data(&events[5]);
+        assert_eq!(
+            (&delta["delta"], &delta["item_id"]),
+            (&Value::from("No."), &Value::from("i1"))
+        );
+        assert_eq!(data(&events[9])["response"]["usage"]["output_tokens"], 1);
+        assert_eq!(data(&events[9])["sequence_number"], 9);
+    }
+
+    #[test]
     fn what_the_length_limit_ended_is_not_an_answer() {
-        for body in [
-            CHAT.replace(r#""stop""#, r#""length""#),
-            CHAT.replace(r#""stop""#, "null"),
-            r#"{"choices":[]}"#.to_owned(),
-            "{}".to_owned(),
-            "[]".to_owned(),
-            "oops".to_owned(),
+        let limited = RESPONSE.replace(
+            r#""status":"completed""#,
+            r#""status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}"#,
+        );
+        for (body, ending) in [
+            (CHAT.replace(r#""stop""#, r#""length""#), Ending::Limit),
+            (
+                CHAT.replace(r#""stop""#, r#""not_finished""#),
+                Ending::Limit,
+            ),
+            (CHAT.replace(r#""stop""#, "null"), Ending::Unknown),
+            (limited.clone(), Ending::Limit),
+            (RESPONSE.replace("completed", "failed"), Ending::Unknown),
+            (RESPONSE.replace("completed", "queued"), Ending::Unknown),
+            (RESPONSE.replace("completed", "incomplete"), Ending::Unknown),
+            (
+                r#"{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}"#.to_owned(),
+                Ending::Limit,
+            ),
+            (r#"{"choices":[]}"#.to_owned(), Ending::Unknown),
+            ("{}".to_owned(), Ending::Unknown),
+            ("[]".to_owned(), Ending::Unknown),
+            ("oops".to_owned(), Ending::Unknown),
         ] {
-            assert_eq!(Terminal::read(body.as_bytes(), Form::Whole), None, "{body}");
+            assert_eq!(whole(&body), None, "{body}");
+            assert_eq!(Ending::of(body.as_bytes()), ending, "{body}");
         }
+        let filtered = limited.replace("max_output_tokens", "content_filter");
+        assert_eq!(Ending::of(filtered.as_bytes()), Ending::Itself);
+        let last = stream(&filtered, false).pop().unwrap();
+        assert!(last.starts_with("event: response.incomplete\n"), "{last}");
     }
 }

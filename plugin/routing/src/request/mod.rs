@@ -1,8 +1,10 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
 pub mod prompt;
+pub mod sequences;
 pub mod steering;
 
+pub use sequences::{Prompts, Sequences};
 pub use steering::{Pin, Steering};
 
 use std::borrow::Cow;
@@ -10,8 +12,8 @@ use std::borrow::Cow;
 use percent_encoding::percent_decode;
 
 use crate::handoff::terminal::Form;
-use crate::handoff::{direct, sglang};
-use crate::json::{JsonError, Member, Object};
+use crate::handoff::{self, direct};
+use crate::json::{JsonError, Member, Object, says_nothing};
 use crate::route::Refusal;
 
 /// What a request's line and headers say, before any of its body is read.
@@ -34,6 +36,8 @@ pub enum Generation {
     Completions,
     /// `/v1/responses`
     Responses,
+    /// SGLang's own `/generate`
+    Generate,
     /// Another engine's or vendor's path, which may generate text: it can only be run whole.
     Other,
 }
@@ -71,6 +75,10 @@ impl Head<'_> {
             ),
             (b"/completions", Kind::Generation(Generation::Completions)),
             (b"/v1/responses", Kind::Generation(Generation::Responses)),
+            // Below `/v1` and `/api` other interfaces have that name.
+            (b"/v1/generate", Kind::Generation(Generation::Other)),
+            (b"/api/generate", Kind::Generation(Generation::Other)),
+            (b"/generate", Kind::Generation(Generation::Generate)),
             (b"/tokenize", Kind::Plain),
             (b"/detokenize", Kind::Plain),
             (b"/render", Kind::Plain),
@@ -87,12 +95,25 @@ impl Head<'_> {
 }
 
 impl Generation {
-    /// The field that holds the prompt.
-    fn prompt_field(self) -> &'static str {
+    /// The fields that may hold the prompt. Of several the first one that is there counts.
+    fn prompt_fields(self) -> &'static [&'static str] {
         match self {
-            Self::Chat | Self::Other => "messages",
-            Self::Completions => "prompt",
-            Self::Responses => "input",
+            Self::Chat | Self::Other => &["messages"],
+            Self::Completions => &["prompt"],
+            Self::Responses => &["input"],
+            Self::Generate => &["text", "input_ids", "input_embeds"],
+        }
+    }
+
+    /// The member that holds the prompt.
+    fn prompt<'o, 'a>(self, body: &'o Object<'a>) -> Option<&'o Member<'a>> {
+        let mut members = self
+            .prompt_fields()
+            .iter()
+            .filter_map(|name| body.get(name));
+        match self {
+            Self::Generate => members.find(|member| member.value != "null"),
+            _ => members.next(),
         }
     }
 }
@@ -102,7 +123,14 @@ pub const MEMBERS: &[&str] = &[
     "model",
     "messages",
     "prompt",
+    "prompt_token_ids",
     "input",
+    "text",
+    "input_ids",
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
     "instructions",
     "tools",
     "functions",
@@ -113,10 +141,15 @@ pub const MEMBERS: &[&str] = &[
     "max_completion_tokens",
     "max_output_tokens",
     "min_tokens",
+    "n",
+    "best_of",
+    "sampling_params",
+    "return_logprob",
     "kv_transfer_params",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "disaggregated_params",
     "rid",
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
@@ -128,12 +161,13 @@ pub const MEMBERS: &[&str] = &[
 pub struct Request<'a> {
     /// Which interface it uses.
     pub generation: Generation,
-    /// The model asked for.
+    /// The model asked for; empty where the interface names none.
     pub model: String,
     /// An estimate of the prompt's length: one token per four bytes, or the number of token ids.
     pub prompt_tokens: u64,
     /// The members that a hand-off may edit.
     pub body: Object<'a>,
+    sequences: Sequences,
 }
 
 impl<'a> Request<'a> {
@@ -148,20 +182,22 @@ impl<'a> Request<'a> {
             Generation::Other if object.get("model").is_none() => {
                 return Err(Refusal::NoHandoffForPath);
             }
+            Generation::Generate if is_absent(&object, "model") => String::new(),
             _ => text_field(&object, "model")?,
         };
         let prompt_tokens = match generation {
             Generation::Other => estimate_tokens(body.len()),
-            _ => prompt_tokens(&object, generation.prompt_field())?,
+            _ => prompt_tokens(generation, &object)?,
         };
+        let sequences = Sequences::read(generation, &object)?;
         check_stream(&object)?;
-        check_handoff_is_ours(&object)?;
         check_nvext(&object)?;
         Ok(Self {
             generation,
             model,
             prompt_tokens,
             body: object,
+            sequences,
         })
     }
 }
@@ -189,17 +225,80 @@ impl Request<'_> {
             .unwrap_or(false)
     }
 
-    /// The most tokens that the answer may have, where the client says so.
+    /// The most tokens that an answer may have, where the client says so.
     pub fn max_tokens(&self) -> Option<u64> {
+        if self.generation == Generation::Generate {
+            return self.max_new_tokens();
+        }
         let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
         names
             .iter()
             .find_map(|name| self.body.get(name)?.value.parse().ok())
     }
 
+    /// SGLang's limit: of several that for the longest answer, none where one of them has none.
+    fn max_new_tokens(&self) -> Option<u64> {
+        #[derive(serde::Deserialize)]
+        struct Sampling {
+            max_new_tokens: u64,
+        }
+        let objects = sequences::objects(self.body.get("sampling_params")?.value)?;
+        let limits = objects
+            .into_iter()
+            .map(|object| serde_json::from_str::<Sampling>(object).ok());
+        let limits: Option<Vec<u64>> = limits
+            .map(|sampling| sampling.map(|sampling| sampling.max_new_tokens))
+            .collect();
+        limits?.into_iter().max()
+    }
+
+    /// How many sequences it asks for.
+    pub fn sequences(&self) -> Sequences {
+        self.sequences
+    }
+
+    /// The prompt as it is written.
+    fn prompt(&self) -> Option<&str> {
+        self.generation
+            .prompt(&self.body)
+            .map(|member| member.value)
+    }
+
     /// The prompt as token ids, where the client sent it so.
     pub fn prompt_ids(&self) -> Option<Vec<u32>> {
-        serde_json::from_str(self.body.get("prompt")?.value).ok()
+        match self.generation {
+            Generation::Completions | Generation::Generate => {
+                serde_json::from_str(self.prompt()?).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the client itself hands the request from one worker to another: it set a field of a hand-off, and to something.
+    pub fn hands_off_itself(&self) -> bool {
+        self.own_handoff().is_some()
+    }
+
+    /// That the hand-off is left to the router: a client that could set it could read another's KV cache. Null and `{}` say
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Refusal::Field`] names the field that is set.
+    pub fn check_handoff_is_ours(&self) -> Result<(), Refusal> {
+        match self.own_handoff() {
+            None => Ok(()),
+            Some(name) => Err(Refusal::Field {
+                name,
+                problem: "is set by the router; a request must not carry it",
+            }),
+        }
+    }
+
+    fn own_handoff(&self) -> Option<&'static str> {
+        handoff::FIELDS.into_iter().find(|name| {
+            let mut members = self.body.all(name);
+            members.any(|member| !says_nothing(member.value))
+        })
     }
 }
 
@@ -240,24 +339,53 @@ fn text_field(object: &Object<'_>, name: &'static str) -> Result<String, Refusal
     }
 }
 
-fn prompt_tokens(object: &Object<'_>, name: &'static str) -> Result<u64, Refusal> {
+/// Whether a member is not there, or null.
+fn is_absent(object: &Object<'_>, name: &str) -> bool {
+    object.get(name).is_none_or(|member| member.value == "null")
+}
+
+fn prompt_tokens(generation: Generation, object: &Object<'_>) -> Result<u64, Refusal> {
+    let name = generation.prompt_fields().first().copied();
     let missing = Refusal::Field {
-        name,
+        name: name.unwrap_or_default(),
         problem: "is missing; the prompt is required",
     };
-    let value = object.get(name).ok_or(missing)?.value;
-    match value.as_bytes().first() {
-        Some(b'[') if name == "messages" => Ok(estimate_tokens(value.len())),
-        Some(b'[' | b'"') if name != "messages" => Ok(count_prompt(value)),
-        _ if name == "messages" => Err(Refusal::Field {
+    let prompt = generation.prompt(object).ok_or(missing)?;
+    let fields = generation.prompt_fields().iter();
+    let name = fields
+        .copied()
+        .find(|name| prompt.key == *name)
+        .unwrap_or_default();
+    let kind = prompt.value.as_bytes().first();
+    match (name, kind) {
+        ("messages", Some(b'[')) => Ok(estimate_tokens(prompt.value.len())),
+        ("input_embeds", Some(b'[')) => Ok(count_embeddings(prompt.value)),
+        ("input_ids", Some(b'[')) => Ok(count_prompt(prompt.value)),
+        ("prompt" | "input" | "text", Some(b'[' | b'"')) => Ok(count_prompt(prompt.value)),
+        ("messages", _) => Err(Refusal::Field {
             name,
             problem: "must be a list of messages",
+        }),
+        ("input_ids" | "input_embeds", _) => Err(Refusal::Field {
+            name,
+            problem: "must be a list",
         }),
         _ => Err(Refusal::Field {
             name,
             problem: "must be a string or a list",
         }),
     }
+}
+
+/// One list of numbers is one token: it opens behind a bracket or a comma, and a number follows.
+fn count_embeddings(value: &str) -> u64 {
+    let mut after = None;
+    let mut found = 0_u64;
+    for byte in value.bytes().filter(|byte| !byte.is_ascii_whitespace()) {
+        found = found.saturating_add(u64::from(after == Some(b'[') && byte != b'['));
+        after = Some(byte);
+    }
+    found.max(1)
 }
 
 /// Token ids are counted, text is estimated.
@@ -299,22 +427,6 @@ fn check_nvext(object: &Object<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// A hand-off is the router's to set: a client that could set it could read another's KV cache. Null and `{}` say nothing.
-fn check_handoff_is_ours(object: &Object<'_>) -> Result<(), Refusal> {
-    let says_nothing = |value: &str| {
-        let bare: String = value.chars().filter(|c| !c.is_ascii_whitespace()).collect();
-        bare == "null" || bare == "{}"
-    };
-    let mut fields = std::iter::once("kv_transfer_params").chain(sglang::FIELDS);
-    match fields.find(|name| !object.all(name).all(|member| says_nothing(member.value))) {
-        None => Ok(()),
-        Some(name) => Err(Refusal::Field {
-            name,
-            problem: "is set by the router; a request must not carry it",
-        }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,7 +448,12 @@ mod tests {
             ("/openai/v1/chat/completions/", Generation::Chat),
             ("/v1/completions", Generation::Completions),
             ("/v1/responses", Generation::Responses),
-            ("/generate", Generation::Other),
+            ("/generate", Generation::Generate),
+            ("/generate/?x", Generation::Generate),
+            ("/sglang/generate", Generation::Generate),
+            ("/inference/v1/generate", Generation::Other),
+            ("/api/generate", Generation::Other),
+            ("/generate_stream", Generation::Other),
             ("/v1/chat%2Fcompletions", Generation::Chat),
             ("/v1/%63hat/completion%73", Generation::Chat),
             ("/v1/chat/completions/batch", Generation::Other),
@@ -390,11 +507,17 @@ mod tests {
                 "stream",
             ),
             (Generation::Chat, "[]", "body"),
+            (Generation::Generate, "{}", "text"),
+            (Generation::Generate, r#"{"text":null}"#, "text"),
+            (Generation::Generate, r#"{"text":{}}"#, "text"),
+            (Generation::Generate, r#"{"input_ids":"a"}"#, "input_ids"),
             (
-                Generation::Chat,
-                r#"{"model":"m","messages":[],"kv_transfer_params":{"do_remote_prefill":true}}"#,
-                "kv_transfer_params",
+                Generation::Generate,
+                r#"{"input_embeds":1}"#,
+                "input_embeds",
             ),
+            (Generation::Generate, r#"{"text":"a","model":1}"#, "model"),
+            (Generation::Generate, r#"{"text":"a","stream":1}"#, "stream"),
         ] {
             let refusal = refused(generation, body);
             assert!(
@@ -424,13 +547,59 @@ mod tests {
     }
 
     #[test]
-    fn a_handoff_that_says_nothing_is_tolerated() {
-        for nothing in ["null", "{}", "{ }"] {
-            let body = format!(r#"{{"model":"m","messages":[],"kv_transfer_params":{nothing}}}"#);
-            assert!(
-                Request::parse(Generation::Chat, body.as_bytes()).is_ok(),
-                "{nothing}"
+    fn generate_names_no_model_and_its_prompt_has_three_shapes() {
+        let tokens = |member: &str| {
+            let body = format!(r#"{{{member},"sampling_params":{{"max_new_tokens":7}}}}"#);
+            let request = Request::parse(Generation::Generate, body.as_bytes()).unwrap();
+            assert_eq!(
+                (request.model.as_str(), request.max_tokens()),
+                ("", Some(7))
             );
+            request.prompt_tokens
+        };
+        assert_eq!(tokens(r#""text":"some text""#), 3);
+        assert_eq!(tokens(r#""text":null,"input_ids":[1,2,3],"model":null"#), 3);
+        assert_eq!(tokens(r#""input_ids":[[1,2],[3]]"#), 3);
+        assert_eq!(tokens(r#""input_embeds":[[ [0.5, -1],[2e1,3]],[[1]] ]"#), 3);
+        let named = Request::parse(Generation::Generate, br#"{"text":"a","model":"m"}"#).unwrap();
+        assert_eq!((named.model.as_str(), named.max_tokens()), ("m", None));
+        let limits =
+            br#"{"text":["a","b"],"sampling_params":[{"max_new_tokens":7},{"max_new_tokens":9}]}"#;
+        let request = Request::parse(Generation::Generate, limits).unwrap();
+        assert_eq!(request.max_tokens(), Some(9));
+        let ids = Request::parse(Generation::Generate, br#"{"input_ids":[1,2]}"#).unwrap();
+        assert_eq!(ids.prompt_ids(), Some(vec![1, 2]));
+    }
+
+    #[test]
+    fn a_handoff_is_the_routers_unless_it_says_nothing() {
+        for name in handoff::FIELDS {
+            let sets = |value: &str| {
+                let body = format!(r#"{{"model":"m","messages":[],"{name}":{value}}}"#);
+                let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
+                let refused = match request.check_handoff_is_ours() {
+                    Ok(()) => None,
+                    Err(Refusal::Field { name, .. }) => Some(name),
+                    Err(other) => panic!("{other}"),
+                };
+                assert_eq!(request.hands_off_itself(), refused.is_some());
+                refused
+            };
+            for nothing in ["null", "{}", "{ }"] {
+                assert_eq!(sets(nothing), None, "{name} {nothing}");
+            }
+            for something in [
+                r#"{"do_remote_prefill":true}"#,
+                "[]",
+                "0",
+                r#""x""#,
+                "false",
+            ] {
+                assert_eq!(sets(something), Some(name), "{name} {something}");
+            }
+            let twice = format!(r#"{{"model":"m","messages":[],"{name}":[1],"{name}":null}}"#);
+            let request = Request::parse(Generation::Chat, twice.as_bytes()).unwrap();
+            assert!(request.hands_off_itself());
         }
     }
 }

@@ -68,6 +68,9 @@ const MEDIA_PARTS: [&str; 11] = [
     "file",
 ];
 
+/// Members of SGLang's `/generate` with what is looked at or listened to; the text holds their places.
+const MEDIA_DATA: [&str; 3] = ["image_data", "video_data", "audio_data"];
+
 /// What, beside the request's own body, a prompt is known by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity<'a> {
@@ -105,7 +108,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
         return identity.by_ids(&Ids::given(ids));
     }
     let member = |name| request.body.get(name).map(|member| member.value);
-    let prompt = member("prompt").unwrap_or("null");
+    let prompt = request.prompt().unwrap_or("null");
     let mut stream = Stream(Text::new(identity.block_tokens), 0);
     match request.generation {
         Generation::Other => {
@@ -117,6 +120,16 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
         Generation::Completions => match Ids::read(prompt) {
             Some(ids) => return identity.by_ids(&ids),
             None => stream.prompts(prompt),
+        },
+        Generation::Generate => match Ids::read(prompt) {
+            Some(ids) => return identity.by_ids(&ids),
+            None => {
+                MEDIA_DATA
+                    .iter()
+                    .filter_map(|name| request.body.get(name))
+                    .for_each(|data| stream.media(&data.key, data.value));
+                stream.prompts(prompt);
+            }
         },
         Generation::Chat => {
             stream.tools(member("tools"), member("functions"));
@@ -297,6 +310,16 @@ impl Stream {
         self.1 = self.1.saturating_add(1);
         if self.1 <= MOST_MEDIA {
             self.0.put(&MEDIA_REST);
+        }
+    }
+
+    /// Media that stand beside the prompt: one, or a list of them. They are known before the text that refers to them.
+    fn media(&mut self, key: &str, data: &str) {
+        let mut put = |one: &str| self.medium(&[(Cow::Borrowed(key), one)]);
+        match shape(data) {
+            Shape::Null => {}
+            Shape::List => elements(data, put),
+            _ => put(data),
         }
     }
 

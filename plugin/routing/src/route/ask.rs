@@ -6,6 +6,7 @@ use super::explain;
 use super::roster::Roster;
 use super::{Explain, Refusal, Router, Told};
 use crate::config::KvWeights;
+use crate::fleet::WorkerId;
 use crate::load::Answer;
 use crate::prefill_router::Place;
 use crate::prefix::Blocks;
@@ -110,6 +111,8 @@ pub(super) struct Case<'a> {
     pub(super) steering: &'a Steering,
     pub(super) asked: &'a Asked,
     pub(super) admit: Admit,
+    /// Workers that have failed this request already.
+    pub(super) excluded: &'a [WorkerId],
 }
 
 impl Router {

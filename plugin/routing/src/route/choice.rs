@@ -10,9 +10,8 @@ use super::explain::Explained;
 use super::pinned::Pinned;
 use super::roster::Member;
 use super::{Refusal, Router};
-use crate::config::Protocol;
-use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
-use crate::handoff::sglang::Bootstrap;
+use super::binding::Binding;
+use crate::fleet::{Role, Target, TargetKey, Worker};
 use crate::load::{Pace, Standings};
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
@@ -53,13 +52,13 @@ pub struct Whole {
 
 /// How a pair is to hand over. That there is nobody is not among the answers: it was the place's to say.
 #[derive(Debug)]
-pub enum Resolution {
-    /// Both legs at once: where the KV will be is known already.
+pub(super) enum Resolution {
+    /// Where the KV will be is known already: both legs may go at once.
     Resolved {
         /// The workers.
         pair: Pair,
-        /// The prefill worker's bootstrap server.
-        bootstrap: Bootstrap,
+        /// What is known of the prefill worker.
+        binding: Binding,
     },
     /// Prefill first, on just that worker: its answer brings the hand-off.
     NoBootstrapEndpoint {
@@ -91,23 +90,23 @@ impl Router {
             return Ok(backpressure);
         }
         let pair = self.pick_pair(case)?;
-        if self.pool.protocol != Protocol::Sglang {
+        if !self.pool.protocol.needs_binding() {
             return Ok(Resolution::NoBootstrapEndpoint { pair });
         }
         match self.bindings.get(&pair.prefill.target.worker.id).cloned() {
-            Some(bootstrap) => Ok(Resolution::Resolved { pair, bootstrap }),
+            Some(binding) => Ok(Resolution::Resolved { pair, binding }),
             // Only bound workers are eligible.
             None => Err(Refusal::NotServed(NotServed::Pending)),
         }
     }
 
-    /// The pair, and its bootstrap server where there is one.
+    /// The pair, and what is known of its prefill worker where that must be.
     pub(super) fn resolved(
         &mut self,
         case: &Case<'_>,
-    ) -> Result<(Pair, Option<Bootstrap>), Refusal> {
+    ) -> Result<(Pair, Option<Binding>), Refusal> {
         match self.resolve(case)? {
-            Resolution::Resolved { pair, bootstrap } => Ok((pair, Some(bootstrap))),
+            Resolution::Resolved { pair, binding } => Ok((pair, Some(binding))),
             Resolution::NoBootstrapEndpoint { pair } => Ok((pair, None)),
             Resolution::Backpressure {
                 queued_tokens,
@@ -145,7 +144,7 @@ impl Router {
 
     fn choose_pair(&mut self, case: &Case<'_>, step: Step) -> Result<Pair, Refusal> {
         let decode = self.named_decode(case);
-        let prefill = self.choose_prefill(case, &[], decode.as_ref(), step)?;
+        let prefill = self.choose_prefill(case, decode.as_ref(), step)?;
         let constraints = constraints(case, &prefill.target.worker)?;
         let (decode, others) = self.choose_decode(case, &constraints)?;
         // Only now: a request that is refused for want of the other worker takes nobody's turn.
@@ -163,7 +162,7 @@ impl Router {
     /// The prefill worker that would be picked; nothing moves.
     pub(super) fn look_at_prefill(&mut self, case: &Case<'_>) -> Result<Chosen, Refusal> {
         let decode = self.named_decode(case);
-        self.choose_prefill(case, &[], decode.as_ref(), Step::Commit)
+        self.choose_prefill(case, decode.as_ref(), Step::Commit)
     }
 
     /// The decode worker that would be picked, whoever hands over to it; nothing moves.
@@ -180,10 +179,12 @@ impl Router {
         (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
-    /// It is taken: the cursor moves on, unless the caller named the worker, who takes nobody's turn; and what it will hold
-    /// is remembered, also where the caller named it.
+    /// It is taken: the cursor moves on, and the trial of one that is ejected begins, unless the caller named the worker, who
+    /// takes nobody's turn; and what it will hold is remembered, also where the caller named it.
     pub(super) fn take(&mut self, role: Role, case: &Case<'_>, pin: Pin, chosen: &Chosen) {
         if pin.worker.is_none() {
+            self.health
+                .picked(chosen.target.worker.id, self.ledger.now());
             match role {
                 Role::Prefill => self.prefill_policy.commit(chosen.key()),
                 Role::Decode | Role::Aggregated => self.decode_policy.commit(chosen.key()),
@@ -219,11 +220,10 @@ impl Router {
     pub(super) fn choose_next_prefill(
         &mut self,
         case: &Case<'_>,
-        tried: &[WorkerId],
         decode: &Rc<Worker>,
     ) -> Option<Chosen> {
         let next = self
-            .choose_prefill(case, tried, Some(decode), Step::Commit)
+            .choose_prefill(case, Some(decode), Step::Commit)
             .ok()?;
         self.take(Role::Prefill, case, case.steering.prefill_pin(), &next);
         Some(next)
@@ -234,7 +234,6 @@ impl Router {
     fn choose_prefill(
         &mut self,
         case: &Case<'_>,
-        tried: &[WorkerId],
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Chosen, Refusal> {
@@ -244,12 +243,7 @@ impl Router {
         let mut unreachable = None;
         let eligible = Eligible::all(members.len())
             .and_then(|all| self.narrow_to_bound(all, members, pin, step))
-            .and_then(|bound| match tried {
-                [] => Ok(bound),
-                _ => bound.narrow(Filter::Failed, |index| {
-                    worker(index).is_some_and(|worker| !tried.contains(&worker.id))
-                }),
-            })
+            .and_then(|bound| Self::not_excluded(case, members, bound))
             .and_then(|left| match is_restricted(case) {
                 false => Ok(left),
                 true => left.narrow(Filter::Taints, |index| {
@@ -294,8 +288,10 @@ impl Router {
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
         let members = case.roster.of_role(Role::Decode);
         let pin = case.steering.decode_pin();
-        let eligible = admitted(members, constraints).map_err(|filter| match filter {
-            Filter::Role | Filter::Taints => Refusal::NotServed(NotServed::NoDecode),
+        let eligible = admitted(members, constraints)
+            .and_then(|admitted| Self::not_excluded(case, members, admitted))
+            .map_err(|filter| match filter {
+            Filter::Role | Filter::Taints | Filter::Failed => Refusal::NotServed(NotServed::NoDecode),
             filter => Refusal::NoneEligible {
                 role: Role::Decode,
                 filter,
@@ -326,8 +322,10 @@ impl Router {
         let constraints = &case.steering.constraints;
         let members = case.roster.of_role(Role::Aggregated);
         let pin = case.steering.decode_pin();
-        let eligible = admitted(members, constraints).map_err(|filter| match filter {
-            Filter::Role => Refusal::NotServed(NotServed::NotActivated),
+        let eligible = admitted(members, constraints)
+            .and_then(|admitted| Self::not_excluded(case, members, admitted))
+            .map_err(|filter| match filter {
+            Filter::Role | Filter::Failed => Refusal::NotServed(NotServed::NotActivated),
             filter => Refusal::NoneEligible {
                 role: Role::Aggregated,
                 filter,

@@ -1,6 +1,7 @@
 //! Owns where a leg goes: an ordered list of destinations, for the proxy to walk when connections are refused.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::Router;
 use crate::fleet::Target;
@@ -16,6 +17,19 @@ pub struct Dispatch {
     pub headers: Vec<HeaderValue>,
     /// Changes of the client's body; none: as it is.
     pub edits: Option<Edits>,
+    /// How long the answer may take.
+    pub patience: Patience,
+}
+
+/// How long an answer may take before its worker is taken for one that hangs. None: as long as it likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Patience {
+    /// Until its first token or, where it comes in one piece, until it comes.
+    pub first: Option<Duration>,
+    /// Between two of its pieces.
+    pub silence: Option<Duration>,
+    /// Until it has come to its end.
+    pub whole: Option<Duration>,
 }
 
 impl Router {
@@ -25,6 +39,7 @@ impl Router {
             destinations: self.addresses(first, others),
             headers: rank_header(first),
             edits: None,
+            patience: Patience::default(),
         }
     }
 
@@ -57,6 +72,7 @@ impl Router {
             destinations,
             headers,
             edits: None,
+            patience: Patience::default(),
         }
     }
 

@@ -4,11 +4,9 @@ use std::rc::Rc;
 
 use super::ask::{Admit, Case};
 use super::choice::Step;
-use super::health::Mark;
 use super::pinned::Pinned;
 use super::roster::{Member, Roster};
 use super::{Refusal, Router};
-use crate::config::Protocol;
 use crate::fleet::{Role, Worker};
 use crate::request::Pin;
 use crate::selection::eligibility::{Eligible, Filter};
@@ -23,7 +21,7 @@ impl Router {
         pin: Pin,
         step: Step,
     ) -> Result<Eligible, Filter> {
-        if self.pool.protocol != Protocol::Sglang {
+        if !self.pool.protocol.needs_binding() {
             return Ok(all);
         }
         let is_bound = |member: &Member| self.bindings.contains_key(&member.target.worker.id);
@@ -41,6 +39,22 @@ impl Router {
             }),
             false => Ok(all),
         }
+    }
+
+    /// Those who have not failed this request already.
+    pub(super) fn not_excluded(
+        case: &Case<'_>,
+        members: &[Member],
+        eligible: Eligible,
+    ) -> Result<Eligible, Filter> {
+        if case.excluded.is_empty() {
+            return Ok(eligible);
+        }
+        eligible.narrow(Filter::Failed, |index| {
+            members
+                .get(index)
+                .is_some_and(|member| !case.excluded.contains(&member.target.worker.id))
+        })
     }
 
     /// The filters that are the same for all roles and do not apply to a worker that the caller names.
@@ -62,14 +76,12 @@ impl Router {
                     rank,
                 })?;
         }
-        if !self.health.is_clear() {
-            let now = self.ledger.now();
-            let has = |index: usize, mark: Mark| {
-                target(index).is_some_and(|t| self.health.has(t.worker.id, mark, now))
-            };
-            // Where all are marked, a mark tells them apart no more.
-            left = left.prefer(|index| !has(index, Mark::Unreachable));
-            left = left.prefer(|index| !has(index, Mark::Overloaded));
+        let now = self.ledger.now();
+        if !self.health.is_clear(now) {
+            let held = |index| target(index).map(|t| self.health.held(t.worker.id, now));
+            // Against all of them something may be held: then those of whom it is the least are left.
+            let least = left.indexes().filter_map(held).min();
+            left = left.prefer(|index| held(index) == least);
         }
         if let Some(adapter) = case
             .asked

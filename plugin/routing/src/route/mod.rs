@@ -7,28 +7,35 @@
 //! by prefill's answer.
 
 mod ask;
+mod binding;
 mod choice;
 mod conditional;
 mod dispatch;
 mod eligible;
+mod errand;
 mod explain;
 mod health;
+mod legs;
 mod pinned;
 mod place;
 mod prefill;
 mod query;
+mod recovery;
 mod refusal;
 mod reserve;
 mod roster;
 mod seat;
+mod split;
 mod waiting;
 mod workers;
 
 pub use ask::Ask;
-pub use choice::Resolution;
-pub use dispatch::Dispatch;
+pub use binding::Question;
+pub use dispatch::{Dispatch, Patience};
+pub use health::{Ejection, Outcome};
 pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
+pub use recovery::Recovery;
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use seat::{Fallback, Seat};
 pub use waiting::Turn;
@@ -39,11 +46,10 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use crate::admission::{Claim, Waiter, Waiting};
-use crate::config::{Discovery, OnPrefillAbsent, Pool, Protocol};
+use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
-use crate::handoff::sglang::Bootstrap;
 use crate::json::Edits;
 use crate::load::{Ledger, Load};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
@@ -53,10 +59,14 @@ use crate::request::{Generation, Request, Steering};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
 
+use crate::handoff::{direct, llmd};
 use ask::{Asked, Case};
+use binding::Binding;
 use choice::{Pair, Whole};
+use errand::Errand;
 use explain::Explained;
 use health::Health;
+use recovery::Way;
 use roster::Roster;
 use workers::Opened;
 
@@ -65,7 +75,7 @@ pub struct Router {
     pool: Pool,
     fleet: Fleet,
     places: PrefillRouters,
-    bindings: HashMap<WorkerId, Bootstrap>,
+    bindings: HashMap<WorkerId, Binding>,
     ledger: Ledger,
     prefixes: Index,
     /// The ranks that are known to `prefixes`.
@@ -153,7 +163,7 @@ impl Router {
             opened: HashMap::new(),
             rosters: HashMap::new(),
             adapters: HashMap::new(),
-            health: Health::default(),
+            health: Health::new(pool.health.clone()),
             waiting: Waiting::default(),
             explained: None,
             prefill_policy: policy(pool.selection.prefill),
@@ -230,7 +240,7 @@ impl Router {
         self.pool.prefill_absent()
     }
 
-    /// A request that generates nothing: any worker may answer, the least busy one does.
+    /// A request that generates nothing: any worker may answer, the least busy one does of whom nothing ill is known.
     ///
     /// # Errors
     /// When there is no worker.
@@ -245,7 +255,11 @@ impl Router {
             .filter(|worker| subset.is_none_or(|subset| subset.holds(worker.address)));
         let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
         self.random.shuffle(&mut targets);
-        targets.sort_by_cached_key(|target| self.ledger.worker_load(&target.worker).decodes);
+        let now = self.ledger.now();
+        targets.sort_by_cached_key(|target| {
+            let held = self.health.held(target.worker.id, now);
+            (held, self.ledger.worker_load(&target.worker).decodes)
+        });
         let Some((first, others)) = targets.split_first() else {
             return Err(match subset {
                 None => Refusal::NotServed(NotServed::Vacant),
@@ -284,6 +298,11 @@ impl Router {
         body: &[u8],
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
+        let generation = match generation {
+            // Of the engines only SGLang hands over what is asked for so.
+            Generation::Generate if self.pool.protocol != Protocol::Sglang => Generation::Other,
+            known => known,
+        };
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
@@ -291,9 +310,18 @@ impl Router {
             }
             Err(refusal) => return Err(refusal),
         };
+        if !self.pool.trust_clients {
+            request.check_handoff_is_ours()?;
+        }
         let steering = self.steering(&request, told)?;
-        let (model, adapter) = self.model_of(&request.model)?;
-        let (place, verdict) = self.choose_place(Some(&model), &steering, told.subset)?;
+        let (model, adapter) = match request.model.as_str() {
+            "" => (None, None),
+            name => {
+                let (model, adapter) = self.model_of(name)?;
+                (Some(model), adapter)
+            }
+        };
+        let (place, verdict) = self.choose_place(model.as_deref(), &steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
         let claim = Claim {
             priority: steering.hints.priority,
@@ -317,14 +345,13 @@ impl Router {
         request: &Request<'_>,
         told: Told<'_>,
     ) -> Result<Plan, Refusal> {
-        let splittable =
-            request.generation != Generation::Other || self.pool.protocol == Protocol::Direct;
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
-            Verdict::Pair if !splittable => {
-                self.plan_whole(case, request, told, Refusal::NoHandoffForPath)
-            }
-            Verdict::Pair => self.plan_pair(case, request, told),
+            Verdict::Pair if request.hands_off_itself() => self.plan_decode(case, request),
+            Verdict::Pair => match split::obstacle(self.pool.protocol, request) {
+                Some(obstacle) => self.plan_whole(case, request, told, obstacle),
+                None => self.plan_pair(case, request, told),
+            },
             Verdict::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
                 self.plan_whole(case, request, told, otherwise)
@@ -359,7 +386,7 @@ impl Router {
         for (place, _) in places.iter().filter(|_| may_run_whole) {
             let case = self.case(place, &nothing, &asked);
             match self.pick_whole(&case) {
-                Ok(whole) => return Ok(self.forward_whole(whole, &asked, None, None)),
+                Ok(whole) => return Ok(self.forward_whole(whole, &case, None, None)),
                 Err(why @ (Refusal::Overloaded { .. } | Refusal::NoneEligible { .. })) => {
                     otherwise = why;
                 }
@@ -375,7 +402,7 @@ impl Router {
         let (place, _) = served.ok_or(otherwise)?;
         let case = self.case(place, &nothing, &asked);
         let pair = self.pick_pair(&case)?;
-        Ok(self.forward_pair(pair, &asked, None))
+        Ok(self.forward_pair(pair, &case, None))
     }
 
     fn plan_pair(
@@ -399,15 +426,37 @@ impl Router {
         }
         if let Some(whole) = self.stays(case) {
             let why = Some(Fallback::NotWorthIt);
-            return Ok(self.forward_whole(whole, case.asked, why, Some(request)));
+            return Ok(self.forward_whole(whole, case, why, Some(request)));
         }
-        let (pair, bootstrap) = self.resolved(case)?;
-        match self.pool.protocol {
-            Protocol::Direct => Ok(self.forward_pair(pair, case.asked, Some(request))),
-            Protocol::Nixl | Protocol::Sglang => {
-                Ok(self.prefill_phase(case, pair, bootstrap, request))
+        self.place_pair(case, request)
+    }
+
+    /// Picks and books a pair.
+    fn place_pair(&mut self, case: &Case<'_>, request: &Request<'_>) -> Result<Plan, Refusal> {
+        let (pair, binding) = self.resolved(case)?;
+        match self.pool.protocol.legs() {
+            config::Legs::Elsewhere => Ok(self.forward_pair(pair, case, Some(request))),
+            config::Legs::Sequential | config::Legs::Concurrent => {
+                self.prefill_phase(case, pair, binding, request)
             }
         }
+    }
+
+    /// The caller, who is trusted, has had its prompt prefilled already: the request goes to a decode worker as it came.
+    fn plan_decode(&mut self, case: &Case<'_>, request: &Request<'_>) -> Result<Plan, Refusal> {
+        let (decode, others) = self.look_at_decode(case)?;
+        self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
+        let mut dispatch = self.dispatch_to(&decode.target, &others);
+        let errand = Errand::of(case, request);
+        dispatch.patience = errand.patience(self, Duration::ZERO);
+        let seat = Seat {
+            decode_charge: Some(self.charge_decode(&decode, case.asked)),
+            // Its hand-off serves once.
+            recovery: Some(Recovery::new(errand, Way::Whole, 0)),
+            decode: Some(decode.target.worker),
+            ..Seat::default()
+        };
+        Ok(Plan::Forward(dispatch, seat))
     }
 
     fn plan_whole(
@@ -429,47 +478,77 @@ impl Router {
             return Ok(Plan::Answer(answer));
         }
         let fallback = (decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
-        Ok(self.forward_whole(whole, case.asked, fallback, Some(request)))
+        Ok(self.forward_whole(whole, case, fallback, Some(request)))
     }
 
-    fn forward_pair(&mut self, pair: Pair, asked: &Asked, request: Option<&Request<'_>>) -> Plan {
-        let headers = crate::handoff::direct::pair(&pair.prefill.target, &pair.decode.target);
-        let mut dispatch = self.through_frontends(headers);
+    fn forward_pair(
+        &mut self,
+        pair: Pair,
+        case: &Case<'_>,
+        request: Option<&Request<'_>>,
+    ) -> Plan {
+        let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
+        let mut dispatch = match (self.pool.protocol, prefill.worker.address) {
+            (Protocol::Llmd, Some(address)) => {
+                let mut dispatch = self.dispatch_to(decode, &pair.others);
+                dispatch.headers.push(llmd::prefiller(address));
+                dispatch
+            }
+            _ => self.through_frontends(direct::pair(prefill, decode)),
+        };
         dispatch.edits = self.unheard(request);
-        Plan::Forward(dispatch, self.seat_pair(pair, asked))
-    }
-
-    /// What a frontend must not hear from a caller who is not trusted.
-    fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
-        match self.pool.trust_clients {
-            true => None,
-            false => request.and_then(crate::handoff::direct::without_steering),
-        }
+        let prefill_key = pair.prefill.key();
+        let seat = self.seat_pair(pair, case.asked);
+        self.forward(dispatch, seat, case, request, Way::Pair, prefill_key)
     }
 
     fn forward_whole(
         &mut self,
         whole: Whole,
-        asked: &Asked,
+        case: &Case<'_>,
         fallback: Option<Fallback>,
         request: Option<&Request<'_>>,
     ) -> Plan {
-        let dispatch = match self.pool.protocol {
-            Protocol::Direct => {
-                let headers = crate::handoff::direct::whole(&whole.decode.target);
-                let mut dispatch = self.through_frontends(headers);
-                dispatch.edits = self.unheard(request);
-                dispatch
-            }
-            Protocol::Nixl | Protocol::Sglang => {
-                self.dispatch_to(&whole.decode.target, &whole.others)
-            }
+        let worker = &whole.decode.target;
+        let mut dispatch = match self.pool.protocol {
+            Protocol::Direct => self.through_frontends(direct::whole(worker)),
+            _ => self.dispatch_to(worker, &whole.others),
         };
+        dispatch.edits = self.unheard(request);
+        let key = whole.decode.key();
         let seat = Seat {
             fallback,
-            ..self.seat_whole(whole, asked)
+            ..self.seat_whole(whole, case.asked)
         };
+        self.forward(dispatch, seat, case, request, Way::Whole, key)
+    }
+
+    /// A leg whose prompt is yet to be read, by the worker with this `key`, out of the filter's sight.
+    fn forward(
+        &self,
+        mut dispatch: Dispatch,
+        mut seat: Seat,
+        case: &Case<'_>,
+        request: Option<&Request<'_>>,
+        way: Way,
+        key: TargetKey,
+    ) -> Plan {
+        // What an unknown path does may take as long as it likes, and must not be done twice.
+        if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
+            let errand = Errand::of(case, request);
+            dispatch.patience = errand.patience(self, self.prefill_deadline(key));
+            let times = self.pool.decode.recoveries;
+            seat.recovery = Some(Recovery::new(errand, way, times));
+        }
         Plan::Forward(dispatch, seat)
+    }
+
+    /// What a Dynamo frontend must not hear from a caller who is not trusted.
+    fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
+        match self.pool.trust_clients || self.pool.protocol != Protocol::Direct {
+            true => None,
+            false => request.and_then(direct::without_steering),
+        }
     }
 }
 

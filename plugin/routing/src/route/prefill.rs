@@ -1,58 +1,44 @@
 //! Owns the hand-off: the prefill leg, beside or before decode, and what each possible answer to it leads to.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
-use super::ask::{Asked, Case};
+use super::ask::Case;
+use super::binding::Binding;
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
-use super::health::Mark;
+use super::errand::Errand;
+use super::health::Outcome;
+use super::legs::{Legs, Staged};
+use super::recovery::{Recovery, Way};
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
-use crate::config::OnPrefillFailure;
+use crate::config::{self, OnPrefillFailure};
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
-use crate::handoff::nixl::{self, Handoff};
-use crate::handoff::sglang::{self, Bootstrap};
-use crate::handoff::terminal::{Form, Terminal};
+use crate::handoff::terminal::Terminal;
 use crate::handoff::{HeaderValue, handoff_fields_only};
 use crate::json::Edits;
 use crate::load::PrefillCharge;
-use crate::prefill_router::Place;
 use crate::rendezvous::NotServed;
-use crate::request::{Request, Steering};
+use crate::request::Request;
 
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]
 pub struct PrefillPhase {
-    place: Place,
-    steering: Steering,
-    form: Form,
-    asked: Asked,
+    errand: Errand,
     prefill: Chosen,
     decode: Chosen,
     others: Vec<Target>,
     charge: Option<PrefillCharge>,
-    tried: Vec<WorkerId>,
+    /// How long the call may take.
+    timeout: Duration,
+    /// Prefill workers that failed it; shared with a second call beside the first.
+    tried: Rc<RefCell<Vec<WorkerId>>>,
     legs: Legs,
-}
-
-/// What the legs are sent, by protocol.
-#[derive(Debug)]
-enum Legs {
-    /// Prefill first; its answer completes the decode leg, or the one that cleans up.
-    Sequential {
-        prefill: Edits,
-        decode: Edits,
-        cleanup: Edits,
-        whole: Option<Edits>,
-    },
-    /// Both at once, meeting in a room.
-    Concurrent {
-        prefill: Edits,
-        decode: Edits,
-        room: u64,
-        bootstrap: Bootstrap,
-    },
+    /// What makes the client's body that of a request which runs whole.
+    whole: Option<Edits>,
 }
 
 /// How a prefill call ended.
@@ -159,61 +145,53 @@ impl Router {
         &mut self,
         case: &Case<'_>,
         pair: Pair,
-        bootstrap: Option<Bootstrap>,
+        binding: Option<Binding>,
         request: &Request<'_>,
-    ) -> Plan {
+    ) -> Result<Plan, Refusal> {
+        let legs = self.legs(&pair, binding, request)?;
+        let errand = Errand::of(case, request);
+        let times = self.pool.decode.recoveries;
         let seat = Seat {
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
             decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
+            recovery: Some(Recovery::new(errand.clone(), Way::Pair, times)),
             ..Seat::default()
         };
-        let legs = match bootstrap {
-            Some(bootstrap) => Legs::Concurrent {
-                prefill: sglang::prefill_edits(request),
-                decode: sglang::decode_edits(request),
-                room: self.rooms.draw(
-                    pair.prefill.target.rank.unwrap_or(0),
-                    pair.prefill.target.worker.dp_size,
-                ),
-                bootstrap,
-            },
-            None => Legs::Sequential {
-                prefill: nixl::prefill_edits(request),
-                decode: nixl::decode_edits(request),
-                cleanup: nixl::cleanup_edits(request),
-                whole: handoff_fields_only(request),
-            },
-        };
+        let charge = self.charge_prefill(&pair.prefill, case.asked);
         let phase = PrefillPhase {
-            place: case.place.clone(),
-            steering: case.steering.clone(),
-            asked: case.asked.clone(),
-            form: request.form(),
-            charge: Some(self.charge_prefill(&pair.prefill, case.asked)),
+            errand,
+            charge: Some(charge),
+            timeout: self.prefill_deadline(pair.prefill.key()),
             prefill: pair.prefill,
             decode: pair.decode,
             others: pair.others,
-            tried: Vec::new(),
+            tried: Rc::default(),
             legs,
+            whole: handoff_fields_only(request),
         };
-        Plan::Prefill(phase, seat)
+        Ok(Plan::Prefill(phase, seat))
     }
-}
 
-impl Router {
-    /// What a prefill worker's answer says of the worker itself. One that cannot be reached is thought to have lost its cache.
-    fn heard_of(&mut self, key: TargetKey, answer: PrefillAnswer<'_>) {
-        let mark = match answer {
-            PrefillAnswer::NotSent
-            | PrefillAnswer::Broken
-            | PrefillAnswer::Whole {
-                status: 503 | 504, ..
-            } => Mark::Unreachable,
-            PrefillAnswer::Whole { status: 429, .. } => Mark::Overloaded,
-            PrefillAnswer::Whole { .. } => return self.health.clear(key.worker),
+    /// How long a worker may take over the prompts that are booked on it now.
+    pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
+        let tokens = self.ledger.load(key).prefill_tokens;
+        self.pool.prefill.deadline(tokens)
+    }
+
+    /// What a prefill worker's answer says of the worker itself.
+    fn heard_of(&mut self, worker: WorkerId, answer: PrefillAnswer<'_>) {
+        let outcome = match answer {
+            PrefillAnswer::NotSent => Outcome::Unreachable,
+            PrefillAnswer::Whole { status: 503, .. } => Outcome::Unreachable,
+            PrefillAnswer::Broken => Outcome::Failed,
+            PrefillAnswer::Whole { status: 429, .. } => Outcome::Overloaded,
+            PrefillAnswer::Whole {
+                status: 500..=599, ..
+            } => Outcome::Failed,
+            PrefillAnswer::Whole { .. } => Outcome::Good,
         };
-        self.mark(key.worker, mark);
+        self.heard(worker, outcome);
     }
 }
 
@@ -228,6 +206,11 @@ impl PrefillPhase {
         self.prefill.target.worker.address
     }
 
+    /// How long the call may take: longer for a prompt of which more must be computed.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Headers to be set on the call.
     pub fn headers(&self) -> Vec<HeaderValue> {
         rank_header(&self.prefill.target)
@@ -235,51 +218,78 @@ impl PrefillPhase {
 
     /// The call's body, made from the client's.
     pub fn body(&self, client: &[u8]) -> Vec<u8> {
-        match &self.legs {
-            Legs::Sequential { prefill, .. } => prefill.apply(client),
-            Legs::Concurrent {
-                prefill,
-                room,
-                bootstrap,
-                ..
-            } => {
-                let mut edits = prefill.clone();
-                edits.insert("rid", format!("\"{}\"", rid(*room)));
-                bootstrap.put_into(*room, &mut edits);
-                edits.apply(client)
-            }
-        }
+        self.legs.prefill().apply(client)
     }
 
-    /// The decode leg of a hand-off that does not wait for prefill's answer: due as soon as the call has been made.
+    /// Whether the client wants what only prefill knows of the prompt's tokens.
+    pub fn wants_logprobs(&self) -> bool {
+        self.errand.wants_logprobs && self.legs.order() == config::Legs::Concurrent
+    }
+
+    /// Whether decode runs beside prefill, or waits for its answer.
+    pub fn order(&self) -> config::Legs {
+        self.legs.order()
+    }
+
+    /// The decode leg of a hand-off that does not wait for prefill's answer: due as soon as the call has been made. The room
+    /// is the first decode worker's that enters it: another one may, as long as none has.
     pub fn decode_beside(&self, router: &mut Router) -> Option<Dispatch> {
-        let Legs::Concurrent {
-            decode,
-            room,
-            bootstrap,
-            ..
-        } = &self.legs
-        else {
-            return None;
-        };
-        let mut edits = decode.clone();
-        bootstrap.put_into(*room, &mut edits);
-        // A room is used once: the same bytes fit no other worker.
-        let mut dispatch = router.dispatch_to(&self.decode.target, &[]);
+        let edits = self.legs.decode_at_once()?;
+        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(edits);
+        dispatch.patience = self.errand.patience(router, self.timeout);
         Some(dispatch)
     }
 
     /// How the worker can be told to drop the request, where it can: when its client has left.
     pub fn abort_leg(&self) -> Option<AbortLeg> {
-        match &self.legs {
-            Legs::Sequential { .. } => None,
-            Legs::Concurrent { room, .. } => Some(AbortLeg {
-                destination: self.destination()?,
-                path: "/abort_request",
-                body: format!("{{\"rid\":\"{}\"}}", rid(*room)),
-            }),
+        let rid = self.legs.abort_id()?;
+        Some(AbortLeg {
+            destination: self.destination()?,
+            path: "/abort_request",
+            body: format!("{{\"rid\":\"{rid}\"}}"),
+        })
+    }
+
+    /// The same for a second worker beside the first, whose answer is late; the first good answer counts. None where nobody
+    /// else may be called.
+    pub fn hedge(&self, router: &mut Router) -> Option<Self> {
+        if self.legs.order() != config::Legs::Sequential {
+            return None;
         }
+        let mut excluded = self.tried.borrow().clone();
+        excluded.push(self.prefill.target.worker.id);
+        let next = self.next_prefill(&excluded, router)?;
+        let legs = router.renewed(&self.legs, &next.target)?;
+        let charge = router.charge_prefill(&next, &self.errand.asked);
+        Some(Self {
+            errand: self.errand.clone(),
+            charge: Some(charge),
+            timeout: router.prefill_deadline(next.key()),
+            prefill: next,
+            decode: self.decode.clone(),
+            others: self.others.clone(),
+            tried: Rc::clone(&self.tried),
+            legs,
+            whole: self.whole.clone(),
+        })
+    }
+
+    /// It has failed while a second call for the same request is under way: that one goes on alone. An answer that is none of
+    /// these is given back, with the phase.
+    ///
+    /// # Errors
+    /// The phase, where the answer is good or the client's.
+    pub fn yields(self, answer: PrefillAnswer<'_>, router: &mut Router) -> Result<(), Box<Self>> {
+        if let PrefillAnswer::Whole {
+            status: 200..=499, ..
+        } = answer
+        {
+            return Err(Box::new(self));
+        }
+        router.heard_of(self.prefill.target.worker.id, answer);
+        self.tried.borrow_mut().push(self.prefill.target.worker.id);
+        Ok(())
     }
 
     /// Takes the answer and says what follows. The router must have been told the time.
@@ -289,7 +299,7 @@ impl PrefillPhase {
         client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
-        router.heard_of(self.prefill.key(), answer);
+        router.heard_of(self.prefill.target.worker.id, answer);
         match answer {
             PrefillAnswer::Whole {
                 status: 200..=299,
@@ -313,37 +323,40 @@ impl PrefillPhase {
         if let Some(charge) = self.charge.take() {
             charge.finish(router.ledger.now());
         }
-        if matches!(self.legs, Legs::Concurrent { .. }) {
+        if self.legs.order() == config::Legs::Concurrent {
             return AfterPrefill::Good;
         }
-        let Some(handoff) = Handoff::parse(body) else {
-            return match (Terminal::read(body, self.form), client) {
-                (Some(terminal), Client::Waits) => AfterPrefill::Terminal(terminal),
-                (Some(_), Client::Left) => AfterPrefill::Nothing,
-                (None, _) => self.failed(PrefillFailure::NoHandoff, client, router),
-            };
-        };
-        match client {
-            Client::Waits => self.decode(handoff, router),
-            Client::Left => self.clean_up(handoff, router),
+        let staged = self.legs.staged(body, router.pool.block_tokens);
+        match (staged, client) {
+            (Some(staged), Client::Waits) => self.decode(staged, router),
+            (Some(staged), Client::Left) => self.clean_up(staged, router),
+            (None, _) => self.ended_or_failed(body, client, router),
+        }
+    }
+
+    /// An answer that leaves nothing for decode: generation has ended by itself, or prefill has failed.
+    fn ended_or_failed(self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
+        match (Terminal::read(body, self.errand.form), client) {
+            (Some(terminal), Client::Waits) => AfterPrefill::Terminal(terminal),
+            (Some(_), Client::Left) => AfterPrefill::Nothing,
+            (None, _) => {
+                router.heard(self.prefill.target.worker.id, Outcome::Failed);
+                self.failed(PrefillFailure::NoHandoff, client, router)
+            }
         }
     }
 
     /// The decode leg, to the worker that was picked if it is still there, else to another one.
-    fn decode(mut self, handoff: Handoff, router: &mut Router) -> AfterPrefill {
+    fn decode(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         if let Err(refusal) = self.revalidate_decode(router) {
             return AfterPrefill::Refused(refusal);
         }
-        let blocks = handoff.blocks();
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        if let Legs::Sequential { decode, .. } = self.legs {
-            let mut edits = decode;
-            handoff.put_into(&mut edits);
-            dispatch.edits = Some(edits);
-        }
+        dispatch.edits = Some(staged.decode);
+        dispatch.patience = self.errand.patience(router, Duration::ZERO);
         AfterPrefill::Decode {
             dispatch,
-            blocks,
+            blocks: staged.blocks,
             target: (Rc::clone(&self.decode.target.worker), self.decode.key()),
         }
     }
@@ -357,32 +370,28 @@ impl PrefillPhase {
         if known.is_some_and(|worker| worker.role == decode.role) {
             return Ok(());
         }
-        if self.steering.decode_pin().worker.is_some() {
+        if self.errand.steering.decode_pin().worker.is_some() {
             // It was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
         let prefill = Rc::clone(&self.prefill.target.worker);
-        let case = router.case_again(&self.place, &self.steering, &self.asked);
+        let case = self.errand.case(router, &[]);
         let (decode, others) = router.replace_decode(&case, &prefill)?;
         self.decode = decode;
         self.others = others;
         Ok(())
     }
 
-    fn clean_up(mut self, handoff: Handoff, router: &mut Router) -> AfterPrefill {
-        let blocks = handoff.blocks();
+    fn clean_up(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
+        let blocks = staged.blocks;
         // Whoever fetches the blocks will do: nobody reads the answer.
-        self.steering.decode.worker = None;
-        self.steering.backend = None;
+        self.errand.steering.decode.worker = None;
+        self.errand.steering.backend = None;
         if self.revalidate_decode(router).is_err() {
             return AfterPrefill::Leaked { blocks };
         }
-        let Legs::Sequential { mut cleanup, .. } = self.legs else {
-            return AfterPrefill::Nothing;
-        };
-        handoff.put_into(&mut cleanup);
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = Some(cleanup);
+        dispatch.edits = Some(staged.cleanup);
         AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }
 
@@ -396,12 +405,12 @@ impl PrefillPhase {
         if client == Client::Left {
             return AfterPrefill::Nothing;
         }
-        self.tried.push(self.prefill.target.worker.id);
+        self.tried.borrow_mut().push(self.prefill.target.worker.id);
         for step in router.pool.on_prefill_failure.clone() {
             match step {
-                OnPrefillFailure::RetryOther => match self.next_prefill(cause, router) {
-                    Some(next) => return self.again(next, router),
-                    None => continue,
+                OnPrefillFailure::RetryOther => match self.again(cause, router) {
+                    Ok(next) => return AfterPrefill::Again(next),
+                    Err(this) => self = *this,
                 },
                 OnPrefillFailure::DecodeOnly => {
                     if let Some(after) = self.run_whole(router) {
@@ -412,64 +421,60 @@ impl PrefillPhase {
             }
         }
         AfterPrefill::Refused(Refusal::PrefillFailed {
-            tried: self.tried.len(),
+            tried: self.tried.borrow().len(),
             cause,
         })
     }
 
-    /// Another worker that may hand over to the same decode worker. None for one who named the worker, and none for a
-    /// hand-off whose decode leg is under way: its room is used up.
-    fn next_prefill(&self, cause: PrefillFailure, router: &mut Router) -> Option<Chosen> {
-        let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
+    /// The same for another worker that may hand over to the same decode worker. None for a hand-off whose decode leg is under
+    /// way: its room is used up.
+    fn again(mut self, cause: PrefillFailure, router: &mut Router) -> Result<Self, Box<Self>> {
         let under_way =
-            matches!(self.legs, Legs::Concurrent { .. }) && cause != PrefillFailure::NotSent;
-        if self.steering.prefill_pin().worker.is_some() || under_way || self.tried.len() >= allowed
-        {
-            return None;
+            self.legs.order() == config::Legs::Concurrent && cause != PrefillFailure::NotSent;
+        if under_way {
+            return Err(Box::new(self));
         }
-        let case = router.case_again(&self.place, &self.steering, &self.asked);
-        router.choose_next_prefill(&case, &self.tried, &self.decode.target.worker)
+        let tried = self.tried.borrow().clone();
+        let next = self.next_prefill(&tried, router);
+        let next = next.and_then(|next| Some((router.renewed(&self.legs, &next.target)?, next)));
+        let Some((legs, next)) = next else {
+            return Err(Box::new(self));
+        };
+        self.charge = Some(router.charge_prefill(&next, &self.errand.asked));
+        self.timeout = router.prefill_deadline(next.key());
+        self.legs = legs;
+        self.prefill = next;
+        Ok(self)
     }
 
-    fn again(mut self, next: Chosen, router: &mut Router) -> AfterPrefill {
-        self.charge = Some(router.charge_prefill(&next, &self.asked));
-        if let Legs::Concurrent {
-            room, bootstrap, ..
-        } = &mut self.legs
-            && let Some(other) = router.bindings.get(&next.target.worker.id)
-        {
-            *bootstrap = other.clone();
-            *room = router
-                .rooms
-                .draw(next.target.rank.unwrap_or(0), next.target.worker.dp_size);
+    /// Another worker that may hand over to the same decode worker; none for one who named the worker.
+    fn next_prefill(&self, excluded: &[WorkerId], router: &mut Router) -> Option<Chosen> {
+        let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
+        let is_named = self.errand.steering.prefill_pin().worker.is_some();
+        if is_named || excluded.len() >= allowed {
+            return None;
         }
-        self.prefill = next;
-        AfterPrefill::Again(self)
+        let case = self.errand.case(router, excluded);
+        router.choose_next_prefill(&case, &self.decode.target.worker)
     }
 
     /// Only where the configuration allows it, which demands that decode workers can.
     fn run_whole(&mut self, router: &mut Router) -> Option<AfterPrefill> {
-        let Legs::Sequential { whole, .. } = &mut self.legs else {
-            return None;
-        };
-        if !router.pool.decode.runs_whole_requests
+        if self.legs.order() != config::Legs::Sequential
+            || !router.pool.decode.runs_whole_requests
             || !router.fleet.contains(self.decode.target.worker.id)
         {
             return None;
         }
-        let edits = whole.take();
         self.others
             .retain(|other| router.fleet.contains(other.worker.id));
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = edits;
+        dispatch.edits = self.whole.take();
+        let reading = router.pool.prefill.deadline(self.errand.asked.prompt_tokens);
+        dispatch.patience = self.errand.patience(router, reading);
         Some(AfterPrefill::Whole {
             dispatch,
             fallback: Fallback::PrefillFailed,
         })
     }
-}
-
-/// The id by which SGLang is told to drop a request: as unique as its room.
-fn rid(room: u64) -> String {
-    format!("pd-router-{room}")
 }

@@ -130,6 +130,12 @@ pub enum Refusal {
         /// How many were tried.
         tried: usize,
     },
+    /// The worker that was to answer said nothing for too long.
+    #[error("the worker did not begin to answer in time")]
+    DecodeTimeout,
+    /// The worker that was to answer ended without having said anything.
+    #[error("the worker answered nothing")]
+    EmptyAnswer,
     /// The proxy would not carry out what was decided.
     #[error("the request could not be forwarded")]
     Internal,
@@ -209,7 +215,9 @@ impl Refusal {
             Self::PrefillFailed {
                 cause: PrefillFailure::NoHandoff,
                 ..
-            } => 502,
+            }
+            | Self::EmptyAnswer => 502,
+            Self::DecodeTimeout => 504,
             Self::NotServed(_)
             | Self::NoneEligible { .. }
             | Self::Topology { .. }
@@ -250,13 +258,15 @@ impl Refusal {
             } => "prefill_no_handoff",
             Self::PrefillFailed { .. } => "prefill_failed",
             Self::Unreachable { .. } => "unreachable",
+            Self::DecodeTimeout => "decode_timeout",
+            Self::EmptyAnswer => "empty_answer",
             Self::Internal => "internal",
         }
     }
 
     /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self.status(), 429 | 502 | 503)
+        matches!(self.status(), 429 | 502 | 503 | 504)
     }
 
     /// Seconds after which a client may try again; none where trying again would not help.

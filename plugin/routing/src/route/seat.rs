@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
-use super::health::Mark;
-use crate::fleet::{Role, TargetKey, Worker};
+use super::health::Outcome;
+use super::recovery::Recovery;
+use crate::fleet::{Role, TargetKey, Worker, WorkerId};
 use crate::load::{DecodeCharge, PrefillCharge};
 
 /// What a client's stream occupies while it lasts. Dropping it frees everything.
@@ -21,6 +22,8 @@ pub struct Seat {
     /// Direct mode only: there is no call of ours that the charge could belong to.
     pub(super) prefill_charge: Option<PrefillCharge>,
     pub(super) decode_charge: Option<DecodeCharge>,
+    /// How the request would be placed anew.
+    pub(super) recovery: Option<Recovery>,
 }
 
 /// Why a request runs whole on a decode worker.
@@ -60,6 +63,21 @@ impl Seat {
         }
     }
 
+    /// Whether an answer without a token is no answer.
+    pub fn expects_tokens(&self) -> bool {
+        self.recovery.is_some()
+    }
+
+    /// Whether another worker may take the place of one that fails before the client has read anything.
+    pub fn may_recover(&self) -> bool {
+        self.recovery.as_ref().is_some_and(Recovery::is_allowed)
+    }
+
+    /// How the request can be placed anew while its client has read nothing; told once.
+    pub fn take_recovery(&mut self) -> Option<Recovery> {
+        self.recovery.take()
+    }
+
     /// The stream ended.
     pub fn release(&mut self) {
         self.prefill_charge = None;
@@ -79,8 +97,6 @@ impl Router {
             .cloned();
         seat.decode_charge = Some(match served {
             Some(worker) if worker.id != charge.target().worker => {
-                // It was passed over because it took no connection.
-                self.mark(charge.target().worker, Mark::Unreachable);
                 if seat.prefill.is_none() {
                     // Its prompt was to be read there: what another one does tells nothing of its speed.
                     seat.prefill_charge = None;
@@ -96,11 +112,29 @@ impl Router {
         });
     }
 
-    /// The worker that was picked to answer took no connection, nor did whoever else was tried.
-    pub fn unreachable(&mut self, seat: &Seat) {
+    /// What the worker that is to answer has shown of itself.
+    pub fn heard_of_decode(&mut self, seat: &Seat, outcome: Outcome) {
         if let Some(charge) = &seat.decode_charge {
-            self.mark(charge.target().worker, Mark::Unreachable);
+            self.heard(charge.target().worker, outcome);
         }
+    }
+
+    /// Workers at these addresses took no connection.
+    pub fn took_no_connection(&mut self, addresses: &[SocketAddr]) {
+        for address in addresses {
+            let worker = self.fleet.at(*address, &[Role::Decode, Role::Aggregated]);
+            if let Some(id) = worker.map(|worker| worker.id) {
+                self.heard(id, Outcome::Unreachable);
+            }
+        }
+    }
+
+    /// The ids of the workers at these addresses that may answer.
+    pub fn decoders_at(&self, addresses: &[SocketAddr]) -> Vec<WorkerId> {
+        let found = addresses
+            .iter()
+            .filter_map(|address| self.fleet.at(*address, &[Role::Decode, Role::Aggregated]));
+        found.map(|worker| worker.id).collect()
     }
 
     /// Writes down who decodes, where that has changed since the request was planned, and moves the charge there.

@@ -6,12 +6,9 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::ask::{Admit, Asked, Case};
-use super::health::Mark;
 use super::roster::Roster;
 use super::{Router, capacity, runs_whole};
-use crate::config::{BootstrapSource, Protocol};
-use crate::fleet::{Fleet, Role, TargetKey, Worker, WorkerId};
-use crate::handoff::sglang::Bootstrap;
+use crate::fleet::{Fleet, TargetKey, Worker};
 use crate::load::Load;
 use crate::prefill_router::Place;
 use crate::request::Steering;
@@ -59,15 +56,8 @@ impl Router {
         held.sum()
     }
 
-    /// Notes what a worker has shown of itself. One that cannot be reached is thought to have lost its cache.
-    pub(super) fn mark(&mut self, worker: WorkerId, mark: Mark) {
-        self.health.mark(worker, mark, self.ledger.now());
-        if mark != Mark::Unreachable {
-            return;
-        }
-        let Some(worker) = self.fleet.get(worker) else {
-            return;
-        };
+    /// A worker is thought to have lost what it had cached.
+    pub(super) fn forget_cache(&mut self, worker: &Rc<Worker>) {
         for target in worker.targets() {
             if let Some(opened) = self.opened.get(&target.key()) {
                 self.prefixes.forget(opened.slot);
@@ -89,19 +79,7 @@ impl Router {
             steering,
             asked,
             admit: Admit::WhoIsFree,
-        }
-    }
-
-    /// One that was let in before, and must be placed again.
-    pub(super) fn case_again<'a>(
-        &mut self,
-        place: &'a Place,
-        steering: &'a Steering,
-        asked: &'a Asked,
-    ) -> Case<'a> {
-        Case {
-            admit: Admit::Anyone,
-            ..self.case(place, steering, asked)
+            excluded: &[],
         }
     }
 
@@ -163,7 +141,7 @@ impl Router {
         }
     }
 
-    fn recompute(&mut self) {
+    pub(super) fn recompute(&mut self) {
         let Self {
             places,
             fleet,
@@ -171,51 +149,12 @@ impl Router {
             pool,
             ..
         } = self;
-        let needs_binding = pool.protocol == Protocol::Sglang;
+        let needs_binding = pool.protocol.needs_binding();
         let changed = places.update(
             fleet,
             |id| !needs_binding || bindings.contains_key(&id),
             |worker| runs_whole(pool, worker),
         );
         self.transitions.extend(changed);
-    }
-
-    /// Bindings that need no asking: where the bootstrap server's port is configured, or told by discovery.
-    fn bind_what_is_known(&mut self) {
-        if self.pool.protocol != Protocol::Sglang {
-            return;
-        }
-        let common = match self.pool.bootstrap {
-            BootstrapSource::Port(port) => Some(port),
-            BootstrapSource::Ask => None,
-        };
-        for worker in self.fleet.of_role(Role::Prefill) {
-            if let (Some(address), Some(port)) = (worker.address, worker.bootstrap_port.or(common))
-            {
-                self.bindings
-                    .insert(worker.id, Bootstrap::beside(address, port));
-            }
-        }
-    }
-
-    /// The prefill workers whose binding is yet to be built: they must be asked for their bootstrap server's port.
-    pub fn unbound(&self) -> Vec<Rc<Worker>> {
-        if self.pool.protocol != Protocol::Sglang {
-            return Vec::new();
-        }
-        let unbound = self
-            .fleet
-            .of_role(Role::Prefill)
-            .filter(|worker| !self.bindings.contains_key(&worker.id));
-        unbound.cloned().collect()
-    }
-
-    /// A binding has been built. One for a worker that has left meanwhile is discarded.
-    pub fn bound(&mut self, id: WorkerId, port: u16) {
-        let Some(address) = self.fleet.get(id).and_then(|worker| worker.address) else {
-            return;
-        };
-        self.bindings.insert(id, Bootstrap::beside(address, port));
-        self.recompute();
     }
 }

@@ -10,6 +10,7 @@ mod accounting;
 mod burst;
 mod eligibility;
 mod engine;
+mod health;
 mod kv;
 mod marks;
 mod overrides;

@@ -199,7 +199,7 @@ impl History {
             Ok(Plan::Prefill(phase, seat)) => {
                 if let Some(beside) = phase.decode_beside(&mut self.subject.router) {
                     self.is_handed_over(&beside, "bootstrap_room");
-                    assert_eq!(beside.destinations.len(), 1);
+                    assert!(!beside.destinations.is_empty());
                 }
                 let tried = vec![phase.worker().id];
                 self.flights.push(Flight {

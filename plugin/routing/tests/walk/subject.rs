@@ -70,6 +70,7 @@ pub fn pool(setup: &Setup, fields: &str) -> routing::config::Pool {
         Protocol::Sglang => r#""sglang","bootstrap":"ask""#,
         Protocol::Nixl => r#""nixl""#,
         Protocol::Direct => r#""direct","frontends":["127.0.0.1:1"]"#,
+        other => panic!("the walk does not go over {}", other.name()),
     };
     let absent = match setup.absent {
         OnPrefillAbsent::Aggregate => "aggregate",
@@ -133,7 +134,10 @@ impl Subject for Real {
                 let workers = world.workers(|space| self.setup.model(space));
                 self.router.adopt(Fleet::new(self.version, workers));
             }
-            News::Bound(id) => self.router.bound(WorkerId(id), 8998),
+            News::Bound(id) => {
+                let info = br#"{"disaggregation_bootstrap_port":8998}"#;
+                assert!(self.router.told(WorkerId(id), info));
+            }
             // Nothing to tell: the worker is still among those that are to be asked.
             News::Failed => {}
         }
@@ -159,7 +163,8 @@ impl Subject for Real {
     }
 
     fn unbound(&self) -> Vec<u64> {
-        let mut ids: Vec<u64> = self.router.unbound().iter().map(|w| w.id.0).collect();
+        let questions = self.router.questions();
+        let mut ids: Vec<u64> = questions.iter().map(|asked| asked.worker.id.0).collect();
         ids.sort_unstable();
         ids
     }

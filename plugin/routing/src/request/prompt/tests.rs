@@ -486,6 +486,26 @@ fn responses_take_a_string_or_items() {
 }
 
 #[test]
+fn generate_is_known_as_a_completion_is() {
+    let generate = |members: &str| read_as(Generation::Generate, &body(members), &PLAIN);
+    for prompt in [r#""some text""#, r#"["some","text"]"#] {
+        let text = generate(&format!(r#""text":{prompt}"#));
+        assert_eq!(text, completion(prompt), "{prompt}");
+        assert_ne!(text.blocks, Blocks::default());
+    }
+    for ids in ["[1,2,3]", "[[1,2],[3]]"] {
+        assert_eq!(generate(&format!(r#""input_ids":{ids}"#)), completion(ids));
+    }
+    let seen = |data: &str| generate(&format!(r#""text":"look: <image>","image_data":{data}"#));
+    assert_eq!(seen("null"), completion(r#""look: <image>""#));
+    assert_eq!(seen(r#""a.png""#), seen(r#"["a.png"]"#));
+    all_different(
+        seen,
+        &["null", r#""a.png""#, r#""b.png""#, r#"["a.png","b.png"]"#],
+    );
+}
+
+#[test]
 fn a_path_that_is_not_known_has_no_blocks() {
     let body = body(r#""messages":[{"role":"user","content":"hello"}],"text":"hello""#);
     let read = read_as(Generation::Other, &body, &PLAIN);

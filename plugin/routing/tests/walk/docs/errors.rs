@@ -245,6 +245,16 @@ fn lines() -> Vec<Line> {
             "nobody to whom the request could go took a connection",
         ),
         line(
+            Refusal::DecodeTimeout,
+            "",
+            "the worker that was to answer said nothing for `decode.first_token_timeout_ms`, and nobody could take its place",
+        ),
+        line(
+            Refusal::EmptyAnswer,
+            "",
+            "the worker that was to answer ended without a token, and nobody could take its place",
+        ),
+        line(
             Refusal::Internal,
             "",
             "the proxy would not carry out what was decided",
@@ -292,12 +302,14 @@ fn name(refusal: &Refusal) -> &'static str {
             PrefillFailure::NoHandoff => "prefill failed: no hand-off",
         },
         Refusal::Unreachable { .. } => "unreachable",
+        Refusal::DecodeTimeout => "decode timeout",
+        Refusal::EmptyAnswer => "empty answer",
         Refusal::Internal => "internal",
     }
 }
 
 /// How many names there are.
-const NAMES: usize = 32;
+const NAMES: usize = 34;
 
 fn table() -> String {
     let mut text = String::new();

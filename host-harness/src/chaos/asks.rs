@@ -1,0 +1,186 @@
+//! Owns what clients ask for, and what the right answer is.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::scenario::Crowd;
+use crate::run::fleet::MODEL;
+
+/// A request, and what it must be answered.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Where it goes.
+    pub path: &'static str,
+    /// Its body.
+    pub body: Bytes,
+    /// `x-request-id`, where it sets one.
+    pub request_id: Option<String>,
+    /// What must come back.
+    pub expected: Expected,
+}
+
+/// The answer that a simulated engine gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// In which shape the text comes.
+    pub shape: AnswerShape,
+    /// In one piece, or as it is written.
+    pub delivery: Delivery,
+    /// How many tokens there are.
+    pub tokens: u64,
+}
+
+/// Where an answer has its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerShape {
+    /// A chat completion.
+    Chat,
+    /// A completion.
+    Text,
+}
+
+/// How an answer comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// In one piece.
+    Whole,
+    /// As events.
+    Stream,
+}
+
+/// Requests differ in their prompts, so that every way to read one is taken.
+const KINDS: usize = 5;
+/// Words of a system prompt that many requests share: about 150 tokens.
+const SHARED_WORDS: usize = 100;
+/// About 1,100 tokens.
+const LONG_WORDS: usize = 700;
+const IDS: u64 = 180;
+
+/// Tokens of most answers: between these, so that some end soon and some are under way when something happens.
+const SHORTEST: u64 = 4;
+const LONGEST: u64 = 40;
+/// Tokens of the answers that are read slowly.
+const LONG_ANSWER: u64 = 250;
+/// Bytes of their request id, which engines repeat in every event: so an answer is more than the system's buffers hold,
+/// 2.6 MB on Linux, and whoever reads slowly holds up everyone.
+const LONG_ID: usize = 14 * 1024;
+
+impl Expected {
+    /// The text of the whole answer.
+    pub fn text(self) -> String {
+        let words: Vec<_> = (0..self.tokens)
+            .map(|token| format!("token{token}"))
+            .collect();
+        words.join(" ")
+    }
+}
+
+/// The request that this client makes the `turn`th time; every second client asks for streams.
+pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
+    let delivery = match client % 2 {
+        0 => Delivery::Whole,
+        _ => Delivery::Stream,
+    };
+    let slowly = reads_slowly(crowd, client);
+    let tokens = match slowly {
+        true => LONG_ANSWER,
+        false => SHORTEST + (client * 7 + turn * 13) as u64 % (LONGEST - SHORTEST),
+    };
+    let (shape, mut body) = prompt(client, turn);
+    body["model"] = json!(MODEL);
+    body["max_tokens"] = json!(tokens);
+    if delivery == Delivery::Stream {
+        body["stream"] = json!(true);
+    }
+    if delivery == Delivery::Stream && turn.is_multiple_of(2) {
+        body["stream_options"] = json!({"include_usage": true});
+    }
+    Ask {
+        path: match shape {
+            AnswerShape::Chat => "/v1/chat/completions",
+            AnswerShape::Text => "/v1/completions",
+        },
+        body: body.to_string().into(),
+        request_id: slowly.then(|| format!("{client}-{turn}-{}", "x".repeat(LONG_ID))),
+        expected: Expected {
+            shape,
+            delivery,
+            tokens,
+        },
+    }
+}
+
+/// Whether this client is one of those that read slowly: half of those that ask for streams.
+pub fn reads_slowly(crowd: Crowd, client: usize) -> bool {
+    crowd == Crowd::WithSlowReaders && client % 4 == 1
+}
+
+fn prompt(client: usize, turn: usize) -> (AnswerShape, Value) {
+    let question = format!("question {turn} of client {client}");
+    let user = json!({"role": "user", "content": question});
+    match (client / 2 + turn) % KINDS {
+        0 => (AnswerShape::Chat, json!({"messages": [user]})),
+        1 => {
+            let system = json!({"role": "system", "content": words("shared", SHARED_WORDS)});
+            (AnswerShape::Chat, json!({"messages": [system, user]}))
+        }
+        2 => (AnswerShape::Text, json!({"prompt": question})),
+        3 => {
+            let ids: Vec<u64> = (0..IDS)
+                .map(|id| id * (client as u64 + 1) + turn as u64)
+                .collect();
+            (AnswerShape::Text, json!({"prompt": ids}))
+        }
+        _ => {
+            let long = words(&format!("w{client}"), LONG_WORDS);
+            let parts = json!([{"type": "text", "text": long}, {"type": "text", "text": question}]);
+            (
+                AnswerShape::Chat,
+                json!({"messages": [{"role": "user", "content": parts}]}),
+            )
+        }
+    }
+}
+
+fn words(word: &str, count: usize) -> String {
+    let words: Vec<_> = (0..count)
+        .map(|number| format!("{word} {}", number % 10))
+        .collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_ask_for_streams_and_all_kinds_of_prompts_come() {
+        let asks: Vec<_> = (0..40)
+            .map(|client| ask(Crowd::Patient, client, 0))
+            .collect();
+        let streams = asks
+            .iter()
+            .filter(|ask| ask.expected.delivery == Delivery::Stream);
+        assert_eq!(streams.count(), 20);
+        for delivery in [Delivery::Whole, Delivery::Stream] {
+            let of_it = asks.iter().filter(|ask| ask.expected.delivery == delivery);
+            let kinds: std::collections::BTreeSet<_> = of_it
+                .map(|ask| {
+                    let body: Value = serde_json::from_slice(&ask.body).unwrap();
+                    let prompt = [body["prompt"].is_string(), body["prompt"].is_array()];
+                    let parts = body["messages"][0]["content"].is_array();
+                    let turns = body["messages"].as_array().map(Vec::len);
+                    (prompt, parts, turns)
+                })
+                .collect();
+            assert_eq!(kinds.len(), KINDS);
+        }
+    }
+
+    #[test]
+    fn the_right_answer_has_every_token() {
+        let mut expected = ask(Crowd::Patient, 0, 0).expected;
+        expected.tokens = 3;
+        assert_eq!(expected.text(), "token0 token1 token2");
+    }
+}

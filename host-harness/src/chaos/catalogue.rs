@@ -1,0 +1,380 @@
+//! Owns the scenarios, as data.
+
+use std::str::FromStr;
+
+use routing::fleet::Role::{Decode, Prefill};
+
+use super::scenario::{Act, Crowd, Fault, Leaks, Scenario, Seat, Shape, Step, Whom};
+
+const P0: Seat = Seat {
+    role: Prefill,
+    number: 0,
+};
+const P1: Seat = Seat {
+    role: Prefill,
+    number: 1,
+};
+const D0: Seat = Seat {
+    role: Decode,
+    number: 0,
+};
+const D1: Seat = Seat {
+    role: Decode,
+    number: 1,
+};
+
+const TWO_AND_TWO: Shape = Shape {
+    prefill: 2,
+    decode: 2,
+};
+const TWO_AND_ONE: Shape = Shape {
+    prefill: 2,
+    decode: 1,
+};
+
+const fn at(part: f64, act: Act) -> Step {
+    Step { at: part, act }
+}
+
+/// Faulty from early on until late: long enough to be noticed, and to be seen coming back.
+const FAULTY_AT: f64 = 0.2;
+const WELL_AT: f64 = 0.75;
+
+const fn ill(whom: Whom, fault: Fault) -> [Step; 2] {
+    [
+        at(FAULTY_AT, Act::Inject(whom, fault)),
+        at(WELL_AT, Act::Mend(whom)),
+    ]
+}
+
+const fn dead(seat: Seat) -> [Step; 2] {
+    [
+        at(FAULTY_AT, Act::Kill(seat)),
+        at(WELL_AT, Act::Start(seat)),
+    ]
+}
+
+const fn always(status: u16) -> Fault {
+    Fault::Status { status, share: 1.0 }
+}
+
+const THREE_IN_TEN_500: Fault = Fault::Status {
+    status: 500,
+    share: 0.3,
+};
+
+/// All of them, in the order in which they are played.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "prefill-killed",
+        what: "one of two prefill workers is killed, and comes back",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &dead(P0),
+        ejects: Some(Prefill),
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "prefill-killed-2p1d",
+        what: "the same in front of a single decode worker, which must not be blamed",
+        shape: TWO_AND_ONE,
+        crowd: Crowd::Patient,
+        script: &dead(P0),
+        ejects: Some(Prefill),
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "prefill-hangs",
+        what: "one of two prefill workers takes requests and never answers; /health is fine",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(P0), Fault::Hang),
+        ejects: Some(Prefill),
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "prefill-500s",
+        what: "30 % of all prefill answers are 500",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::All(Prefill), THREE_IN_TEN_500),
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "prefill-500s-one-of-two",
+        what: "30 % of one prefill worker's answers are 500",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(P0), THREE_IN_TEN_500),
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "prefill-empty",
+        what: "one of two prefill workers answers 200 with nothing",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(P0), Fault::Empty),
+        ejects: Some(Prefill),
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "prefill-resets",
+        what: "one of two prefill workers breaks the connection without an answer",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(P0), Fault::ResetBeforeHeaders),
+        ejects: Some(Prefill),
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "handoffs-lost",
+        what: "one of two prefill workers hands off what nobody can fetch",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(P0), Fault::LoseHandoff),
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "decode-429",
+        what: "one of two decode workers is too busy for anything",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), always(429)),
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "every-decode-503",
+        what: "every decode worker answers 503",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::All(Decode), always(503)),
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "decode-refuses",
+        what: "one of two decode workers takes no connection, from the beginning",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &[at(0.0, Act::Kill(D0))],
+        ejects: Some(Decode),
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "decode-killed",
+        what: "one of two decode workers is killed, and comes back",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &dead(D0),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "decode-dies-mid-stream",
+        what: "one of two decode workers breaks off after three tokens",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), Fault::DieMidStream { tokens: 3 }),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "decode-resets-before-headers",
+        what: "one of two decode workers fetches the blocks, then breaks the connection",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), Fault::ResetBeforeHeaders),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "decode-resets-after-headers",
+        what: "one of two decode workers breaks the connection right after its headers",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), Fault::ResetAfterHeaders),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "decode-hangs",
+        what: "one of two decode workers takes requests and never answers; /health is fine",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), Fault::Hang),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "decode-silent",
+        what: "one of two decode workers sends headers, and then nothing",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), Fault::Silent),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "decode-empty",
+        what: "one of two decode workers answers 200 with nothing",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &ill(Whom::One(D0), Fault::Empty),
+        ejects: Some(Decode),
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "rolling-restart",
+        what: "every engine is killed and started again, one after the other",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &[
+            at(0.10, Act::Kill(P0)),
+            at(0.20, Act::Start(P0)),
+            at(0.32, Act::Kill(P1)),
+            at(0.42, Act::Start(P1)),
+            at(0.54, Act::Kill(D0)),
+            at(0.64, Act::Start(D0)),
+            at(0.76, Act::Kill(D1)),
+            at(0.86, Act::Start(D1)),
+        ],
+        ejects: None,
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "client-aborts",
+        what: "half of the clients leave: with half a body sent, in prefill, at the headers, in the stream, at its last token",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::WithLeavers,
+        script: &[],
+        ejects: None,
+        leaks: Leaks::AtLeast,
+    },
+    Scenario {
+        name: "slow-client",
+        what: "a quarter of the clients read slowly, and pause for longer than a worker may be silent",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::WithSlowReaders,
+        script: &[],
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+    Scenario {
+        name: "slow-engine",
+        what: "one prefill worker begins late and one decode worker drips, both within their deadlines",
+        shape: TWO_AND_TWO,
+        crowd: Crowd::Patient,
+        script: &[
+            at(
+                FAULTY_AT,
+                Act::Inject(Whom::One(P0), Fault::Delay { ms: 250 }),
+            ),
+            at(
+                FAULTY_AT,
+                Act::Inject(Whom::One(D0), Fault::SlowDrip { ms: 20 }),
+            ),
+            at(WELL_AT, Act::Mend(Whom::One(P0))),
+            at(WELL_AT, Act::Mend(Whom::One(D0))),
+        ],
+        ejects: None,
+        leaks: Leaks::Exact,
+    },
+];
+
+/// What is to be played.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked {
+    /// One scenario.
+    One(&'static Scenario),
+    /// All.
+    All,
+}
+
+impl Asked {
+    /// The scenarios meant.
+    pub fn scenarios(self) -> Vec<&'static Scenario> {
+        match self {
+            Self::One(scenario) => vec![scenario],
+            Self::All => SCENARIOS.iter().collect(),
+        }
+    }
+}
+
+impl FromStr for Asked {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name == "all" {
+            return Ok(Self::All);
+        }
+        let found = SCENARIOS.iter().find(|scenario| scenario.name == name);
+        let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+        found.map(Self::One).ok_or_else(|| {
+            format!(
+                "there is no such scenario; there are all, {}",
+                names.join(", ")
+            )
+        })
+    }
+}
+
+/// The scenarios in words, for `--help`.
+pub fn in_words() -> String {
+    let widest = SCENARIOS.iter().map(|scenario| scenario.name.len()).max();
+    let width = widest.unwrap_or_default();
+    let lines = SCENARIOS.iter().map(|scenario| {
+        let Scenario { name, what, .. } = scenario;
+        format!("\n  {name:width$}  {what}")
+    });
+    format!("Scenarios:{}", lines.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scenario_is_found_by_its_name_and_an_unknown_name_lists_all() {
+        for scenario in SCENARIOS {
+            let Ok(Asked::One(found)) = scenario.name.parse() else {
+                panic!("{} is not found", scenario.name);
+            };
+            assert_eq!(found.name, scenario.name);
+        }
+        let refusal = "no-such".parse::<Asked>().unwrap_err();
+        for scenario in SCENARIOS {
+            assert!(refusal.contains(scenario.name), "{refusal}");
+            assert!(in_words().contains(scenario.what));
+        }
+    }
+
+    #[test]
+    fn every_script_is_in_order_and_within_its_fleet() {
+        for Scenario {
+            name,
+            shape,
+            script,
+            ..
+        } in SCENARIOS
+        {
+            assert!(script.is_sorted_by(|one, next| one.at <= next.at), "{name}");
+            assert!(script.iter().all(|step| (0.0..1.0).contains(&step.at)));
+            for step in *script {
+                let seat = match step.act {
+                    Act::Kill(seat) | Act::Start(seat) => seat,
+                    Act::Inject(Whom::One(seat), _) | Act::Mend(Whom::One(seat)) => seat,
+                    Act::Inject(Whom::All(_), _) | Act::Mend(Whom::All(_)) => continue,
+                };
+                let seats = match seat.role {
+                    Prefill => shape.prefill,
+                    _ => shape.decode,
+                };
+                assert!(seat.number < seats, "{name}: there is no {seat}");
+            }
+        }
+    }
+}

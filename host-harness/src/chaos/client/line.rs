@@ -1,0 +1,244 @@
+//! Owns a client's connection: one request over it, read in a certain manner, and the connection anew where it broke.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
+use hyper::{HeaderMap, Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::manner::{Leaves, Manner, Reads};
+use crate::chaos::asks::Ask;
+use crate::chaos::reply::{End, Head, Heard};
+
+/// How long a client waits for the end of an answer: longer than all deadlines of the filter together.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What came of a request.
+pub enum Outcome {
+    /// An answer, or the lack of one.
+    Heard(Heard),
+    /// Its client left on purpose.
+    Left,
+}
+
+/// A client's connection, kept for many requests.
+pub struct Line {
+    to: SocketAddr,
+    window: Option<u32>,
+    sender: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Line {
+    /// A connection to be made when it is needed; `window` is what the system may buffer of answers, in bytes.
+    pub fn new(to: SocketAddr, window: Option<u32>) -> Self {
+        Self {
+            to,
+            window,
+            sender: None,
+        }
+    }
+
+    /// Sends a request and reads its answer, as far as the manner goes.
+    pub async fn exchange(&mut self, ask: &Ask, manner: Manner) -> Outcome {
+        match manner.leaves {
+            Some(Leaves::InBody) => {
+                // One who does not even get through left all the same.
+                let _ = self.send_half(ask).await;
+                Outcome::Left
+            }
+            Some(Leaves::After(time)) => {
+                let outcome = tokio::time::timeout(time, self.listen(ask, manner)).await;
+                outcome.unwrap_or_else(|_| self.leave())
+            }
+            _ => self.listen(ask, manner).await,
+        }
+    }
+
+    async fn listen(&mut self, ask: &Ask, manner: Manner) -> Outcome {
+        let deadline = Instant::now() + PATIENCE;
+        let response = match timeout_at(deadline, self.send(ask)).await {
+            Err(_) => return Outcome::Heard(self.unheard(End::Never)),
+            Ok(Err(why)) => return Outcome::Heard(self.unheard(End::Broken(why))),
+            Ok(Ok(response)) => response,
+        };
+        if manner.leaves == Some(Leaves::AtHeaders) {
+            return self.leave();
+        }
+        let (head, body) = response.into_parts();
+        let closes = says_close(&head.headers);
+        let mut reader = Reader {
+            body,
+            read: BytesMut::new(),
+            pieces: 0,
+            manner,
+        };
+        let Some(end) = reader.read_to_end(deadline).await else {
+            return self.leave();
+        };
+        if end != End::Clean || closes {
+            self.sender = None;
+        }
+        Outcome::Heard(Heard {
+            head: Some(Head {
+                status: head.status.as_u16(),
+                content_type: text_of(&head.headers, &CONTENT_TYPE).unwrap_or_default(),
+                retry_after: text_of(&head.headers, &RETRY_AFTER),
+            }),
+            body: reader.read.freeze(),
+            end,
+        })
+    }
+
+    async fn send(&mut self, ask: &Ask) -> Result<Response<Incoming>, String> {
+        let mut sender = match self.sender.take() {
+            Some(sender) if !sender.is_closed() => sender,
+            _ => self.connect().await?,
+        };
+        sender.ready().await.map_err(in_words)?;
+        let mut request = Request::post(ask.path)
+            .header(HOST, self.to.to_string())
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(id) = &ask.request_id {
+            request = request.header("x-request-id", id);
+        }
+        let request = request
+            .body(Full::new(ask.body.clone()))
+            .map_err(in_words)?;
+        let response = sender.send_request(request).await.map_err(in_words)?;
+        self.sender = Some(sender);
+        Ok(response)
+    }
+
+    /// Sends the headers and half of the body, over a connection of their own.
+    async fn send_half(&self, ask: &Ask) -> std::io::Result<()> {
+        let head = format!(
+            "POST {} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            ask.path,
+            self.to,
+            ask.body.len()
+        );
+        let (half, _) = ask.body.split_at(ask.body.len() / 2);
+        let mut stream = self.dial().await?;
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(half).await?;
+        // The gateway is to have begun to read.
+        sleep(Duration::from_millis(5)).await;
+        Ok(())
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, String> {
+        let stream = self.dial().await.map_err(in_words)?;
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(in_words)?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    async fn dial(&self) -> std::io::Result<TcpStream> {
+        let socket = match self.to {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        if let Some(window) = self.window {
+            socket.set_recv_buffer_size(window)?;
+        }
+        let stream = socket.connect(self.to).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// Closes the connection: without a sender and a body, it ends.
+    fn leave(&mut self) -> Outcome {
+        self.sender = None;
+        Outcome::Left
+    }
+
+    fn unheard(&mut self, end: End) -> Heard {
+        self.sender = None;
+        Heard {
+            head: None,
+            body: Bytes::new(),
+            end,
+        }
+    }
+}
+
+struct Reader {
+    body: Incoming,
+    read: BytesMut,
+    pieces: usize,
+    manner: Manner,
+}
+
+impl Reader {
+    /// Reads until the answer ends, or to the point at which the client leaves: then `None`.
+    async fn read_to_end(&mut self, deadline: Instant) -> Option<End> {
+        loop {
+            let piece = match timeout_at(deadline, self.body.frame()).await {
+                Err(_) => return Some(End::Never),
+                Ok(None) => return Some(End::Clean),
+                Ok(Some(Err(error))) => return Some(End::Broken(in_words(error))),
+                Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+            };
+            self.read.extend_from_slice(&piece);
+            self.pieces += 1;
+            if self.leaves_here() {
+                return None;
+            }
+            self.dawdle().await;
+        }
+    }
+
+    fn leaves_here(&self) -> bool {
+        match self.manner.leaves {
+            Some(Leaves::AfterPieces(pieces)) => self.pieces >= pieces,
+            Some(Leaves::AtLastToken) => {
+                String::from_utf8_lossy(&self.read).contains(r#""finish_reason":"length""#)
+            }
+            Some(Leaves::InBody | Leaves::After(_) | Leaves::AtHeaders) | None => false,
+        }
+    }
+
+    async fn dawdle(&self) {
+        let Reads::Slowly {
+            pause,
+            stalls_after,
+            stall,
+        } = self.manner.reads
+        else {
+            return;
+        };
+        sleep(pause).await;
+        if self.pieces == stalls_after {
+            sleep(stall).await;
+        }
+    }
+}
+
+fn says_close(headers: &HeaderMap) -> bool {
+    text_of(headers, &hyper::header::CONNECTION).is_some_and(|value| value == "close")
+}
+
+fn text_of(headers: &HeaderMap, name: &hyper::header::HeaderName) -> Option<String> {
+    let value = headers.get(name)?.to_str().ok()?;
+    Some(value.to_owned())
+}
+
+/// An error with its causes, of which hyper's own words say little.
+fn in_words(error: impl std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        words = format!("{words}: {deeper}");
+        cause = deeper.source();
+    }
+    words
+}

@@ -1,0 +1,339 @@
+//! Owns the judgement of a scenario: what became of all its requests, and which rules that breaks. Pure.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::reply::Ending;
+use super::scenario::Leaks;
+use super::wellbeing::Wellbeing;
+
+/// One request that its client did not leave.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// When it was sent.
+    pub sent: Instant,
+    /// When its answer ended.
+    pub ended: Instant,
+    /// What became of it.
+    pub ending: Ending,
+}
+
+/// What the clients saw.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Requests that their clients did not leave.
+    pub exchanges: Vec<Exchange>,
+    /// Requests that their clients left on purpose.
+    pub left: u64,
+}
+
+/// What is found when all clients have ended and things came to rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Aftermath {
+    /// From the first fault to the first ejection in the role where one is due.
+    pub ejected_after: Option<Duration>,
+    /// Hand-offs that engines issued and nobody fetched.
+    pub kv_leaked: u64,
+    /// The same by the filter's count.
+    pub kv_leaked_counted: u64,
+    /// Charges that are still booked.
+    pub bookings_left: u64,
+    /// Whether what was done to the engines was met by any request.
+    pub bite: Bite,
+}
+
+/// Whether a script did anything at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bite {
+    /// Some request met a fault, or there was none to be met.
+    #[default]
+    Felt,
+    /// There were faults, and no request met one: nothing was tested.
+    Unfelt,
+}
+
+/// What a scenario came to. `sent` is the sum of `answered`, `engine_status`, `reset` and `failed`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Figures {
+    /// Requests, without those that their clients left.
+    pub sent: u64,
+    /// Whole answers, every token right.
+    pub answered: u64,
+    /// An engine's own errors, passed on as they were.
+    pub engine_status: u64,
+    /// Answers that died after decode's headers, seen as an error by the client.
+    pub reset: u64,
+    /// All others.
+    pub failed: u64,
+    /// Those of them at a time when a prefill and a decode engine were well, from the request to its end.
+    pub failed_with_healthy_pair: u64,
+    /// Milliseconds; `None` where nothing was to be ejected, or nothing was.
+    pub ejected_after_ms: Option<u64>,
+    /// Hand-offs.
+    pub kv_leaked: u64,
+    /// Hand-offs.
+    pub kv_leaked_counted: u64,
+    /// Charges.
+    pub bookings_left: u64,
+    /// Requests that their clients left on purpose.
+    pub left: u64,
+    /// The engines' own errors by status.
+    pub engine_statuses: BTreeMap<u16, u64>,
+    /// The failures by reason.
+    pub failures: BTreeMap<String, u64>,
+}
+
+/// What a scenario came to, and the rules that this breaks, in words.
+#[derive(Debug)]
+pub struct Verdict {
+    /// The counts.
+    pub figures: Figures,
+    /// Broken rules.
+    pub broken: Vec<String>,
+}
+
+/// Judges a scenario.
+pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Aftermath) -> Verdict {
+    let mut figures = Figures {
+        sent: seen.exchanges.len() as u64,
+        ejected_after_ms: aftermath.ejected_after.map(milliseconds),
+        kv_leaked: aftermath.kv_leaked,
+        kv_leaked_counted: aftermath.kv_leaked_counted,
+        bookings_left: aftermath.bookings_left,
+        left: seen.left,
+        ..Figures::default()
+    };
+    let mut deceits = BTreeMap::new();
+    for exchange in &seen.exchanges {
+        if let Ending::Deceived(how) = &exchange.ending {
+            *deceits.entry(how.clone()).or_insert(0) += 1;
+        }
+        figures.add(exchange, wellbeing);
+    }
+    let mut broken = broken_rules(&figures, &deceits, leaks);
+    if aftermath.bite == Bite::Unfelt {
+        broken.push("no request met the fault: nothing was tested".to_owned());
+    }
+    Verdict { figures, broken }
+}
+
+impl Figures {
+    fn add(&mut self, exchange: &Exchange, wellbeing: &Wellbeing) {
+        match &exchange.ending {
+            Ending::Answered => self.answered += 1,
+            Ending::Reset => self.reset += 1,
+            Ending::EngineStatus(status) => {
+                self.engine_status += 1;
+                *self.engine_statuses.entry(*status).or_default() += 1;
+            }
+            Ending::Failed(why) | Ending::Deceived(why) => {
+                self.failed += 1;
+                *self.failures.entry(why.clone()).or_default() += 1;
+                if wellbeing.had_a_pair(exchange.sent, exchange.ended) {
+                    self.failed_with_healthy_pair += 1;
+                }
+            }
+        }
+    }
+}
+
+fn broken_rules(figures: &Figures, deceits: &BTreeMap<String, u64>, leaks: Leaks) -> Vec<String> {
+    let Figures {
+        answered,
+        failed_with_healthy_pair,
+        kv_leaked,
+        kv_leaked_counted,
+        bookings_left,
+        ..
+    } = figures;
+    let mut broken: Vec<String> = deceits
+        .iter()
+        .map(|(how, times)| format!("an end that was no error to its client, {times} times: {how}"))
+        .collect();
+    let mut breaks = |is_so: bool, words: String| {
+        if is_so {
+            broken.push(words);
+        }
+    };
+    breaks(*answered == 0, "not one request was answered".to_owned());
+    breaks(
+        *failed_with_healthy_pair > 0,
+        format!("{failed_with_healthy_pair} failed while a prefill and a decode worker were well"),
+    );
+    breaks(
+        *bookings_left > 0,
+        format!("{bookings_left} bookings were left"),
+    );
+    breaks(
+        kv_leaked_counted < kv_leaked,
+        format!("{kv_leaked} hand-offs were lost, and only {kv_leaked_counted} counted"),
+    );
+    breaks(
+        leaks == Leaks::Exact && kv_leaked_counted > kv_leaked,
+        format!(
+            "{kv_leaked_counted} hand-offs were counted as lost, though only {kv_leaked} were and none could be in doubt"
+        ),
+    );
+    broken
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use routing::fleet::Role;
+
+    use super::*;
+    use crate::chaos::scenario::{Seat, Shape};
+    use crate::chaos::wellbeing::State;
+
+    const SHAPE: Shape = Shape {
+        prefill: 1,
+        decode: 1,
+    };
+
+    fn exchange(start: Instant, from: u64, to: u64, ending: Ending) -> Exchange {
+        Exchange {
+            sent: start + Duration::from_millis(from),
+            ended: start + Duration::from_millis(to),
+            ending,
+        }
+    }
+
+    fn failed() -> Ending {
+        Ending::Failed("503 unreachable".to_owned())
+    }
+
+    fn answered(start: Instant) -> Vec<Exchange> {
+        vec![exchange(start, 0, 1, Ending::Answered)]
+    }
+
+    #[test]
+    fn each_request_is_counted_once() {
+        let start = Instant::now();
+        let mut wellbeing = Wellbeing::new(SHAPE);
+        let seat = Seat {
+            role: Role::Decode,
+            number: 0,
+        };
+        wellbeing.note(start + Duration::from_millis(100), seat, State::Unwell);
+        let seen = Seen {
+            exchanges: vec![
+                exchange(start, 0, 10, Ending::Answered),
+                exchange(start, 0, 20, Ending::EngineStatus(429)),
+                exchange(start, 0, 30, Ending::Reset),
+                exchange(start, 0, 40, failed()),
+                exchange(start, 90, 110, failed()),
+                exchange(start, 150, 160, failed()),
+            ],
+            left: 2,
+        };
+        let aftermath = Aftermath {
+            ejected_after: Some(Duration::from_micros(1500)),
+            ..Aftermath::default()
+        };
+        let verdict = judge(&seen, &wellbeing, Leaks::Exact, aftermath);
+        let figures = Figures {
+            sent: 6,
+            answered: 1,
+            engine_status: 1,
+            reset: 1,
+            failed: 3,
+            failed_with_healthy_pair: 1,
+            ejected_after_ms: Some(1),
+            left: 2,
+            engine_statuses: BTreeMap::from([(429, 1)]),
+            failures: BTreeMap::from([("503 unreachable".to_owned(), 3)]),
+            ..Figures::default()
+        };
+        assert_eq!(verdict.figures, figures);
+        assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);
+    }
+
+    #[test]
+    fn a_deceit_breaks_a_rule_even_where_nobody_is_well() {
+        let start = Instant::now();
+        let mut wellbeing = Wellbeing::new(SHAPE);
+        let seat = Seat {
+            role: Role::Prefill,
+            number: 0,
+        };
+        wellbeing.note(start, seat, State::Unwell);
+        let mut exchanges = answered(start);
+        let deceived = Ending::Deceived("[DONE] after an error event".to_owned());
+        exchanges.push(exchange(start, 1, 2, deceived));
+        let seen = Seen { exchanges, left: 0 };
+        let verdict = judge(&seen, &wellbeing, Leaks::Exact, Aftermath::default());
+        assert_eq!(
+            (
+                verdict.figures.failed,
+                verdict.figures.failed_with_healthy_pair
+            ),
+            (1, 0)
+        );
+        assert_eq!(verdict.broken.len(), 1);
+        assert!(verdict.broken[0].contains("[DONE]"), "{:?}", verdict.broken);
+    }
+
+    #[test]
+    fn leaks_may_be_counted_too_often_only_where_they_are_in_doubt() {
+        let start = Instant::now();
+        let broken = |leaks, kv_leaked, kv_leaked_counted| {
+            let seen = Seen {
+                exchanges: answered(start),
+                left: 0,
+            };
+            let aftermath = Aftermath {
+                kv_leaked,
+                kv_leaked_counted,
+                ..Aftermath::default()
+            };
+            !judge(&seen, &Wellbeing::new(SHAPE), leaks, aftermath)
+                .broken
+                .is_empty()
+        };
+        assert!(!broken(Leaks::Exact, 3, 3));
+        assert!(broken(Leaks::Exact, 3, 4));
+        assert!(!broken(Leaks::AtLeast, 3, 4));
+        assert!(broken(Leaks::Exact, 3, 2) && broken(Leaks::AtLeast, 3, 2));
+    }
+
+    #[test]
+    fn bookings_left_and_nothing_answered_break_rules() {
+        let start = Instant::now();
+        let aftermath = Aftermath {
+            bookings_left: 1,
+            ..Aftermath::default()
+        };
+        let seen = Seen {
+            exchanges: answered(start),
+            left: 0,
+        };
+        let wellbeing = Wellbeing::new(SHAPE);
+        assert_eq!(
+            judge(&seen, &wellbeing, Leaks::Exact, aftermath)
+                .broken
+                .len(),
+            1
+        );
+        let unfelt = Aftermath {
+            bite: Bite::Unfelt,
+            ..Aftermath::default()
+        };
+        assert_eq!(
+            judge(&seen, &wellbeing, Leaks::Exact, unfelt).broken.len(),
+            1
+        );
+        let nothing = judge(
+            &Seen::default(),
+            &wellbeing,
+            Leaks::Exact,
+            Aftermath::default(),
+        );
+        assert_eq!(nothing.broken.len(), 1);
+    }
+}

@@ -1,0 +1,217 @@
+//! `pd-harness chaos`: engines that fail while clients ask, and a verdict on what the clients got.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::engine::Dialect;
+use crate::run::gateway::{Files, GatewayConfig};
+use crate::run::{EnvoyLog, Proxy, RunError};
+
+mod asks;
+mod catalogue;
+mod client;
+mod fleet;
+mod http;
+mod judge;
+mod metrics;
+mod output;
+mod play;
+mod pool;
+mod reply;
+mod scenario;
+mod wellbeing;
+
+use catalogue::Asked;
+use output::Row;
+use play::{PlayError, Setting, ticks};
+use scenario::Scenario;
+
+/// What the figures mean, for `--help`.
+const EXPLAINED: &str = "\
+Each scenario starts simulated engines, a gateway, and 48 clients, half of which ask for streams. They ask for --seconds, \
+during which the script makes engines fail and mends them (every six seconds again, where there is time); then all end their requests, and things come to rest.
+
+Figures: sent is the sum of the next four. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
+engine's own error, passed on as it was. reset: an answer that died after decode's headers, seen as an error by its client. failed: \
+everything else. failed_with_healthy_pair: those of them that failed though from the request to its end there was always a prefill \
+and a decode engine without a fault. ejected_after_ms: from the fault to the first ejection in the role at fault; null where nothing is to be \
+ejected, or nothing was. kv_leaked: hand-offs that engines issued and nobody fetched, engines that were killed included; \
+kv_leaked_counted: the same by the filter's count. bookings_left: charges that are still booked. left: requests whose clients left on \
+purpose, not among sent.
+
+Rules, whose breach is exit status 1: failed_with_healthy_pair is 0; no answer that lacks anything looks whole to its client, or \
+ends with [DONE]; an engine's error is passed on unchanged; bookings_left is 0; kv_leaked_counted is at least kv_leaked, and equal where no \
+decode ends before its first byte; something is answered.";
+
+/// Arguments of `pd-harness chaos`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = catalogue::in_words(), after_long_help = format!("{}\n\n{EXPLAINED}", catalogue::in_words()))]
+pub struct Args {
+    /// What goes wrong: a scenario's name, or all of them.
+    #[arg(long, value_name = "NAME|all", default_value = "all")]
+    scenario: Asked,
+    /// What carries the filter.
+    #[arg(long, value_enum, default_value_t = Carriers::Wasmtime)]
+    proxy: Carriers,
+    /// The engines, and with them the hand-off protocol.
+    #[arg(long, value_enum, default_value_t)]
+    dialect: Dialect,
+    /// How long clients ask, in each scenario.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// Scenarios at once, each with a fleet and a gateway of its own; times suffer.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    at_once: u16,
+    /// Worker threads of the proxy, each with a VM of its own.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
+    concurrency: u16,
+    #[command(flatten)]
+    files: Files,
+    /// Print the figures in one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// In which hosts to play.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Carriers {
+    /// This program's own host.
+    Wasmtime,
+    /// Real Envoy.
+    Envoy,
+    /// The one, then the other.
+    Both,
+}
+
+/// Why chaos is not content.
+#[derive(Debug, thiserror::Error)]
+pub enum ChaosError {
+    /// Something that is always needed is not there.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The system refused a runtime.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// A scenario could not be played.
+    #[error("{name} in {host}: {source}")]
+    Play {
+        /// Its name.
+        name: &'static str,
+        /// The host.
+        host: &'static str,
+        /// Why.
+        source: Box<PlayError>,
+    },
+    /// Rules are broken.
+    #[error("{}", output::broken_rules(.0))]
+    Broken(Vec<Row>),
+}
+
+/// Plays the scenarios, prints what they came to, and judges.
+///
+/// # Errors
+/// When one cannot be played, or breaks a rule.
+pub fn run(args: Args) -> Result<(), ChaosError> {
+    // What the plugin and the host say, on standard error; RUST_LOG asks for more. That workers fail is no news here.
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .try_init();
+    args.files.check_plugin()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let rows = runtime.block_on(play_all(&args))?;
+    let text = match args.json {
+        true => output::for_machines(&rows),
+        false => output::for_people(&rows),
+    };
+    // Whoever started this may not be reading any more.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    let broken: Vec<_> = rows.into_iter().filter(Row::breaks_a_rule).collect();
+    match broken.is_empty() {
+        true => Ok(()),
+        false => Err(ChaosError::Broken(broken)),
+    }
+}
+
+impl Carriers {
+    fn proxies(self) -> &'static [Proxy] {
+        match self {
+            Self::Wasmtime => &[Proxy::Wasmtime],
+            Self::Envoy => &[Proxy::Envoy],
+            Self::Both => &[Proxy::Wasmtime, Proxy::Envoy],
+        }
+    }
+}
+
+impl Args {
+    fn setting(&self, proxy: Proxy) -> Setting {
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        Setting {
+            dialect: self.dialect,
+            lasts: Duration::from_secs(self.seconds),
+            gateway: GatewayConfig {
+                proxy,
+                listen: anywhere,
+                admin: anywhere,
+                concurrency: self.concurrency,
+                buffer_limit: 1024 * 1024,
+                files: self.files.clone(),
+                log: EnvoyLog::Errors,
+            },
+        }
+    }
+}
+
+/// Plays them, under a bar that only a person at a terminal sees.
+async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
+    let proxies = args.proxy.proxies().iter();
+    let scenarios = args.scenario.scenarios();
+    let plays: Vec<_> = proxies
+        .flat_map(|proxy| scenarios.iter().map(|scenario| (*scenario, *proxy)))
+        .collect();
+    let bar = bar(plays.len() as u64 * ticks(Duration::from_secs(args.seconds)));
+    let rows = stream::iter(plays)
+        .map(|(scenario, proxy)| play_one(scenario, args.setting(proxy), &bar))
+        .buffered(args.at_once.into())
+        .try_collect()
+        .await;
+    bar.finish_and_clear();
+    rows
+}
+
+async fn play_one(
+    scenario: &'static Scenario,
+    setting: Setting,
+    bar: &ProgressBar,
+) -> Result<Row, ChaosError> {
+    let host = setting.gateway.proxy.name();
+    bar.set_message(format!("{} ({host})", scenario.name));
+    let verdict = play::play(scenario, &setting, bar).await;
+    let verdict = verdict.map_err(|source| ChaosError::Play {
+        name: scenario.name,
+        host,
+        source: Box::new(source),
+    })?;
+    Ok(Row {
+        name: scenario.name,
+        host,
+        verdict,
+    })
+}
+
+fn bar(ticks: u64) -> ProgressBar {
+    let bar = ProgressBar::new(ticks);
+    let template = "{msg:38} {wide_bar} {percent:>3} %  {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}

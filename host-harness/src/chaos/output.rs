@@ -1,0 +1,252 @@
+//! Owns what is printed: one line of JSON for a program, a table for people, and the rules that are broken.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::judge::{Figures, Verdict};
+
+/// What a scenario came to in one host.
+#[derive(Debug)]
+pub struct Row {
+    /// The scenario.
+    pub name: &'static str,
+    /// What carried the filter.
+    pub host: &'static str,
+    /// What it came to.
+    pub verdict: Verdict,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    scenarios: Vec<Line<'a>>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    name: &'static str,
+    host: &'static str,
+    #[serde(flatten)]
+    figures: &'a Figures,
+    broken: &'a [String],
+}
+
+impl Row {
+    /// Whether it is not as it must be.
+    pub fn breaks_a_rule(&self) -> bool {
+        !self.verdict.broken.is_empty()
+    }
+}
+
+/// One line of JSON: `scenarios`, a list.
+pub fn for_machines(rows: &[Row]) -> String {
+    let scenarios = rows
+        .iter()
+        .map(|row| Line {
+            name: row.name,
+            host: row.host,
+            figures: &row.verdict.figures,
+            broken: &row.verdict.broken,
+        })
+        .collect();
+    // Strings and numbers only: writing them to memory cannot fail.
+    let line = serde_json::to_string(&Document { scenarios }).unwrap_or_default();
+    format!("{line}\n")
+}
+
+/// A column of the table: its heading in two lines, and each row's cell.
+struct Column {
+    heading: [&'static str; 2],
+    cell: fn(&Row) -> String,
+}
+
+const COLUMNS: [Column; 14] = [
+    Column {
+        heading: ["scenario", ""],
+        cell: |row| row.name.to_owned(),
+    },
+    Column {
+        heading: ["host", ""],
+        cell: |row| row.host.to_owned(),
+    },
+    Column {
+        heading: ["sent", ""],
+        cell: |row| row.verdict.figures.sent.to_string(),
+    },
+    Column {
+        heading: ["answered", ""],
+        cell: |row| row.verdict.figures.answered.to_string(),
+    },
+    Column {
+        heading: ["engine", "status"],
+        cell: |row| row.verdict.figures.engine_status.to_string(),
+    },
+    Column {
+        heading: ["reset", ""],
+        cell: |row| row.verdict.figures.reset.to_string(),
+    },
+    Column {
+        heading: ["failed", ""],
+        cell: |row| row.verdict.figures.failed.to_string(),
+    },
+    Column {
+        heading: ["with a", "pair"],
+        cell: |row| row.verdict.figures.failed_with_healthy_pair.to_string(),
+    },
+    Column {
+        heading: ["ejected", "after ms"],
+        cell: |row| match row.verdict.figures.ejected_after_ms {
+            Some(time) => time.to_string(),
+            None => "-".to_owned(),
+        },
+    },
+    Column {
+        heading: ["KV", "leaked"],
+        cell: |row| row.verdict.figures.kv_leaked.to_string(),
+    },
+    Column {
+        heading: ["", "counted"],
+        cell: |row| row.verdict.figures.kv_leaked_counted.to_string(),
+    },
+    Column {
+        heading: ["bookings", "left"],
+        cell: |row| row.verdict.figures.bookings_left.to_string(),
+    },
+    Column {
+        heading: ["clients", "left"],
+        cell: |row| row.verdict.figures.left.to_string(),
+    },
+    Column {
+        heading: ["rules", ""],
+        cell: |row| match row.breaks_a_rule() {
+            true => "broken".to_owned(),
+            false => "kept".to_owned(),
+        },
+    },
+];
+
+/// Columns of words, which begin at the left.
+const WORDS: usize = 2;
+
+/// A table with one line for each scenario and host, and the reasons of failures.
+pub fn for_people(rows: &[Row]) -> String {
+    let headings = [0, 1].map(|line| {
+        let heading = |column: &Column| column.heading.get(line).copied().unwrap_or_default();
+        COLUMNS.each_ref().map(|column| heading(column).to_owned())
+    });
+    let cells = rows
+        .iter()
+        .map(|row| COLUMNS.each_ref().map(|column| (column.cell)(row)));
+    let lines: Vec<_> = headings.into_iter().chain(cells).collect();
+    let mut widths = [0; COLUMNS.len()];
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let mut text = String::from("\n");
+    for line in &lines {
+        let mut padded = String::new();
+        for (at, (cell, width)) in line.iter().zip(widths).enumerate() {
+            let _ = match at < WORDS {
+                true => write!(padded, "{cell:width$}  "),
+                false => write!(padded, "{cell:>width$}  "),
+            };
+        }
+        let _ = writeln!(text, "{}", padded.trim_end());
+    }
+    for row in rows {
+        write_reasons(&mut text, row);
+    }
+    text
+}
+
+fn write_reasons(text: &mut String, row: &Row) {
+    let Figures {
+        failures,
+        engine_statuses,
+        ..
+    } = &row.verdict.figures;
+    if failures.is_empty() && engine_statuses.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n{} in {}:", row.name, row.host);
+    for (status, times) in engine_statuses {
+        let _ = writeln!(text, "  {times:>5} x an engine's own {status}");
+    }
+    for (why, times) in failures {
+        let _ = writeln!(text, "  {times:>5} x failed: {why}");
+    }
+}
+
+/// The rules that are broken, and by which scenarios.
+pub fn broken_rules(rows: &[Row]) -> String {
+    let mut text = String::from("rules are broken:");
+    for Row {
+        name,
+        host,
+        verdict,
+    } in rows
+    {
+        for words in &verdict.broken {
+            let _ = write!(text, "\n  {name} in {host}: {words}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn row() -> Row {
+        Row {
+            name: "prefill-killed",
+            host: "envoy",
+            verdict: Verdict {
+                figures: Figures {
+                    sent: 3,
+                    answered: 2,
+                    failed: 1,
+                    failed_with_healthy_pair: 1,
+                    failures: BTreeMap::from([("503 unreachable".to_owned(), 1)]),
+                    ..Figures::default()
+                },
+                broken: vec!["1 failed".to_owned()],
+            },
+        }
+    }
+
+    #[test]
+    fn a_program_reads_one_line() {
+        let text = for_machines(&[row()]);
+        assert_eq!(text.matches('\n').count(), 1);
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let expected = json!({
+            "name": "prefill-killed", "host": "envoy", "sent": 3, "answered": 2, "engine_status": 0, "reset": 0,
+            "failed": 1, "failed_with_healthy_pair": 1, "ejected_after_ms": null, "kv_leaked": 0,
+            "kv_leaked_counted": 0, "bookings_left": 0, "left": 0, "engine_statuses": {},
+            "failures": {"503 unreachable": 1}, "broken": ["1 failed"],
+        });
+        assert_eq!(line, json!({"scenarios": [expected]}));
+    }
+
+    #[test]
+    fn people_read_a_table_and_what_is_broken() {
+        let rows = [row()];
+        let table = for_people(&rows);
+        for part in [
+            "scenario",
+            "prefill-killed",
+            "broken",
+            "1 x failed: 503 unreachable",
+        ] {
+            assert!(table.contains(part), "{part} is missing in {table}");
+        }
+        assert!(broken_rules(&rows).ends_with("prefill-killed in envoy: 1 failed"));
+    }
+}

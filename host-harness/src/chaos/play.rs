@@ -1,0 +1,241 @@
+//! Owns the course of one scenario: engines and a gateway, clients, what befalls the engines, the rest after it, the verdict.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use routing::config::{Config, ConfigError};
+use routing::fleet::Role;
+use tokio::time::{sleep, sleep_until};
+
+use super::client::Clients;
+use super::fleet::{Census, Fleet, FleetError};
+use super::http::{Http, HttpError};
+use super::judge::{Aftermath, Bite, Seen, Verdict, judge};
+use super::metrics::Metrics;
+use super::scenario::{Act, Scenario};
+use crate::engine::Dialect;
+use crate::run::RunError;
+use crate::run::fleet::Members;
+use crate::run::gateway::{Addresses, Gateway, GatewayConfig};
+
+/// A script is played once in about so long; in a longer run again and again.
+const ROUND: Duration = Duration::from_secs(6);
+/// Between two looks at the gateway's metrics.
+const LOOK: Duration = Duration::from_millis(50);
+/// How many ticks of the progress bar a second has.
+pub const TICKS: u32 = 10;
+
+/// After this long it will not come to rest any more: longer than all deadlines and leases.
+const REST_LIMIT: Duration = Duration::from_secs(15);
+const REST_LOOK: Duration = Duration::from_millis(100);
+/// Looks in a row that find rest, and the same counts: workers' threads tell their metrics at their own ticks.
+const CALM_LOOKS: usize = 4;
+
+/// After this long a gateway will not become ready any more.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+/// One connection meets one thread of the gateway; so many meet all.
+const CONNECTIONS: usize = 8;
+
+/// What all scenarios of a run have in common.
+pub struct Setting {
+    /// The fleet's protocol.
+    pub dialect: Dialect,
+    /// How long clients ask.
+    pub lasts: Duration,
+    /// The gateway in front of it.
+    pub gateway: GatewayConfig,
+}
+
+/// Why a scenario could not be played.
+#[derive(Debug, thiserror::Error)]
+pub enum PlayError {
+    /// The engines are not as the script wants them.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// The filter refuses the configuration.
+    #[error("the filter's configuration: {0}")]
+    Config(#[from] ConfigError),
+    /// The gateway did not start, or died.
+    #[error(transparent)]
+    Gateway(#[from] RunError),
+    /// The gateway does not say how it is.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// The gateway says that it could not serve.
+    #[error("the gateway was not ready after {} s: {why}", READY_LIMIT.as_secs())]
+    NotReady {
+        /// What it said last.
+        why: HttpError,
+    },
+}
+
+/// Plays a scenario.
+///
+/// # Errors
+/// When it could not be played; what it came to is no error.
+pub async fn play(
+    scenario: &Scenario,
+    setting: &Setting,
+    bar: &ProgressBar,
+) -> Result<Verdict, PlayError> {
+    let mut fleet = Fleet::start(scenario.shape, setting.dialect).await?;
+    let document = fleet.plugin_config();
+    let members = Members::of(&Config::parse(&document)?);
+    let mut gateway = Gateway::start(&setting.gateway, document, &members).await?;
+    let stage = Stage {
+        scenario,
+        lasts: setting.lasts,
+        at: gateway.addresses(),
+        http: Http::new(),
+        injected: Cell::default(),
+        ejected_after: Cell::default(),
+    };
+    let outcome = tokio::select! {
+        outcome = stage.play(&mut fleet) => outcome,
+        error = gateway.ended() => Err(error.into()),
+        never = stage.watch() => match never {},
+        never = tick(bar, setting.lasts) => match never {},
+    };
+    gateway.stop().await;
+    let (seen, aftermath) = outcome?;
+    let verdict = judge(&seen, &fleet.wellbeing, scenario.leaks, aftermath);
+    fleet.stop().await;
+    Ok(verdict)
+}
+
+enum Never {}
+
+struct Stage<'a> {
+    scenario: &'a Scenario,
+    lasts: Duration,
+    at: Addresses,
+    http: Http,
+    /// When the first fault was.
+    injected: Cell<Option<Instant>>,
+    ejected_after: Cell<Option<Duration>>,
+}
+
+impl Stage<'_> {
+    async fn play(&self, fleet: &mut Fleet) -> Result<(Seen, Aftermath), PlayError> {
+        self.until_ready().await?;
+        for step in self.scenario.script.iter().filter(|step| step.at == 0.0) {
+            self.perform(step.act, fleet).await?;
+        }
+        let clients = Clients::start(self.at.listen, self.scenario.crowd);
+        self.follow_script(fleet).await?;
+        let seen = clients.stop().await;
+        let (census, metrics) = self.until_at_rest(fleet).await?;
+        let aftermath = Aftermath {
+            ejected_after: self.ejected_after.get(),
+            kv_leaked: census.unfetched,
+            kv_leaked_counted: metrics.leaked_handoffs(),
+            bookings_left: metrics.bookings(),
+            bite: match self.scenario.injects() && fleet.met_faults == 0 {
+                true => Bite::Unfelt,
+                false => Bite::Felt,
+            },
+        };
+        Ok((seen, aftermath))
+    }
+
+    async fn until_ready(&self) -> Result<(), PlayError> {
+        let deadline = Instant::now() + READY_LIMIT;
+        loop {
+            match all_threads_ready(&self.http, self.at.listen).await {
+                Ok(()) => return Ok(()),
+                Err(why) if Instant::now() > deadline => return Err(PlayError::NotReady { why }),
+                Err(_) => sleep(LOOK).await,
+            }
+        }
+    }
+
+    async fn follow_script(&self, fleet: &mut Fleet) -> Result<(), PlayError> {
+        let begin = tokio::time::Instant::now();
+        let rounds = (self.lasts.as_secs() / ROUND.as_secs()).max(1);
+        let round = self.lasts.div_f64(rounds as f64);
+        for number in 0..rounds {
+            for step in self.scenario.script {
+                sleep_until(begin + round.mul_f64(number as f64 + step.at)).await;
+                self.perform(step.act, fleet).await?;
+            }
+        }
+        sleep_until(begin + self.lasts).await;
+        Ok(())
+    }
+
+    async fn perform(&self, act: Act, fleet: &mut Fleet) -> Result<(), PlayError> {
+        if self.injected.get().is_none() {
+            self.injected.set(Some(Instant::now()));
+        }
+        Ok(fleet.perform(act).await?)
+    }
+
+    /// Notes when the first worker of the faulty role is ejected after the first fault.
+    async fn watch(&self) -> Never {
+        let mut before = 0;
+        loop {
+            sleep(LOOK).await;
+            let (Some(role), None) = (self.scenario.ejects, self.ejected_after.get()) else {
+                continue;
+            };
+            let injected = self.injected.get();
+            let Ok(now) = self.ejections(role).await else {
+                continue;
+            };
+            match injected {
+                Some(injected) if now > before => self.ejected_after.set(Some(injected.elapsed())),
+                Some(_) => {}
+                None => before = now,
+            }
+        }
+    }
+
+    async fn ejections(&self, role: Role) -> Result<u64, HttpError> {
+        let metrics = Metrics::ask(&self.http, self.at.admin).await?;
+        Ok(metrics.ejections(role))
+    }
+
+    /// Waits until no engine has a request, nothing is booked, and all counts stand still; or long enough.
+    async fn until_at_rest(&self, fleet: &Fleet) -> Result<(Census, Metrics), PlayError> {
+        let deadline = Instant::now() + REST_LIMIT;
+        let (mut calm, mut before) = (0, None);
+        loop {
+            sleep(REST_LOOK).await;
+            let metrics = Metrics::ask(&self.http, self.at.admin).await?;
+            let census = fleet.census().await?;
+            let rests = census.requests + metrics.bookings() + metrics.streams() == 0;
+            let counts = Some((census.unfetched, metrics.leaked_handoffs()));
+            calm = match rests && counts == before {
+                true => calm + 1,
+                false => 0,
+            };
+            before = counts;
+            if calm == CALM_LOOKS || Instant::now() > deadline {
+                return Ok((census, metrics));
+            }
+        }
+    }
+}
+
+async fn all_threads_ready(http: &Http, gateway: SocketAddr) -> Result<(), HttpError> {
+    for _ in 0..CONNECTIONS {
+        http.get(gateway, "/pd-router/ready").await?;
+    }
+    Ok(())
+}
+
+/// Moves the progress bar on, by as much as a scenario lasts.
+async fn tick(bar: &ProgressBar, lasts: Duration) -> Never {
+    for _ in 0..ticks(lasts) {
+        sleep(Duration::from_secs(1) / TICKS).await;
+        bar.inc(1);
+    }
+    std::future::pending().await
+}
+
+/// Ticks of the progress bar in this time.
+pub fn ticks(lasts: Duration) -> u64 {
+    lasts.as_secs() * u64::from(TICKS)
+}

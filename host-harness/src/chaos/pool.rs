@@ -1,0 +1,71 @@
+//! Owns the plugin's configuration for a scenario: deadlines so short that everything is noticed within three seconds, and so
+//! long that a machine which is busy with other scenarios does not meet them.
+
+use std::time::Duration;
+
+use routing::fleet::Role;
+use serde_json::{Value, json};
+
+use crate::engine::{Dialect, Engine};
+use crate::run::fleet::MODEL;
+
+/// What a prefill may take at least, whatever its prompt. An engine takes some 30 ms here, and a machine may be busy.
+const PREFILL: Duration = Duration::from_millis(1200);
+/// What decode may take to its first token.
+const FIRST_TOKEN: Duration = Duration::from_millis(1500);
+/// How long decode may be silent after that.
+pub const SILENCE: Duration = Duration::from_millis(1500);
+/// What a token of an answer in one piece may take; an engine takes 4 ms here.
+const TOKEN: Duration = Duration::from_millis(30);
+/// How long a worker is left alone at first.
+const EJECTED: Duration = Duration::from_millis(1000);
+
+/// The plugin's configuration for these engines.
+pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)]) -> Vec<u8> {
+    let workers: Vec<_> = engines
+        .iter()
+        .map(|(role, engine)| worker(*role, engine))
+        .collect();
+    let pool = json!({
+        "name": "chaos",
+        "protocol": protocol(dialect),
+        "discovery": {"static": {"workers": workers}},
+        "prefill": {
+            "timeout_ms": milliseconds(4 * PREFILL),
+            "base_timeout_ms": milliseconds(PREFILL),
+            "timeout_ms_per_1k_tokens": milliseconds(PREFILL / 4),
+            "attempts": 3,
+        },
+        "decode": {
+            "attempts": 3,
+            "first_token_timeout_ms": milliseconds(FIRST_TOKEN),
+            "silence_timeout_ms": milliseconds(SILENCE),
+            "timeout_ms_per_token": milliseconds(TOKEN),
+            "recoveries": 1,
+        },
+        "health": {"eject_after": 3, "eject_ms": milliseconds(EJECTED)},
+        "cleanup": {"timeout_ms": 5000},
+    });
+    json!({"pools": [pool]}).to_string().into_bytes()
+}
+
+fn worker(role: Role, engine: &Engine) -> Value {
+    let mut worker = json!({"address": engine.address, "role": role.name(), "model": MODEL});
+    if let Some(bootstrap) = engine.bootstrap {
+        worker["bootstrap_port"] = json!(bootstrap.port());
+    }
+    worker
+}
+
+fn protocol(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Vllm => "nixl",
+        Dialect::Mooncake => "mooncake",
+        Dialect::Sglang => "sglang",
+        Dialect::Trtllm => "trtllm",
+    }
+}
+
+fn milliseconds(time: Duration) -> u128 {
+    time.as_millis()
+}

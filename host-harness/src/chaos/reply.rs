@@ -1,0 +1,391 @@
+//! Owns the judgement of one answer: was it right, an engine's own error, a reset that could be seen, or a deceit. Pure.
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::asks::{AnswerShape, Delivery, Expected};
+use super::scenario::{INJECTED, RETRY_AFTER, has_retry_after, injected_body};
+
+/// What a client heard, and how it ended.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// The head of the answer, if one came.
+    pub head: Option<Head>,
+    /// What came of the body.
+    pub body: Bytes,
+    /// How it ended.
+    pub end: End,
+}
+
+/// The head of an answer.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// HTTP status.
+    pub status: u16,
+    /// `content-type`, empty where there is none.
+    pub content_type: String,
+    /// `retry-after`.
+    pub retry_after: Option<String>,
+}
+
+/// How what a client heard ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As HTTP says that an answer ends.
+    Clean,
+    /// With an error of the connection.
+    Broken(String),
+    /// Not at all; the client had no more patience.
+    Never,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The whole answer, and the right one.
+    Answered,
+    /// An engine's own error, as the engine gave it.
+    EngineStatus(u16),
+    /// The answer had begun, and ended in what any client takes for an error.
+    Reset,
+    /// Everything else that is honest; with the reason.
+    Failed(String),
+    /// It looked whole or like an engine's word, and was not; with the reason.
+    Deceived(String),
+}
+
+/// Longest part of a body that is repeated in a reason.
+const SHOWN: usize = 120;
+
+impl Heard {
+    /// What became of the request that should have been answered so.
+    pub fn judge(&self, expected: Expected) -> Ending {
+        let Some(head) = &self.head else {
+            return Ending::Failed(match &self.end {
+                End::Never => "no answer".to_owned(),
+                End::Broken(why) => format!("the connection ended before an answer: {why}"),
+                End::Clean => "the connection ended before an answer".to_owned(),
+            });
+        };
+        if self.end == End::Never {
+            return Ending::Failed(format!("{} that never ended", head.status));
+        }
+        match (head.status, expected.delivery) {
+            (200, Delivery::Whole) => self.judge_whole(expected),
+            (200, Delivery::Stream) => self.judge_stream(head, expected),
+            _ => self.judge_error(head),
+        }
+    }
+
+    fn judge_whole(&self, expected: Expected) -> Ending {
+        if self.end != End::Clean {
+            return Ending::Reset;
+        }
+        let Ok(answer) = serde_json::from_slice::<Value>(&self.body) else {
+            return Ending::Deceived(format!("200 with what is no JSON: {:?}", shown(&self.body)));
+        };
+        let choice = &answer["choices"][0];
+        let text = match expected.shape {
+            AnswerShape::Chat => &choice["message"]["content"],
+            AnswerShape::Text => &choice["text"],
+        };
+        let right = *text == expected.text()
+            && choice["finish_reason"] == "length"
+            && answer["usage"]["completion_tokens"] == expected.tokens;
+        match right {
+            true => Ending::Answered,
+            false => Ending::Deceived(format!("200 with a wrong answer: {:?}", shown(&self.body))),
+        }
+    }
+
+    fn judge_stream(&self, head: &Head, expected: Expected) -> Ending {
+        let seen = Events::read(&self.body, expected.shape);
+        let whole = seen.text == expected.text() && seen.finished;
+        let so_far = match (whole, seen.text.is_empty()) {
+            (true, _) => "after the last token",
+            (false, true) => "before the first token",
+            (false, false) => "in the middle",
+        };
+        if seen.done && seen.error {
+            return Ending::Deceived("[DONE] after an error event".to_owned());
+        }
+        if seen.done && !whole {
+            return Ending::Deceived(format!("[DONE] {so_far}"));
+        }
+        if seen.error || (self.end != End::Clean && !seen.done) {
+            return Ending::Reset;
+        }
+        if !seen.done {
+            return Ending::Deceived(format!("a clean end without [DONE] {so_far}"));
+        }
+        if seen.rest || !head.content_type.starts_with("text/event-stream") {
+            return Ending::Deceived("a whole answer that is no stream of events".to_owned());
+        }
+        Ending::Answered
+    }
+
+    fn judge_error(&self, head: &Head) -> Ending {
+        let status = head.status;
+        if self.end != End::Clean {
+            return Ending::Failed(format!("{status} that broke off"));
+        }
+        if shown(&self.body).contains(INJECTED) {
+            return judge_injected(head, &self.body);
+        }
+        let error = serde_json::from_slice::<Value>(&self.body).unwrap_or_default();
+        let code = match &error["error"] {
+            Value::Object(error) => error.get("code"),
+            _ => error.get("code"),
+        };
+        match code {
+            // An engine's code is its status as a number; pd-router's is a word, and the proxy's own answers are no JSON.
+            Some(Value::Number(code)) if code.as_u64() == Some(status.into()) => {
+                Ending::EngineStatus(status)
+            }
+            Some(Value::String(code)) => Ending::Failed(format!("{status} {code}")),
+            _ => Ending::Failed(format!("{status} {:?}", shown(&self.body))),
+        }
+    }
+}
+
+/// An error that an engine was told to give must come as it was given.
+fn judge_injected(head: &Head, body: &[u8]) -> Ending {
+    let status = head.status;
+    if body != injected_body(status).as_bytes() {
+        return Ending::Deceived(format!(
+            "an engine's error in other words or with another status: {status} {:?}",
+            shown(body)
+        ));
+    }
+    let hint = has_retry_after(status).then_some(RETRY_AFTER);
+    if head.retry_after.as_deref() != hint {
+        return Ending::Deceived(format!(
+            "an engine's {status} with retry-after {:?}, not {hint:?}",
+            head.retry_after
+        ));
+    }
+    Ending::EngineStatus(status)
+}
+
+/// What a stream of events says.
+#[derive(Debug, Default)]
+struct Events {
+    text: String,
+    finished: bool,
+    error: bool,
+    done: bool,
+    /// Something came that is no event, or after the last one.
+    rest: bool,
+}
+
+impl Events {
+    fn read(body: &[u8], shape: AnswerShape) -> Self {
+        let mut seen = Self::default();
+        let text = String::from_utf8_lossy(body);
+        let (events, rest) = match text.rsplit_once("\n\n") {
+            Some((events, rest)) => (events, rest),
+            None => ("", &*text),
+        };
+        for event in events.split("\n\n").filter(|event| !event.is_empty()) {
+            seen.add(event, shape);
+        }
+        seen.rest |= !rest.is_empty();
+        seen
+    }
+
+    fn add(&mut self, event: &str, shape: AnswerShape) {
+        self.rest |= self.done;
+        self.error |= event.lines().any(|line| line == "event: error");
+        let mut said = event.lines().filter_map(|line| line.strip_prefix("data:"));
+        let Some(data) = said.next().map(str::trim) else {
+            return;
+        };
+        if data == "[DONE]" {
+            self.done = true;
+            return;
+        }
+        let chunk = serde_json::from_str::<Value>(data).unwrap_or_default();
+        self.error |= chunk.get("error").is_some_and(|error| !error.is_null());
+        let choice = &chunk["choices"][0];
+        let piece = match shape {
+            AnswerShape::Chat => &choice["delta"]["content"],
+            AnswerShape::Text => &choice["text"],
+        };
+        self.text.push_str(piece.as_str().unwrap_or_default());
+        self.finished |= choice["finish_reason"] == "length";
+    }
+}
+
+/// The beginning of a body, for a person.
+fn shown(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).chars().take(SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: u64 = 2;
+
+    fn expected(delivery: Delivery) -> Expected {
+        Expected {
+            shape: AnswerShape::Chat,
+            delivery,
+            tokens: TWO,
+        }
+    }
+
+    fn heard(status: u16, body: &str, end: End) -> Heard {
+        Heard {
+            head: Some(Head {
+                status,
+                content_type: "text/event-stream; charset=utf-8".to_owned(),
+                retry_after: None,
+            }),
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            end,
+        }
+    }
+
+    fn broken() -> End {
+        End::Broken("reset".to_owned())
+    }
+
+    fn judge_stream(body: &str, end: End) -> Ending {
+        heard(200, body, end).judge(expected(Delivery::Stream))
+    }
+
+    fn judge_whole(body: &str, end: End) -> Ending {
+        heard(200, body, end).judge(expected(Delivery::Whole))
+    }
+
+    fn deceived(ending: &Ending) -> bool {
+        matches!(ending, Ending::Deceived(_))
+    }
+
+    fn failed(ending: &Ending) -> bool {
+        matches!(ending, Ending::Failed(_))
+    }
+
+    const FIRST: &str = r#"data: {"choices":[{"delta":{"role":"assistant","content":"token0"},"finish_reason":null}]}
+
+"#;
+    const LAST: &str = r#"data: {"choices":[{"delta":{"content":" token1"},"finish_reason":"length"}]}
+
+"#;
+    const USAGE: &str = "data: {\"choices\":[],\"usage\":{}}\n\n";
+    const ERROR: &str = "data: {\"error\":{\"message\":\"gone\"}}\n\n";
+    const DONE: &str = "data: [DONE]\n\n";
+
+    #[test]
+    fn a_whole_stream_is_answered() {
+        let whole = [FIRST, LAST, USAGE, DONE].concat();
+        assert_eq!(judge_stream(&whole, End::Clean), Ending::Answered);
+        // Whoever got [DONE] does not look for the end of the connection.
+        assert_eq!(judge_stream(&whole, broken()), Ending::Answered);
+        assert!(deceived(&judge_stream(&(whole.clone() + "x"), End::Clean)));
+        assert!(deceived(&judge_stream(&(whole + DONE), End::Clean)));
+    }
+
+    #[test]
+    fn a_truncated_stream_that_looks_clean_deceives() {
+        for body in ["", FIRST, &[FIRST, LAST].concat()] {
+            assert!(deceived(&judge_stream(body, End::Clean)), "{body}");
+            assert_eq!(judge_stream(body, broken()), Ending::Reset, "{body}");
+        }
+    }
+
+    #[test]
+    fn done_after_an_error_or_after_too_little_deceives_however_it_ends() {
+        for end in [End::Clean, broken()] {
+            for body in [
+                [FIRST, DONE].concat(),
+                [FIRST, ERROR, DONE].concat(),
+                DONE.to_owned(),
+            ] {
+                assert!(deceived(&judge_stream(&body, end.clone())), "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_event_is_seen_as_an_error() {
+        let named = "event: error\ndata: {}\n\n";
+        for body in [[FIRST, ERROR].concat(), [FIRST, named].concat()] {
+            assert_eq!(judge_stream(&body, broken()), Ending::Reset);
+            assert_eq!(judge_stream(&body, End::Clean), Ending::Reset);
+        }
+    }
+
+    #[test]
+    fn a_whole_answer_must_have_every_token() {
+        let answer = |text: &str, tokens: u64| {
+            format!(
+                r#"{{"choices":[{{"message":{{"content":"{text}"}},"finish_reason":"length"}}],"usage":{{"completion_tokens":{tokens}}}}}"#
+            )
+        };
+        let right = answer("token0 token1", TWO);
+        assert_eq!(judge_whole(&right, End::Clean), Ending::Answered);
+        assert_eq!(judge_whole("{", broken()), Ending::Reset);
+        for wrong in [
+            String::new(),
+            "{}".to_owned(),
+            answer("token0", TWO),
+            answer("token0 token1", 1),
+        ] {
+            assert!(deceived(&judge_whole(&wrong, End::Clean)), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_engines_error_is_told_from_the_gateways() {
+        let judge =
+            |status, body: &str| heard(status, body, End::Clean).judge(expected(Delivery::Whole));
+        let vllm = r#"{"error":{"message":"m","code":500}}"#;
+        let sglang = r#"{"object":"error","message":"m","code":500}"#;
+        assert_eq!(judge(500, vllm), Ending::EngineStatus(500));
+        assert_eq!(judge(500, sglang), Ending::EngineStatus(500));
+        assert!(failed(&judge(503, vllm)));
+        assert!(failed(&judge(503, r#"{"error":{"code":"unreachable"}}"#)));
+        assert!(failed(&judge(503, "no healthy upstream")));
+        assert!(failed(
+            &heard(500, vllm, broken()).judge(expected(Delivery::Whole))
+        ));
+    }
+
+    #[test]
+    fn an_injected_error_must_come_as_it_was_given() {
+        let judge = |status, body: &str, retry_after: Option<&str>| {
+            let mut heard = heard(status, body, End::Clean);
+            if let Some(head) = &mut heard.head {
+                head.retry_after = retry_after.map(str::to_owned);
+            }
+            heard.judge(expected(Delivery::Stream))
+        };
+        let body = injected_body(429);
+        assert_eq!(
+            judge(429, &body, Some(RETRY_AFTER)),
+            Ending::EngineStatus(429)
+        );
+        assert!(deceived(&judge(429, &body, None)));
+        assert!(deceived(&judge(429, &body, Some("1"))));
+        assert!(deceived(&judge(500, &body, Some(RETRY_AFTER))));
+        assert!(deceived(&judge(429, &(body + " "), Some(RETRY_AFTER))));
+        assert_eq!(
+            judge(500, &injected_body(500), None),
+            Ending::EngineStatus(500)
+        );
+    }
+
+    #[test]
+    fn no_answer_and_no_end_are_failures() {
+        let none = |end| Heard {
+            head: None,
+            body: Bytes::new(),
+            end,
+        };
+        assert!(failed(&none(broken()).judge(expected(Delivery::Whole))));
+        assert!(failed(&none(End::Never).judge(expected(Delivery::Whole))));
+        assert!(failed(&judge_stream(FIRST, End::Never)));
+    }
+}

@@ -1,0 +1,166 @@
+//! Owns the calls of one root context: who waits to make one, and whose answer comes to which token.
+//!
+//! A call belongs to the root context, and so must its answer: the SDK drops the answer to a call made from a stream that
+//! is gone, and with it the only knowledge of the KV blocks that a worker holds. So a stream puts its task into a list,
+//! wakes the root through a shared queue that only this VM listens to, and the root makes the call.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+use routing::route::PrefillAnswer;
+
+use crate::cleanup::{self, CleanUp};
+use crate::gateway::Gateway;
+use crate::headers;
+use crate::host::{self, Buffer, Header, HostError, Map};
+use crate::prefill_call::{self, Job};
+use crate::recovery::{self, DecodeCall, Failure};
+use crate::shared;
+use crate::stream::Stream;
+
+/// What a stream wants of the root.
+pub enum Task {
+    /// Its prefill worker is to be called.
+    Prefill(Box<Job>),
+    /// Its decode leg has failed before the client read anything.
+    Recover(Rc<Stream>, Failure),
+}
+
+/// A call that has been made.
+pub enum Call {
+    /// A prefill leg.
+    Prefill(Box<Job>),
+    /// A decode leg in place of one that failed.
+    Decode(DecodeCall),
+    /// The leg that fetches what a client has left behind.
+    CleanUp(CleanUp),
+}
+
+/// The tasks and calls of one root context.
+#[derive(Default)]
+pub struct Calls {
+    queue: Option<u32>,
+    waiting: VecDeque<Task>,
+    running: HashMap<u32, Call>,
+}
+
+impl Calls {
+    /// The queue that wakes the root, registered when it is first needed: registering leaves a trace in the proxy, and
+    /// a configuration may only be on trial.
+    fn queue(&mut self) -> Result<u32, HostError> {
+        if let Some(queue) = self.queue {
+            return Ok(queue);
+        }
+        let queue =
+            host::register_queue(&format!("pd_router.calls.{:x}", shared::unique_number()))?;
+        self.queue = Some(queue);
+        Ok(queue)
+    }
+
+    /// A call has been made.
+    pub fn run(&mut self, token: u32, call: Call) {
+        self.running.insert(token, call);
+    }
+
+    /// The prefill calls under way.
+    pub fn prefills(&self) -> impl Iterator<Item = &Job> {
+        self.running.values().filter_map(|call| match call {
+            Call::Prefill(job) => Some(&**job),
+            Call::Decode(_) | Call::CleanUp(_) => None,
+        })
+    }
+}
+
+/// Hands a task to the root. To be called from the stream's own callback.
+///
+/// # Errors
+/// When the host would not carry the message: the task is gone then.
+pub fn submit(gateway: &Gateway, task: Task) -> Result<(), HostError> {
+    let mut calls = gateway.calls.borrow_mut();
+    let queue = calls.queue()?;
+    host::enqueue(queue, b"")?;
+    calls.waiting.push_back(task);
+    Ok(())
+}
+
+/// Does what waits. Called on the root, when its queue has a message.
+pub fn start_waiting(gateway: &Gateway, queue: u32) {
+    while host::dequeue(queue).is_some() {}
+    loop {
+        let task = gateway.calls.borrow_mut().waiting.pop_front();
+        match task {
+            Some(Task::Prefill(job)) => prefill_call::start(gateway, *job),
+            Some(Task::Recover(client, failure)) => recovery::recover(gateway, &client, failure),
+            None => break,
+        }
+    }
+    gateway.report_load();
+}
+
+/// Takes the answer to a call; false where the token is another's.
+pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
+    let call = gateway.calls.borrow_mut().running.remove(&token);
+    let Some(call) = call else {
+        return false;
+    };
+    let body = match has_headers {
+        true => host::buffer(Buffer::CallResponse).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let answer = match has_headers {
+        true => PrefillAnswer::Whole {
+            status: call_status(),
+            body: &body,
+        },
+        false => PrefillAnswer::Broken,
+    };
+    gateway.advance();
+    match call {
+        Call::Prefill(job) => prefill_call::answered(gateway, *job, answer),
+        Call::Decode(call) => recovery::answered(gateway, call, answer),
+        Call::CleanUp(leg) => cleanup::answered(gateway, &leg, answer),
+    }
+    gateway.report_load();
+    true
+}
+
+/// The status of the answer; 502 where there is none that can be read.
+fn call_status() -> u16 {
+    let status = host::header(Map::CallResponse, ":status");
+    status
+        .and_then(|value| std::str::from_utf8(&value).ok()?.parse().ok())
+        .unwrap_or(502)
+}
+
+/// What of an answer's headers concerns a client who gets its body.
+pub fn headers_for_client() -> Vec<Header> {
+    let kept = ["content-type", "retry-after"];
+    let found = kept.iter().filter_map(|name| {
+        let value = host::header(Map::CallResponse, name)?;
+        Some((name.as_bytes().to_vec(), value))
+    });
+    found.collect()
+}
+
+/// The client's headers, as far as they are about the request, with our own set in their place.
+pub fn with_clients_headers<'h>(
+    clients: &'h [Header],
+    own: &'h [(&'static str, String)],
+) -> Vec<(&'h str, &'h str)> {
+    let is_own = |name: &str| own.iter().any(|(set, _)| *set == name);
+    let kept = clients
+        .iter()
+        .filter_map(as_text)
+        .filter(|(name, _)| headers::goes_on_a_call(name.as_bytes()) && !is_own(name));
+    kept.chain(own.iter().map(|(name, value)| (*name, value.as_str())))
+        .collect()
+}
+
+/// The SDK's calls carry text only; a header that is not text stays behind.
+fn as_text((name, value): &Header) -> Option<(&str, &str)> {
+    Some((
+        std::str::from_utf8(name).ok()?,
+        std::str::from_utf8(value).ok()?,
+    ))
+}

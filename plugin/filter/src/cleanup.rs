@@ -1,0 +1,91 @@
+//! Owns the leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
+
+use std::time::Duration;
+
+use routing::fleet::Worker;
+use routing::route::{CleanUpLeg, PrefillAnswer};
+
+use crate::calls::{Call, with_clients_headers};
+use crate::gateway::Gateway;
+use crate::headers;
+use crate::host;
+use crate::stream::{Estate, Stream, destination_headers};
+
+/// A leg under way.
+pub struct CleanUp {
+    /// Blocks that leak if it fails.
+    blocks: u64,
+    request_id: String,
+    /// Its bytes count until the call has ended: the proxy holds them.
+    _estate: Estate,
+}
+
+/// Fetches blocks that nobody waits for any more. To be called on the root.
+pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
+    let Some(estate) = client.estate.take() else {
+        leaked(gateway, client, leg.blocks, prefill);
+        return;
+    };
+    let (cluster, timeout) = {
+        let router = gateway.router.borrow();
+        let pool = router.pool();
+        (
+            pool.clusters.decode.clone(),
+            Duration::from_millis(u64::from(pool.cleanup.timeout_ms)),
+        )
+    };
+    let mut own = leg.dispatch.headers.clone();
+    own.extend(destination_headers(&leg.dispatch));
+    own.push((headers::REQUEST_ID, client.request_id().to_owned()));
+    let body = leg
+        .dispatch
+        .edits
+        .as_ref()
+        .map(|edits| edits.apply(&estate.body));
+    let sent = with_clients_headers(&estate.headers, &own);
+    // The call must be the root's, whoever's context this was.
+    let called = host::enter_context(gateway.root_id)
+        .ok()
+        .and_then(|()| host::call(&cluster, sent, body.as_deref(), timeout).ok());
+    match called {
+        Some(token) => {
+            gateway.telemetry.cleaning_up();
+            let call = Call::CleanUp(CleanUp {
+                blocks: leg.blocks,
+                request_id: client.request_id().to_owned(),
+                _estate: estate,
+            });
+            gateway.calls.borrow_mut().run(token, call);
+        }
+        None => leaked(gateway, client, leg.blocks, prefill),
+    }
+}
+
+/// Takes the leg's answer.
+pub fn answered(gateway: &Gateway, leg: &CleanUp, answer: PrefillAnswer<'_>) {
+    if matches!(
+        answer,
+        PrefillAnswer::Whole {
+            status: 200..=299,
+            ..
+        }
+    ) {
+        return;
+    }
+    gateway.telemetry.leaked(leg.blocks);
+    log::warn!(
+        "[{}] {} blocks that were left behind could not be fetched: {answer}",
+        leg.request_id,
+        leg.blocks
+    );
+}
+
+/// Nobody can fetch the blocks.
+pub fn leaked(gateway: &Gateway, client: &Stream, blocks: u64, prefill: &Worker) {
+    gateway.telemetry.leaked(blocks);
+    log::info!(
+        "[{}] nobody fetches what prefill computed: {blocks} blocks stay on {} until its lease ends",
+        client.request_id(),
+        prefill.name
+    );
+}

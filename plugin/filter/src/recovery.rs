@@ -1,0 +1,324 @@
+//! Owns what happens when a decode leg has failed before its client has read anything: other workers are called in its place,
+//! and what they answer goes to the client in one piece, as the events of a stream too. Nothing can be forwarded twice: so
+//! these are calls of the root's.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use routing::answer::{Form, Watch};
+use routing::fleet::WorkerId;
+use routing::route::{Dispatch, Outcome, Plan, PrefillAnswer, Refusal};
+
+use crate::calls::{self, Call, Task, headers_for_client, with_clients_headers};
+use crate::gateway::Gateway;
+use crate::headers;
+use crate::host::{self, Header, Map};
+use crate::prefill_call::{self, Job};
+use crate::stream::{Beside, Doom, Response, Stage, Stream, destination_headers};
+
+/// How long an answer in one piece may take where nothing says how long it may be.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// How a decode leg failed, which is the client's answer where nobody can take its place.
+pub enum Failure {
+    /// Its worker answered with an error, which is held back.
+    Status,
+    /// The worker that was called in its place answered with an error.
+    Told {
+        /// Its status.
+        status: u16,
+        /// Its headers, as far as they concern a client.
+        headers: Vec<Header>,
+        /// Its body.
+        body: Vec<u8>,
+    },
+    /// No worker took the connection, or it broke off before it answered.
+    Unreached,
+    /// Its worker said nothing for too long.
+    Silent,
+    /// Its worker ended the answer without having said anything.
+    Empty,
+    /// The prefill beside it failed.
+    Prefill(Refusal),
+}
+
+impl Failure {
+    /// In words, for the log.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Status | Self::Told { .. } => "an error",
+            Self::Unreached => "no connection",
+            Self::Silent => "silence",
+            Self::Empty => "an empty answer",
+            Self::Prefill(_) => "its prefill failed",
+        }
+    }
+}
+
+/// A call that stands in for a decode leg.
+pub struct DecodeCall {
+    client: Rc<Stream>,
+    attempt: u32,
+    failure: Failure,
+}
+
+/// Hands a failed decode leg to the root, and holds everything back meanwhile. To be called from the stream's own callback.
+pub fn begin(gateway: &Gateway, client: &Rc<Stream>, failure: Failure) {
+    client.stage.set(Stage::Recovering);
+    let submitted = calls::submit(gateway, Task::Recover(Rc::clone(client), failure));
+    if let Err(error) = submitted {
+        log::error!("[{}] cannot be recovered: {error}", client.request_id());
+        client.refuse(gateway, &Refusal::Internal);
+    }
+}
+
+/// Places the request again, or gives up. To be called on the root.
+pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure) {
+    if client.stage.get() == Stage::Ended || !client.enter() {
+        return;
+    }
+    client.stage.set(Stage::Recovering);
+    client.leave_pair(gateway);
+    let Some(plan) = plan(gateway, client, &failure) else {
+        give_up(gateway, client, &failure);
+        return;
+    };
+    let id = client.request_id();
+    log::warn!("[{id}] its decode leg failed ({}) and is replaced", failure.name());
+    gateway.telemetry.recovered();
+    match plan {
+        Plan::Prefill(phase, seat) => {
+            client.seat.replace(seat);
+            client.failure.replace(Some(failure));
+            prefill_call::start(gateway, Job::new(gateway, phase, client));
+        }
+        Plan::Forward(dispatch, seat) => {
+            client.seat.replace(seat);
+            call_decode(gateway, client, &dispatch, failure);
+        }
+        Plan::Answer(_) | Plan::Wait(_) => give_up(gateway, client, &failure),
+    }
+}
+
+fn plan(gateway: &Gateway, client: &Stream, failure: &Failure) -> Option<Plan> {
+    let recovery = client.seat.borrow_mut().take_recovery()?;
+    let spare = client.spare.borrow();
+    let body = &spare.as_ref()?.body;
+    let failed = failed(gateway, client, failure);
+    let mut router = gateway.router.borrow_mut();
+    router.recover(recovery, &failed, body, host::now())
+}
+
+/// Who failed: the leg that did is blamed, and no other.
+fn failed(gateway: &Gateway, client: &Stream, failure: &Failure) -> Vec<WorkerId> {
+    let seat = client.seat.borrow();
+    let worker = match failure {
+        Failure::Unreached => {
+            let router = gateway.router.borrow();
+            return router.decoders_at(&client.destinations.borrow());
+        }
+        Failure::Prefill(_) => &seat.prefill,
+        Failure::Status | Failure::Told { .. } | Failure::Silent | Failure::Empty => &seat.decode,
+    };
+    worker.iter().map(|worker| worker.id).collect()
+}
+
+/// Calls a decode worker in place of the one that failed; prefill, where there is one, has been seen to. To be called on the
+/// root.
+pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, failure: Failure) {
+    client
+        .destinations
+        .replace(dispatch.destinations.clone());
+    match try_to_call(gateway, client, dispatch) {
+        Some(token) => {
+            let call = Call::Decode(DecodeCall {
+                client: Rc::clone(client),
+                attempt: client.attempt.get(),
+                failure,
+            });
+            gateway.calls.borrow_mut().run(token, call);
+        }
+        None => give_up(gateway, client, &failure),
+    }
+}
+
+fn try_to_call(gateway: &Gateway, client: &Stream, dispatch: &Dispatch) -> Option<u32> {
+    if !client.enter() {
+        return None;
+    }
+    let clients = host::headers(Map::Request).ok()?;
+    let spare = client.spare.borrow();
+    let body = &spare.as_ref()?.body;
+    let edited = dispatch.edits.as_ref().map(|edits| edits.apply(body));
+    let mut own = dispatch.headers.clone();
+    own.extend(destination_headers(dispatch));
+    own.push((headers::REQUEST_ID, client.request_id().to_owned()));
+    let sent = with_clients_headers(&clients, &own);
+    let timeout = dispatch.patience.whole.unwrap_or(LONGEST);
+    let cluster = gateway.router.borrow().pool().clusters.decode.clone();
+    // The call must be the root's: the client's context may be gone when the answer comes.
+    host::enter_context(gateway.root_id).ok()?;
+    let called = host::call(&cluster, sent, Some(edited.as_ref().unwrap_or(body)), timeout);
+    called.ok()
+}
+
+/// Takes the answer of a worker that was called in place of another. To be called on the root.
+pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) {
+    let DecodeCall {
+        client,
+        attempt,
+        failure,
+    } = call;
+    if !client.waits_for(attempt) {
+        return;
+    }
+    let kept = headers_for_client();
+    let outcome = outcome(answer, &kept);
+    gateway
+        .router
+        .borrow_mut()
+        .heard_of_decode(&client.seat.borrow(), outcome);
+    match (outcome, answer) {
+        (Outcome::Good | Outcome::Overloaded, PrefillAnswer::Whole { status, body }) => {
+            if status < 300 {
+                client.answer_begins();
+            }
+            client.next_attempt();
+            if client.enter() {
+                let body = client.rewritten(body, form(&kept));
+                client.answer(u32::from(status), &kept, &body);
+                client.seat.borrow_mut().release();
+            }
+        }
+        _ => {
+            let failure = last(failure, answer, kept);
+            recover(gateway, &client, failure);
+        }
+    }
+}
+
+/// What the client is told if nobody else can be found: what a worker said last. One that is still held back stays as it is.
+fn last(before: Failure, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Failure {
+    let is_json = |(name, value): &Header| name == b"content-type" && value.starts_with(b"application/json");
+    match answer {
+        // The proxy's own words about a worker that it could not reach are no JSON.
+        PrefillAnswer::Whole {
+            status: status @ 500..,
+            body,
+        } if !matches!(before, Failure::Status) && headers.iter().any(is_json) => Failure::Told {
+            status,
+            headers,
+            body: body.to_vec(),
+        },
+        _ => before,
+    }
+}
+
+/// What an answer says of the worker: also one that is a success and says nothing is a failure.
+fn outcome(answer: PrefillAnswer<'_>, headers: &[Header]) -> Outcome {
+    let PrefillAnswer::Whole { status, body } = answer else {
+        return Outcome::Failed;
+    };
+    match status {
+        200..=299 => match says_something(headers, body) {
+            true => Outcome::Good,
+            false => Outcome::Failed,
+        },
+        429 => Outcome::Overloaded,
+        400..=499 => Outcome::Good,
+        503 => Outcome::Unreachable,
+        _ => Outcome::Failed,
+    }
+}
+
+fn form(headers: &[Header]) -> Form {
+    let kind = headers.iter().find(|(name, _)| name == b"content-type");
+    kind.map_or(Form::Whole, |(_, kind)| Form::of(kind))
+}
+
+fn says_something(headers: &[Header], body: &[u8]) -> bool {
+    let mut watch = Watch::new(form(headers));
+    watch.read(body);
+    watch.has_answered()
+}
+
+/// Nobody can take the failed worker's place: its failure is the client's answer. To be called on the root.
+pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
+    if client.stage.get() == Stage::Ended || !client.enter() {
+        return;
+    }
+    client.next_attempt();
+    let unreached = Refusal::Unreachable {
+        what: "decode worker",
+        tried: client.destinations.borrow().len(),
+    };
+    match failure {
+        Failure::Status => {
+            client.stage.set(Stage::Answered);
+            client.response.set(Response::Flowing);
+            client.seat.borrow_mut().release();
+            client.resume_response();
+        }
+        Failure::Told {
+            status,
+            headers,
+            body,
+        } => {
+            client.answer(u32::from(*status), headers, body);
+            client.seat.borrow_mut().release();
+        }
+        Failure::Unreached => client.refuse(gateway, &unreached),
+        Failure::Silent => client.refuse(gateway, &Refusal::DecodeTimeout),
+        Failure::Empty => client.refuse(gateway, &Refusal::EmptyAnswer),
+        Failure::Prefill(refusal) => client.refuse(gateway, refusal),
+    }
+}
+
+/// Sees to the streams whose workers are late, and to those whose answers must end badly. Called at each tick.
+pub fn see_to_late(gateway: &Gateway) {
+    for client in gateway.late_or_doomed() {
+        if !client.enter() {
+            continue;
+        }
+        if client.doom.borrow().is_some() {
+            see_to_doomed(gateway, &client);
+            continue;
+        }
+        gateway
+            .router
+            .borrow_mut()
+            .heard_of_decode(&client.seat.borrow(), Outcome::Failed);
+        match client.response.get() {
+            Response::Awaited | Response::Held => recover(gateway, &client, Failure::Silent),
+            Response::Complete | Response::Flowing | Response::EndHeld => {
+                log::warn!("[{}] its worker fell silent", client.request_id());
+                client.break_off(gateway, "silent");
+            }
+        }
+    }
+}
+
+fn see_to_doomed(gateway: &Gateway, client: &Stream) {
+    let doom = client.doom.take();
+    match doom {
+        Some(Doom { refusal, ticks: 0 }) => client.break_off(gateway, refusal.code()),
+        Some(Doom { refusal, ticks }) => {
+            let ticks = ticks.saturating_sub(1);
+            client.doom.replace(Some(Doom { refusal, ticks }));
+        }
+        None => {}
+    }
+}
+
+impl Stream {
+    /// The workers that have it now are to be so no more: what they hold for it is given up.
+    fn leave_pair(&self, gateway: &Gateway) {
+        self.next_attempt();
+        if self.beside.replace(Beside::Nothing) == Beside::Running {
+            self.call_off(gateway);
+        }
+        if let Some(blocks) = self.staged.take() {
+            gateway.telemetry.leaked(blocks);
+        }
+    }
+}

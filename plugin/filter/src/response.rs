@@ -1,0 +1,415 @@
+//! Owns one response's callbacks: what is held back of it, what is read in it, and what is changed.
+//!
+//! Its headers are held back until the answer says something: as long as the client has read nothing, another worker can
+//! take the place of one that fails.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use proxy_wasm::types::Action;
+use routing::answer::{Form, Watch};
+use routing::route::{Outcome, Refusal};
+
+use crate::gateway::Gateway;
+use crate::headers;
+use crate::host::{self, Buffer, Map};
+use crate::planning;
+use crate::recovery::{self, Failure};
+use crate::stream::{Beside, Response, Stage, Stream};
+
+/// So many bytes say something, whatever they are: nobody's first event is longer.
+const MOST_HELD: usize = 64 * 1024;
+
+/// What is known of a response.
+#[derive(Default)]
+pub struct Reading {
+    /// What the client reads instead of the proxy's own words.
+    replacement: Option<String>,
+    /// Reads an answer that is charged to a worker.
+    watch: Option<Watch>,
+    /// How much of what is held back has been read already.
+    read: usize,
+    /// Whether its end has been seen.
+    has_ended: bool,
+    /// Whether the client has been told that it ends badly.
+    told_of_doom: bool,
+}
+
+impl Reading {
+    /// The response has begun.
+    pub fn headers(&mut self, gateway: &Gateway, stream: &Rc<Stream>, end: bool) -> Action {
+        match stream.stage.get() {
+            Stage::Forwarded => {}
+            // A worker that was given up answers after all.
+            Stage::Recovering => return Action::Pause,
+            _ => return Action::Continue,
+        }
+        self.has_ended = end;
+        stream.response.set(Response::Held);
+        let status = host::header(Map::Response, ":status").unwrap_or_default();
+        let action = match status.first() {
+            Some(b'4' | b'5') => self.error(gateway, stream, &status, end),
+            Some(b'2') => self.success(gateway, stream, end),
+            _ => Action::Continue,
+        };
+        if action == Action::Continue {
+            stream.response.set(Response::Flowing);
+        }
+        gateway.report_load();
+        action
+    }
+
+    fn success(&mut self, gateway: &Gateway, stream: &Rc<Stream>, end: bool) -> Action {
+        mark(gateway, stream);
+        if stream.seat.borrow().decode.is_none() {
+            stream.answer_begins();
+            return Action::Continue;
+        }
+        let kind = host::header(Map::Response, "content-type").unwrap_or_default();
+        let told = Form::of(&kind);
+        stream.form.set(told);
+        // Events that are compressed cannot be told apart: the first byte must do.
+        let read_as = match host::header(Map::Response, "content-encoding") {
+            None => told,
+            Some(_) => Form::Whole,
+        };
+        self.watch = Some(Watch::new(read_as));
+        // What a path does that is not known may well answer nothing.
+        let expects_tokens = stream.seat.borrow().expects_tokens();
+        match (expects_tokens, end) {
+            (false, _) => Action::Continue,
+            (true, true) => self.empty(gateway, stream),
+            (true, false) => Action::Pause,
+        }
+    }
+
+    /// An answer that has ended without having said anything.
+    fn empty(&mut self, gateway: &Gateway, stream: &Rc<Stream>) -> Action {
+        log::warn!("[{}] its worker answered nothing", stream.request_id());
+        heard(gateway, stream, Outcome::Failed);
+        recovery::begin(gateway, stream, Failure::Empty);
+        Action::Pause
+    }
+
+    fn error(
+        &mut self,
+        gateway: &Gateway,
+        stream: &Rc<Stream>,
+        status: &[u8],
+        end: bool,
+    ) -> Action {
+        let details = host::property(&["response", "code_details"]).unwrap_or_default();
+        let is_failure = status.first() == Some(&b'5');
+        if details == b"via_upstream" {
+            mark(gateway, stream);
+            heard(gateway, stream, outcome_of(status));
+            if is_failure && stream.may_recover() {
+                recovery::begin(gateway, stream, Failure::Status);
+                return Action::Pause;
+            }
+        } else if is_failure {
+            blame(gateway, stream, &details);
+            if stream.may_recover() {
+                recovery::begin(gateway, stream, Failure::Unreached);
+                return Action::Pause;
+            }
+            if status == b"503" && !end {
+                self.nobody_reached(gateway, stream);
+            }
+        }
+        // An error tells nothing of the worker's speed.
+        stream.seat.borrow_mut().release();
+        Action::Continue
+    }
+
+    /// The proxy could not reach anybody: the client is told so in the shape of other errors.
+    fn nobody_reached(&mut self, gateway: &Gateway, stream: &Stream) {
+        let what = match gateway.router.borrow().pool().protocol.reaches_workers() {
+            false => "frontend",
+            true => "decode worker",
+        };
+        let refusal = Refusal::Unreachable {
+            what,
+            tried: stream.destinations.borrow().len(),
+        };
+        gateway.telemetry.refused(refusal.code());
+        log::warn!("[{}] {refusal}", stream.request_id());
+        let json = refusal.to_json();
+        let length = json.len().to_string();
+        let told = [
+            ("content-type", "application/json"),
+            ("content-length", length.as_str()),
+            ("retry-after", "1"),
+        ];
+        let mut written = told
+            .iter()
+            .map(|(name, value)| host::set_header(Map::Response, name, value.as_bytes()));
+        if written.all(|outcome| outcome.is_ok()) {
+            self.replacement = Some(json);
+        }
+    }
+
+    /// A piece of the body; while pieces are held back, all of them together.
+    pub fn body(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>, size: usize, end: bool) -> Action {
+        if self.replacement.is_some() {
+            return self.replace(end);
+        }
+        match stream.stage.get() {
+            Stage::Forwarded => {}
+            Stage::Recovering => return Action::Pause,
+            _ => return Action::Continue,
+        }
+        self.has_ended |= end;
+        if self.watch.is_none() {
+            return Action::Continue;
+        }
+        let bytes = match size {
+            0 => Vec::new(),
+            _ => host::buffer(Buffer::Response).unwrap_or_default(),
+        };
+        self.read(gateway, stream, &bytes);
+        match stream.response.get() {
+            Response::Awaited | Response::Held => self.held(gateway, stream, bytes, end),
+            Response::Flowing => self.flowing(gateway, stream, bytes, end),
+            Response::Complete | Response::EndHeld => Action::Pause,
+        }
+    }
+
+    fn replace(&mut self, end: bool) -> Action {
+        if !end {
+            return Action::Pause;
+        }
+        let json = self.replacement.take().unwrap_or_default();
+        // The length has been told already; if the body cannot be set the proxy breaks the response off.
+        if let Err(error) = host::set_buffer(Buffer::Response, json.as_bytes()) {
+            log::error!("an error's body could not be written: {error}");
+        }
+        Action::Continue
+    }
+
+    /// Reads what is new: the first token ends the prefill charge, the others let decode's grow.
+    fn read(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>, bytes: &[u8]) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        let new = bytes.get(self.read..).unwrap_or_default();
+        self.read = bytes.len();
+        if new.is_empty() {
+            return;
+        }
+        stream.clock.stir();
+        let had_begun = watch.has_begun();
+        watch.read(new);
+        let has_begun_now = watch.has_begun() && !had_begun;
+        let mut seat = stream.seat.borrow_mut();
+        seat.generated(watch.tokens());
+        if has_begun_now {
+            seat.first_token(host::now());
+            drop(seat);
+            gateway.report_load();
+            planning::call_waiting(gateway);
+            stream.enter();
+        }
+    }
+
+    /// Nothing of the answer has reached the client.
+    fn held(
+        &mut self,
+        gateway: &Rc<Gateway>,
+        stream: &Rc<Stream>,
+        bytes: Vec<u8>,
+        end: bool,
+    ) -> Action {
+        let says_something = self.watch.as_ref().is_none_or(Watch::has_answered);
+        if end && !says_something {
+            return self.empty(gateway, stream);
+        }
+        if !says_something && bytes.len() < MOST_HELD {
+            return Action::Pause;
+        }
+        let is_beside = stream.beside.get() == Beside::Running;
+        if is_beside && (end || self.is_done()) {
+            stream.response.set(Response::Complete);
+            return Action::Pause;
+        }
+        let is_whole = stream.form.get() == Form::Whole;
+        let waits_for_prefill = is_beside && (is_whole || stream.wants_logprobs.get());
+        let waits_for_end = is_whole && stream.change.borrow().is_some();
+        if !end && (waits_for_prefill || waits_for_end) {
+            return Action::Pause;
+        }
+        stream.answer_begins();
+        stream.response.set(Response::Flowing);
+        self.pass(stream, &bytes, end)
+    }
+
+    fn flowing(
+        &mut self,
+        gateway: &Gateway,
+        stream: &Rc<Stream>,
+        bytes: Vec<u8>,
+        end: bool,
+    ) -> Action {
+        if stream.doom.borrow().is_some() {
+            return self.doomed(gateway, stream, end);
+        }
+        if stream.beside.get() == Beside::Running && (end || self.is_done()) {
+            stream.response.set(Response::EndHeld);
+            return Action::Pause;
+        }
+        self.pass(stream, &bytes, end)
+    }
+
+    /// Hands on what is there.
+    fn pass(&mut self, stream: &Stream, bytes: &[u8], end: bool) -> Action {
+        self.read = 0;
+        let rewritten = match stream.form.get() {
+            Form::Events => stream.rewrite_events(bytes, end),
+            Form::Whole if end => stream.rewrite_document(bytes),
+            Form::Whole => Ok(()),
+        };
+        if let Err(error) = rewritten {
+            log::error!(
+                "[{}] the answer could not be changed: {error}",
+                stream.request_id()
+            );
+        }
+        Action::Continue
+    }
+
+    /// The answer must end badly. An event says so in place of one that passes; the connection breaks with the next, or at
+    /// the next tick: an event that is written together with the break would be lost.
+    fn doomed(&mut self, gateway: &Gateway, stream: &Stream, end: bool) -> Action {
+        let doom = stream.doom.borrow();
+        let Some(refusal) = doom.as_ref().map(|doom| &doom.refusal) else {
+            return Action::Pause;
+        };
+        let may_tell = stream.form.get() == Form::Events && !self.told_of_doom && !end;
+        let event = format!("data: {}\n\n", refusal.to_json());
+        if may_tell && host::set_buffer(Buffer::Response, event.as_bytes()).is_ok() {
+            self.told_of_doom = true;
+            return Action::Continue;
+        }
+        let reason = refusal.code();
+        drop(doom);
+        stream.break_off(gateway, reason);
+        Action::Pause
+    }
+
+    /// Whether the event that ends the answer well has come. It must wait until the prefill beside is known to be good.
+    fn is_done(&self) -> bool {
+        self.watch.as_ref().is_some_and(Watch::is_done)
+    }
+
+    /// The stream has ended. What became of the answer says something of its worker: only now, for one that breaks every
+    /// answer off begins them all well.
+    pub fn settle(&self, gateway: &Gateway, stream: &Stream) {
+        let Some(watch) = &self.watch else {
+            return;
+        };
+        if stream.stage.get() != Stage::Forwarded {
+            return;
+        }
+        if self.has_ended {
+            return heard(gateway, stream, Outcome::Good);
+        }
+        let details = host::property(&["response", "code_details"]).unwrap_or_default();
+        if details.starts_with(b"upstream_reset_after_response_started") {
+            log::warn!("[{}] its worker broke the answer off", stream.request_id());
+            gateway.telemetry.reset("broken_off");
+            heard(gateway, stream, Outcome::Failed);
+        } else if watch.has_begun() {
+            heard(gateway, stream, Outcome::Good);
+        }
+    }
+}
+
+fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
+    let mut router = gateway.router.borrow_mut();
+    router.heard_of_decode(&stream.seat.borrow(), outcome);
+}
+
+fn outcome_of(status: &[u8]) -> Outcome {
+    match status {
+        b"429" => Outcome::Overloaded,
+        [b'5', ..] => Outcome::Failed,
+        _ => Outcome::Good,
+    }
+}
+
+/// Marks an answer of a worker's for people, and notes who gave it.
+fn mark(gateway: &Gateway, stream: &Stream) {
+    if let Some(explanation) = stream.explanation.take() {
+        // For people only, as the names are: a response that cannot be marked is still a response.
+        let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
+    }
+    let names_wanted = gateway.config.response_headers;
+    if stream.destinations.borrow().len() > 1 || names_wanted {
+        note_server(gateway, stream);
+    }
+    if !names_wanted {
+        return;
+    }
+    let seat = stream.seat.borrow();
+    for (name, worker) in [
+        (headers::PREFILL, &seat.prefill),
+        (headers::DECODE, &seat.decode),
+    ] {
+        let _ = worker
+            .as_ref()
+            .map(|worker| host::set_header(Map::Response, name, worker.name.as_bytes()));
+    }
+}
+
+/// The worker that the proxy tried last.
+fn last_tried() -> Option<SocketAddr> {
+    let address = host::property(&["upstream", "address"])?;
+    std::str::from_utf8(&address).ok()?.parse().ok()
+}
+
+/// Writes down who really answers. Those before it in the list took no connection.
+fn note_server(gateway: &Gateway, stream: &Stream) {
+    let Some(address) = last_tried() else {
+        return;
+    };
+    let picked = stream.seat.borrow().decode.clone();
+    let mut router = gateway.router.borrow_mut();
+    router.took_no_connection(stream.tried_before(address).as_slice());
+    router.served_by(&mut stream.seat.borrow_mut(), address);
+    let serves = stream.seat.borrow().decode.clone();
+    if let (Some(picked), Some(serves)) = (picked, serves)
+        && picked.id != serves.id
+    {
+        let id = stream.request_id();
+        log::warn!(
+            "[{id}] decode worker {} took no connection, {} answers",
+            picked.name,
+            serves.name
+        );
+        gateway.telemetry.decode_retried();
+    }
+}
+
+/// The proxy got no answer: those that it tried before the last took no connection, nor did the last, or it broke off.
+fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) {
+    let mut router = gateway.router.borrow_mut();
+    if !router.pool().protocol.reaches_workers() {
+        return;
+    }
+    let is_refused = [&b"connection_failure"[..], b"connection_timeout"]
+        .iter()
+        .any(|what| details.windows(what.len()).any(|part| part == *what));
+    let Some(last) = last_tried() else {
+        router.heard_of_decode(&stream.seat.borrow(), Outcome::Unreachable);
+        return;
+    };
+    let mut refused = stream.tried_before(last);
+    if is_refused {
+        refused.push(last);
+    }
+    router.took_no_connection(&refused);
+    if !is_refused {
+        router.served_by(&mut stream.seat.borrow_mut(), last);
+        router.heard_of_decode(&stream.seat.borrow(), Outcome::Failed);
+    }
+}

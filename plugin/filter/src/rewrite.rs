@@ -1,0 +1,102 @@
+//! Owns the changes that an answer undergoes on its way: the tokens that prefill had cached, the logprobs of the prompt that
+//! only prefill knows.
+
+use std::rc::Rc;
+
+use routing::answer::{EventEdit, Form, Rewriter};
+use routing::handoff::sglang::PromptLogprobs;
+use routing::handoff::usage;
+use routing::route::PrefillAnswer;
+
+use crate::gateway::Gateway;
+use crate::host::{self, Buffer, HostError, Map};
+use crate::stream::Stream;
+
+/// What is to be changed in an answer.
+pub struct Change {
+    edit: EventEdit,
+    events: Rewriter,
+}
+
+impl Change {
+    fn new(edit: EventEdit) -> Self {
+        Self {
+            events: Rewriter::new(edit.clone()),
+            edit,
+        }
+    }
+
+    /// The whole answer, changed; none where there is nothing to change.
+    fn of_document(&self, document: &[u8]) -> Option<Vec<u8>> {
+        let text = std::str::from_utf8(document).ok()?;
+        self.edit.apply(text).map(String::into_bytes)
+    }
+
+    /// What may be handed on of a stream of events once these bytes of it have come.
+    fn of_events(&mut self, bytes: &[u8], is_end: bool) -> Vec<u8> {
+        let mut changed = self.events.read(bytes);
+        if is_end {
+            changed.extend(self.events.finish());
+        }
+        changed
+    }
+}
+
+/// Notes what the prefill worker had cached, where the client is to be told.
+pub fn report_cached(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
+    let PrefillAnswer::Whole { body, .. } = answer else {
+        return;
+    };
+    if gateway.router.borrow().pool().report_cached_tokens {
+        let cached = usage::cached_tokens(body);
+        let change = Change::new(EventEdit::CachedTokens(cached));
+        client.change.replace(Some(change));
+    }
+}
+
+/// Notes the prompt's logprobs, where decode's answer lacks them.
+pub fn add_logprobs(client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
+    let PrefillAnswer::Whole { body, .. } = answer else {
+        return;
+    };
+    if client.wants_logprobs.replace(false)
+        && let Some(logprobs) = PromptLogprobs::read(body)
+    {
+        let change = Change::new(EventEdit::PromptLogprobs(logprobs));
+        client.change.replace(Some(change));
+    }
+}
+
+impl Stream {
+    /// Changes what is there of the answer, which comes as events or in one piece: then it must be all there. The stream's
+    /// context must be the effective one.
+    pub fn rewrite_events(&self, bytes: &[u8], is_end: bool) -> Result<(), HostError> {
+        match &mut *self.change.borrow_mut() {
+            Some(change) => host::set_buffer(Buffer::Response, &change.of_events(bytes, is_end)),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for an answer in one piece, all of which is there.
+    pub fn rewrite_document(&self, bytes: &[u8]) -> Result<(), HostError> {
+        let change = self.change.borrow();
+        let Some(changed) = change.as_ref().and_then(|change| change.of_document(bytes)) else {
+            return Ok(());
+        };
+        host::set_buffer(Buffer::Response, &changed)?;
+        let length = changed.len().to_string();
+        host::set_header(Map::Response, "content-length", length.as_bytes())
+    }
+
+    /// An answer that a call has brought, changed as it would have been on its way.
+    pub fn rewritten(&self, answer: &[u8], form: Form) -> Vec<u8> {
+        let mut change = self.change.borrow_mut();
+        let Some(change) = change.as_mut() else {
+            return answer.to_vec();
+        };
+        match form {
+            Form::Events => change.of_events(answer, true),
+            Form::Whole => change.of_document(answer).unwrap_or_else(|| answer.to_vec()),
+        }
+    }
+}

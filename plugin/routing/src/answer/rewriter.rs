@@ -1,0 +1,234 @@
+//! Owns the edits of an answer on its way to the client: of a stream event by event, of an answer in one piece at once.
+//!
+//! Whole lines go on as soon as they are there, and every byte that no edit speaks of as it came.
+
+use super::MAX_EVENT;
+use crate::handoff::sglang::PromptLogprobs;
+use crate::handoff::usage::with_cached_tokens;
+
+/// An edit of a JSON document: of an answer, or of the data of one event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventEdit {
+    /// `usage` says that so many tokens of the prompt came from prefill's cache.
+    CachedTokens(u64),
+    /// Prefill's log-probabilities of the prompt come before decode's.
+    PromptLogprobs(PromptLogprobs),
+}
+
+impl EventEdit {
+    /// The edited document; none where the edit does not apply to it.
+    pub fn apply(&self, document: &str) -> Option<String> {
+        match self {
+            Self::CachedTokens(cached) => with_cached_tokens(document, *cached),
+            Self::PromptLogprobs(logprobs) => logprobs.before(document),
+        }
+    }
+}
+
+/// Edits a stream of events, however its bytes are cut.
+#[derive(Debug)]
+pub struct Rewriter {
+    edit: EventEdit,
+    /// The beginning of a line whose end has not come.
+    line: Vec<u8>,
+    /// Whether the line is too long to be held back, and goes on as it comes.
+    passes: bool,
+}
+
+impl Rewriter {
+    /// Edits what is to come.
+    pub fn new(edit: EventEdit) -> Self {
+        Self {
+            edit,
+            line: Vec::new(),
+            passes: false,
+        }
+    }
+
+    /// Takes the next bytes, and hands on what goes to the client now: all but an unfinished line.
+    pub fn read(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.line.len().saturating_add(bytes.len()));
+        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            let Some((head, rest)) = bytes.split_at_checked(end.saturating_add(1)) else {
+                break;
+            };
+            self.keep(head, &mut out);
+            self.end_line(&mut out);
+            bytes = rest;
+        }
+        self.keep(bytes, &mut out);
+        out
+    }
+
+    /// The stream has ended: hands on what was held back.
+    pub fn finish(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.end_line(&mut out);
+        out
+    }
+
+    fn keep(&mut self, part: &[u8], out: &mut Vec<u8>) {
+        if !self.passes && self.line.len().saturating_add(part.len()) > MAX_EVENT {
+            self.passes = true;
+            out.append(&mut self.line);
+        }
+        match self.passes {
+            true => out.extend_from_slice(part),
+            false => self.line.extend_from_slice(part),
+        }
+    }
+
+    fn end_line(&mut self, out: &mut Vec<u8>) {
+        self.passes = false;
+        match edited(&self.line, &self.edit) {
+            Some(line) => out.extend_from_slice(line.as_bytes()),
+            None => out.extend_from_slice(&self.line),
+        }
+        self.line.clear();
+    }
+}
+
+/// A line with its data edited; what stands around them, the line's end too, stays.
+fn edited(line: &[u8], edit: &EventEdit) -> Option<String> {
+    const FIELD: &str = "data:";
+    let line = std::str::from_utf8(line).ok()?;
+    let data = line.strip_prefix(FIELD)?.trim_ascii();
+    let edited = edit.apply(data)?;
+    let rest = line.strip_prefix(FIELD)?;
+    let before = rest.len().saturating_sub(rest.trim_ascii_start().len());
+    let after = rest.trim_ascii_end().len();
+    Some(format!(
+        "{FIELD}{}{edited}{}",
+        rest.get(..before)?,
+        rest.get(after..)?
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STREAM: &str = concat!(
+        ": a comment\r\n\r\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"\\u00e9\u{e9}\"}}],\"usage\":null}\r\n\r\n",
+        "event: x\ndata:{\"choices\":[],\"usage\":{\"prompt_tokens\":9}} \n\n",
+        "data: [DONE]\n\n",
+        "data: {\"usage\":{}}",
+    );
+
+    /// The same with the cached tokens.
+    fn edited_stream() -> String {
+        let details = "{\"prompt_tokens_details\":{\"cached_tokens\":7}";
+        STREAM
+            .replace(
+                "{\"prompt_tokens\":9}",
+                &format!("{details},\"prompt_tokens\":9}}"),
+            )
+            .replace("{\"usage\":{}}", &format!("{{\"usage\":{details}}}}}"))
+    }
+
+    fn rewritten(edit: EventEdit, parts: &[&[u8]]) -> Vec<u8> {
+        let mut rewriter = Rewriter::new(edit);
+        let mut out: Vec<u8> = parts.iter().flat_map(|part| rewriter.read(part)).collect();
+        out.extend(rewriter.finish());
+        assert!(rewriter.finish().is_empty());
+        out
+    }
+
+    fn cut(bytes: &[u8], mut cuts: Vec<usize>) -> Vec<&[u8]> {
+        cuts.retain(|cut| *cut <= bytes.len());
+        cuts.extend([0, bytes.len()]);
+        cuts.sort_unstable();
+        cuts.windows(2)
+            .map(|pair| &bytes[pair[0]..pair[1]])
+            .collect()
+    }
+
+    /// Prefill's word on the third answer of a batch, which the streams here do not have.
+    fn of_nobody() -> EventEdit {
+        let prefill = br#"[{},{},{"meta_info":{"input_token_logprobs":[1]}}]"#;
+        EventEdit::PromptLogprobs(PromptLogprobs::read(prefill).unwrap())
+    }
+
+    #[test]
+    fn whole_lines_go_on_at_once() {
+        let mut rewriter = Rewriter::new(EventEdit::CachedTokens(7));
+        assert_eq!(
+            rewriter.read(b"data: {\"choices\":[]}\n\ndata: {\"usa"),
+            b"data: {\"choices\":[]}\n\n"
+        );
+        assert_eq!(rewriter.read(b"ge\":null}"), b"");
+        assert_eq!(rewriter.read(b"\r"), b"");
+        assert_eq!(rewriter.read(b"\n"), b"data: {\"usage\":null}\r\n");
+        assert_eq!(rewriter.finish(), b"");
+    }
+
+    #[test]
+    fn prefills_log_probabilities_come_into_each_event_of_its_answer() {
+        let prefill = br#"{"meta_info":{"input_token_logprobs":[1,2]}}"#;
+        let edit = EventEdit::PromptLogprobs(PromptLogprobs::read(prefill).unwrap());
+        let stream = "data: {\"text\":\"a\",\"meta_info\":{\"input_token_logprobs\":[]}}\n\ndata: {\"text\":\"ab\",\"meta_info\":{\"input_token_logprobs\":[]}}\n\ndata: [DONE]\n\n";
+        let out = rewritten(edit, &[stream.as_bytes()]);
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            stream.replace("[]", "[1,2]")
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_passes_and_the_next_one_is_edited() {
+        let mut rewriter = Rewriter::new(EventEdit::CachedTokens(7));
+        let long = format!(
+            "data: {{\"x\":\"{}\",\"usage\":{{}}}}",
+            "x".repeat(3 * MAX_EVENT)
+        );
+        let mut out = Vec::new();
+        for part in long.as_bytes().chunks(4096) {
+            out.extend(rewriter.read(part));
+            assert!(rewriter.line.len() <= MAX_EVENT);
+        }
+        assert_eq!(out, long.as_bytes());
+        assert_eq!(rewriter.read(b"\n"), b"\n");
+        let next = rewriter.read(b"data: {\"usage\":{}}\n");
+        assert!(
+            String::from_utf8(next)
+                .unwrap()
+                .contains("\"cached_tokens\":7")
+        );
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_is_edited_too() {
+        let edit = EventEdit::CachedTokens(7);
+        assert!(edit.apply("{\"usage\":{\"prompt_tokens\":9}}").is_some());
+        assert_eq!(edit.apply("{}"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_where_the_bytes_are_cut(cuts in prop::collection::vec(0..=STREAM.len(), 0..20)) {
+            let out = rewritten(EventEdit::CachedTokens(7), &cut(STREAM.as_bytes(), cuts));
+            prop_assert_eq!(String::from_utf8(out).unwrap(), edited_stream());
+        }
+
+        #[test]
+        fn an_edit_that_applies_to_nothing_changes_nothing(
+            lines in prop::collection::vec(prop::sample::select(&[
+                "data: {\"text\":\"a\",\"meta_info\":{},\"index\":1}\n", "data: [DONE]\r\n", "\n", "data:", "\r", "{}", "\u{e9}",
+            ][..]), 0..30),
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+            cuts in prop::collection::vec(0..2000_usize, 0..20),
+        ) {
+            let mut bytes = lines.concat().into_bytes();
+            bytes.extend(noise);
+            prop_assert_eq!(rewritten(of_nobody(), &cut(&bytes, cuts)), bytes);
+        }
+
+        #[test]
+        fn any_bytes_pass(bytes in prop::collection::vec(any::<u8>(), 0..2000), cuts in prop::collection::vec(0..2000_usize, 0..20)) {
+            let at_once = rewritten(EventEdit::CachedTokens(7), &[&bytes]);
+            prop_assert_eq!(rewritten(EventEdit::CachedTokens(7), &cut(&bytes, cuts)), at_once);
+        }
+    }
+}

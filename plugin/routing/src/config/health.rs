@@ -1,0 +1,48 @@
+//! Owns the configuration of ejection: when a worker that keeps failing is left alone, and for how long.
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::check::value;
+
+/// When a worker that keeps failing is left alone, and for how long.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Health {
+    /// Failures in a row after which a worker is ejected, if others work; 0: never.
+    pub eject_after: u32,
+    /// Milliseconds that it is ejected for the first time; twice as many each time after.
+    pub eject_ms: u64,
+    /// Milliseconds that it is ejected at most. One that has worked for so long since starts anew.
+    pub most_eject_ms: u64,
+}
+
+impl Default for Health {
+    /// Three failures are no accident. Five seconds, as with a refused connection, to five minutes: an engine that loads its
+    /// weights anew is back by then.
+    fn default() -> Self {
+        Self {
+            eject_after: 3,
+            eject_ms: 5_000,
+            most_eject_ms: 300_000,
+        }
+    }
+}
+
+impl Health {
+    pub(super) fn check(&self, at: &str) -> Result<(), ConfigError> {
+        if self.eject_ms == 0 {
+            return Err(value(
+                &format!("{at}.eject_ms"),
+                "must be at least 1; to eject nobody set eject_after to 0",
+            ));
+        }
+        if self.most_eject_ms < self.eject_ms {
+            return Err(value(
+                &format!("{at}.most_eject_ms"),
+                "must be at least eject_ms",
+            ));
+        }
+        Ok(())
+    }
+}

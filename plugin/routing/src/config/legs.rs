@@ -1,0 +1,136 @@
+//! Owns the limits of a request's legs: how long each may take, and how often it is tried.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Limits of the prefill leg.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefillLeg {
+    /// Milliseconds that a call may take at most, from the call to its complete answer.
+    pub timeout_ms: u32,
+    /// Milliseconds that a call may take whatever its prompt is.
+    pub base_timeout_ms: u32,
+    /// Milliseconds in addition for each 1,000 tokens that the worker must compute first, those booked on it before included.
+    pub timeout_ms_per_1k_tokens: u32,
+    /// Workers tried in all before the request is refused.
+    pub attempts: u32,
+    /// Milliseconds without an answer after which a second worker is called beside the first; absent: never.
+    pub hedge_after_ms: Option<u32>,
+    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request is
+    /// refused with 429; absent: no bound.
+    pub max_queued_tokens: Option<u64>,
+}
+
+impl Default for PrefillLeg {
+    /// Two minutes at most: a 128k-token prompt on a slow worker. A worker slower than 1,000 tokens a second, or one that does
+    /// nothing for a quarter of a minute, is taken for one that hangs. Three workers.
+    fn default() -> Self {
+        Self {
+            timeout_ms: 120_000,
+            base_timeout_ms: 15_000,
+            timeout_ms_per_1k_tokens: 1_000,
+            attempts: 3,
+            hedge_after_ms: None,
+            max_queued_tokens: None,
+        }
+    }
+}
+
+impl PrefillLeg {
+    /// How long a call may take on a worker that has so many tokens to compute until it is done.
+    pub fn deadline(&self, tokens: u64) -> Duration {
+        let per_1k = u64::from(self.timeout_ms_per_1k_tokens);
+        let grown = tokens.saturating_mul(per_1k) / 1_000;
+        let wanted = u64::from(self.base_timeout_ms).saturating_add(grown);
+        Duration::from_millis(wanted.min(u64::from(self.timeout_ms)))
+    }
+}
+
+/// Limits of the decode leg.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DecodeLeg {
+    /// Workers (in direct mode: frontends) tried in all when connections are refused.
+    pub attempts: u32,
+    /// Whether decode workers can run whole requests, prefill included.
+    pub runs_whole_requests: bool,
+    /// Milliseconds from the decode leg's dispatch to its first token; 0: no limit. Where the worker reads the prompt too, as
+    /// much again as a prefill leg is given.
+    pub first_token_timeout_ms: u32,
+    /// Milliseconds between two pieces of a streamed answer, after the first; 0: no limit.
+    pub silence_timeout_ms: u32,
+    /// Milliseconds for each token that the client allows, for an answer in one piece, in addition to those for the first; 0,
+    /// and where the client allows unboundedly many: no limit.
+    pub timeout_ms_per_token: u32,
+    /// How often a decode leg that failed before its client read anything is replaced by a new pair.
+    pub recoveries: u32,
+    /// Bytes of request bodies kept for that, per worker thread; a request beyond it is not replaced.
+    pub recovery_bytes: usize,
+}
+
+impl Default for DecodeLeg {
+    /// A minute for the queue before the first token; two of silence, since a client that reads slowly silences its worker too.
+    fn default() -> Self {
+        Self {
+            attempts: 3,
+            runs_whole_requests: false,
+            first_token_timeout_ms: 60_000,
+            silence_timeout_ms: 120_000,
+            timeout_ms_per_token: 200,
+            recoveries: 1,
+            recovery_bytes: 64 * 1024 * 1024,
+        }
+    }
+}
+
+impl DecodeLeg {
+    /// How long an answer in one piece may take for at most so many tokens; none: as long as it likes.
+    pub fn whole_deadline(&self, tokens: Option<u64>) -> Option<Duration> {
+        let first = self.first_token_deadline()?;
+        let per_token = Some(u64::from(self.timeout_ms_per_token)).filter(|ms| *ms > 0)?;
+        let others = tokens?.saturating_mul(per_token);
+        Some(first.saturating_add(Duration::from_millis(others)))
+    }
+
+    /// How long the first token may take; none: as long as it likes.
+    pub fn first_token_deadline(&self) -> Option<Duration> {
+        limit(self.first_token_timeout_ms)
+    }
+
+    /// How long a stream may be silent; none: as long as it likes.
+    pub fn silence(&self) -> Option<Duration> {
+        limit(self.silence_timeout_ms)
+    }
+}
+
+fn limit(ms: u32) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(u64::from(ms)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefills_deadline_grows_with_its_tokens_up_to_the_most() {
+        let leg = PrefillLeg::default();
+        let deadline = |tokens| leg.deadline(tokens).as_millis();
+        assert_eq!(deadline(1), 15_001);
+        assert_eq!(deadline(8_000), 23_000);
+        assert_eq!(deadline(u64::MAX), 120_000);
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_has_a_limit_where_its_length_has() {
+        let leg = DecodeLeg::default();
+        assert_eq!(leg.whole_deadline(Some(100)), Some(Duration::from_secs(80)));
+        assert_eq!(leg.whole_deadline(None), None);
+        let unlimited = DecodeLeg {
+            first_token_timeout_ms: 0,
+            ..leg
+        };
+        assert_eq!(unlimited.whole_deadline(Some(100)), None);
+    }
+}

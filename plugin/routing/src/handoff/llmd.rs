@@ -1,0 +1,30 @@
+//! Owns llm-d's routing sidecar: a header names the prefill worker, the sidecar beside the decode worker runs the legs.
+//!
+//! The body is not touched, and the request's destination is the decode worker. Source: llm-d's picker contract.
+
+use std::net::SocketAddr;
+
+use super::HeaderValue;
+
+/// Where the sidecar reads who prefills.
+pub const PREFILLER: &str = "x-prefiller-host-port";
+
+/// The header that names the prefill worker: `ip:port`, IPv6 in brackets.
+pub fn prefiller(prefill: SocketAddr) -> HeaderValue {
+    (PREFILLER, prefill.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prefill_worker_is_named_by_address_and_port() {
+        let header = |address: &str| prefiller(address.parse().unwrap());
+        assert_eq!(
+            header("10.0.0.1:8000"),
+            ("x-prefiller-host-port", "10.0.0.1:8000".to_owned())
+        );
+        assert_eq!(header("[fd00::1]:8000").1, "[fd00::1]:8000");
+    }
+}

@@ -1,0 +1,140 @@
+//! Owns what all legs share that only compute the prompt, or only fetch what was computed: one token, not streamed.
+//!
+//! The limit is set under every name it has, since engines differ in which one wins. A lower bound above it and options of
+//! a stream that is none are errors to the engines, so they go.
+
+use crate::json::{Edits, Object, each_edited, edited};
+use crate::request::sequences::SAMPLING;
+use crate::request::{Generation, Request};
+
+const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+
+/// The limit among the sampling parameters of SGLang's `/generate`.
+const SAMPLED: &str = "max_new_tokens";
+
+/// Edits that make the client's body ask for one token, not streamed.
+pub fn edits(request: &Request<'_>) -> Edits {
+    let body = &request.body;
+    let mut edits = body.edit();
+    match request.generation {
+        Generation::Generate => limit_sampling(body, &mut edits),
+        Generation::Responses => limit(body, "max_output_tokens", &mut edits),
+        _ => limit(body, "max_tokens", &mut edits),
+    }
+    body.all("stream")
+        .for_each(|member| edits.replace(member, "false"));
+    for name in ["stream_options", "min_tokens"] {
+        body.all(name).for_each(|member| edits.remove(member));
+    }
+    edits
+}
+
+fn limit(body: &Object<'_>, name: &str, edits: &mut Edits) {
+    if body.get(name).is_none() {
+        edits.insert(name, "1");
+    }
+    for name in LIMITS {
+        body.all(name).for_each(|member| edits.replace(member, "1"));
+    }
+}
+
+fn limit_sampling(body: &Object<'_>, edits: &mut Edits) {
+    const NAME: &str = "sampling_params";
+    if body.get(NAME).is_none() {
+        edits.insert(NAME, sampling("null"));
+    }
+    body.all(NAME)
+        .for_each(|member| edits.replace(member, sampling(member.value)));
+}
+
+/// Sampling parameters, one object or a list of them, with the limit.
+fn sampling(params: &str) -> String {
+    let limited = match params.as_bytes().first() {
+        Some(b'{') => sampling_object(params),
+        Some(b'[') => each_edited(params, |_, object| sampling_object(object)),
+        _ => Some(format!("{{\"{SAMPLED}\":1}}")),
+    };
+    limited.unwrap_or_else(|| params.to_owned())
+}
+
+fn sampling_object(params: &str) -> Option<String> {
+    edited(params, SAMPLING, |object, edits| {
+        if object.get(SAMPLED).is_none() {
+            edits.insert(SAMPLED, "1");
+        }
+        object
+            .all(SAMPLED)
+            .for_each(|member| edits.replace(member, "1"));
+        object
+            .all("min_new_tokens")
+            .for_each(|member| edits.remove(member));
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leg(generation: Generation, body: &str) -> String {
+        let request = Request::parse(generation, body.as_bytes()).unwrap();
+        String::from_utf8(edits(&request).apply(body.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn golden_bytes() {
+        for (generation, body, expected) in [
+            (
+                Generation::Chat,
+                r#"{"model":"m", "stream" : true,"stream_options":{"include_usage":true},"messages":[],"seed":9007199254740993,"min_tokens":5,"max_tokens":100 }"#,
+                r#"{"model":"m", "stream" : false,"messages":[],"seed":9007199254740993,"max_tokens":1 }"#,
+            ),
+            (
+                Generation::Chat,
+                r#"{"model":"m","messages":[],"max_completion_tokens":null}"#,
+                r#"{"max_tokens":1,"model":"m","messages":[],"max_completion_tokens":1}"#,
+            ),
+            (
+                Generation::Completions,
+                r#"{"max_tokens":3,"model":"m","prompt":[1,2],"max_tokens":null,"best_of":1}"#,
+                r#"{"max_tokens":1,"model":"m","prompt":[1,2],"max_tokens":1,"best_of":1}"#,
+            ),
+            (
+                Generation::Responses,
+                r#"{"model":"m","input":"p"}"#,
+                r#"{"max_output_tokens":1,"model":"m","input":"p"}"#,
+            ),
+        ] {
+            assert_eq!(leg(generation, body), expected);
+        }
+    }
+
+    #[test]
+    fn generate_has_its_limit_among_the_sampling_parameters() {
+        let sampled =
+            |params: &str| format!(r#"{{"text":"t","sampling_params":{params}, "stream":false}}"#);
+        for (params, limited) in [
+            (
+                r#"{"temperature":0, "max_new_tokens":64,"min_new_tokens":3}"#,
+                r#"{"temperature":0, "max_new_tokens":1}"#,
+            ),
+            ("{}", r#"{"max_new_tokens":1}"#),
+            ("null", r#"{"max_new_tokens":1}"#),
+            (r#"{ "n":2}"#, r#"{"max_new_tokens":1, "n":2}"#),
+            (
+                r#"[ {"max_new_tokens":9} , {}, {"min_new_tokens":1}]"#,
+                r#"[ {"max_new_tokens":1} , {"max_new_tokens":1}, {"max_new_tokens":1}]"#,
+            ),
+        ] {
+            let body = sampled(params).replace("false", "true");
+            assert_eq!(
+                leg(Generation::Generate, &body),
+                sampled(limited),
+                "{params}"
+            );
+        }
+        assert_eq!(
+            leg(Generation::Generate, r#"{"input_ids":[[1],[2]]}"#),
+            r#"{"sampling_params":{"max_new_tokens":1},"input_ids":[[1],[2]]}"#
+        );
+    }
+}

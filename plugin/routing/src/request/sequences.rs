@@ -1,0 +1,257 @@
+//! Owns how many sequences a request asks for: its prompts, and the choices for each of them.
+
+use super::Generation;
+use crate::json::{Object, elements, length};
+use crate::route::Refusal;
+
+/// The prompts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prompts {
+    /// One, as text, as token ids, as messages.
+    One,
+    /// A list of so many, which may be one.
+    Batch(u64),
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sequences {
+    /// Its prompts.
+    pub prompts: Prompts,
+    /// Choices for each prompt: those that are returned, or the more that they are the best of.
+    pub choices: u64,
+}
+
+impl Sequences {
+    /// How many sequences the engine decodes.
+    pub fn count(&self) -> u64 {
+        let prompts = match self.prompts {
+            Prompts::One => 1,
+            Prompts::Batch(prompts) => prompts.max(1),
+        };
+        prompts.saturating_mul(self.choices)
+    }
+
+    /// That there is one sequence alone, as a hand-off demands which has a single consumer.
+    ///
+    /// # Errors
+    /// [`Refusal::Field`] names what asks for more.
+    pub fn check_one(&self) -> Result<(), Refusal> {
+        if self.choices > 1 {
+            return Err(Refusal::Field {
+                name: "n",
+                problem: "only one choice can be handed over from prefill to decode, and no worker runs whole requests",
+            });
+        }
+        match self.count() {
+            0 | 1 => Ok(()),
+            _ => Err(Refusal::Field {
+                name: "prompt",
+                problem: "only one prompt can be handed over from prefill to decode, and no worker runs whole requests",
+            }),
+        }
+    }
+
+    pub(super) fn read(generation: Generation, body: &Object<'_>) -> Result<Self, Refusal> {
+        let prompts = match generation {
+            Generation::Completions | Generation::Generate => prompts(generation, body),
+            Generation::Chat | Generation::Responses | Generation::Other => Prompts::One,
+        };
+        Ok(Self {
+            prompts,
+            choices: choices(generation, body)?.max(1),
+        })
+    }
+}
+
+fn prompts(generation: Generation, body: &Object<'_>) -> Prompts {
+    let Some(prompt) = generation.prompt(body) else {
+        return Prompts::One;
+    };
+    let value = prompt.value;
+    // What stands inside the lists: text of one prompt stands in none, its ids in one, its embeddings in two.
+    let depth = opening_brackets(value);
+    let inside = value.trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
+    let one = match inside.as_bytes().first() {
+        Some(b'"') => 0,
+        _ if prompt.key == "input_embeds" => 2,
+        _ => 1,
+    };
+    match depth > one {
+        true => Prompts::Batch(length(value).unwrap_or(1) as u64),
+        false => Prompts::One,
+    }
+}
+
+fn opening_brackets(value: &str) -> usize {
+    let opening = value
+        .bytes()
+        .take_while(|byte| *byte == b'[' || byte.is_ascii_whitespace());
+    opening.filter(|byte| *byte == b'[').count()
+}
+
+fn choices(generation: Generation, body: &Object<'_>) -> Result<u64, Refusal> {
+    match generation {
+        Generation::Chat => number(body, "n", "n"),
+        Generation::Completions => {
+            let best_of = number(body, "best_of", "best_of")?;
+            Ok(number(body, "n", "n")?.max(best_of))
+        }
+        Generation::Generate => sampled(body),
+        Generation::Responses | Generation::Other => Ok(1),
+    }
+}
+
+/// SGLang's `n` stands among the sampling parameters: one object, or one for each prompt of a batch, which agree in it.
+fn sampled(body: &Object<'_>) -> Result<u64, Refusal> {
+    let wrong = Refusal::Field {
+        name: "sampling_params",
+        problem: "must be an object, or a list of objects",
+    };
+    let mut most = 1;
+    for member in body.all("sampling_params") {
+        for object in objects(member.value).ok_or_else(|| wrong.clone())? {
+            let object = Object::parse(object.as_bytes(), SAMPLING).map_err(|_| wrong.clone())?;
+            most = most.max(number(&object, "n", "sampling_params.n")?);
+        }
+    }
+    Ok(most)
+}
+
+/// Members of the sampling parameters that are read or edited.
+pub const SAMPLING: &[&str] = &["n", "max_new_tokens", "min_new_tokens"];
+
+/// The sampling parameters' objects; none of something else.
+pub fn objects(sampling: &str) -> Option<Vec<&str>> {
+    match sampling.as_bytes().first() {
+        Some(b'{') => Some(vec![sampling]),
+        Some(b'n') => Some(Vec::new()),
+        _ => elements(sampling),
+    }
+}
+
+/// A count that the client may set; 1 where it does not.
+fn number(object: &Object<'_>, key: &str, name: &'static str) -> Result<u64, Refusal> {
+    let wrong = Refusal::Field {
+        name,
+        problem: "must be a positive integer",
+    };
+    let Some(member) = object.get(key).filter(|member| member.value != "null") else {
+        return Ok(1);
+    };
+    match member.value.parse::<u64>() {
+        // Of OpenAI's interface `best_of` may be 0, which says nothing.
+        Ok(0) if key != "best_of" => Err(wrong),
+        Ok(number) => Ok(number),
+        Err(_) => Err(wrong),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Request;
+
+    fn sequences(generation: Generation, body: &str) -> Result<Sequences, Refusal> {
+        Request::parse(generation, body.as_bytes()).map(|request| request.sequences())
+    }
+
+    #[test]
+    fn prompts_are_counted_in_all_shapes() {
+        for (prompt, expected) in [
+            (r#""a""#, Prompts::One),
+            (r#""[[""#, Prompts::One),
+            ("[1,2,3]", Prompts::One),
+            ("[]", Prompts::One),
+            (r#"["a"]"#, Prompts::Batch(1)),
+            (r#"[ "a", "b" ]"#, Prompts::Batch(2)),
+            (" [ [1,2] , [3], [] ]", Prompts::Batch(3)),
+        ] {
+            let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+            let found = sequences(Generation::Completions, &body).unwrap();
+            assert_eq!(found.prompts, expected, "{prompt}");
+        }
+        for (member, expected) in [
+            (r#""text":"a""#, Prompts::One),
+            (r#""text":["a"]"#, Prompts::Batch(1)),
+            (r#""text":null,"input_ids":[1,2]"#, Prompts::One),
+            (r#""input_ids":[[1],[2]]"#, Prompts::Batch(2)),
+            (r#""input_embeds":[[0.5,1],[2,3]]"#, Prompts::One),
+            (r#""input_embeds":[[[0.5,1]],[[2,3]]]"#, Prompts::Batch(2)),
+        ] {
+            let found = sequences(Generation::Generate, &format!("{{{member}}}")).unwrap();
+            assert_eq!(found.prompts, expected, "{member}");
+        }
+    }
+
+    #[test]
+    fn choices_multiply_the_prompts_and_a_wrong_one_is_named() {
+        let completion = |members: &str| {
+            let body = format!(r#"{{"model":"m","prompt":["a","b"]{members}}}"#);
+            sequences(Generation::Completions, &body).map(|found| found.count())
+        };
+        assert_eq!(completion(""), Ok(2));
+        assert_eq!(completion(r#","n":3,"best_of":0"#), Ok(6));
+        assert_eq!(completion(r#","n":2,"best_of":4"#), Ok(8));
+        assert_eq!(completion(r#","n":null,"best_of":null"#), Ok(2));
+        assert_eq!(completion(r#","n":18446744073709551615"#), Ok(u64::MAX));
+        let chat = |n: &str| {
+            let body = format!(r#"{{"model":"m","messages":[],"n":{n},"best_of":4}}"#);
+            sequences(Generation::Chat, &body).map(|found| found.count())
+        };
+        assert_eq!(chat("2"), Ok(2));
+        for bad in [
+            "0",
+            "-1",
+            "1.5",
+            "\"2\"",
+            "true",
+            "[1]",
+            "{}",
+            "18446744073709551616",
+        ] {
+            let refusal = chat(bad).unwrap_err();
+            assert!(matches!(refusal, Refusal::Field { name: "n", .. }), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sampling_parameters_are_one_object_or_one_for_each_prompt() {
+        let generate = |sampling: &str| {
+            let body = format!(r#"{{"text":["a","b"],"sampling_params":{sampling}}}"#);
+            sequences(Generation::Generate, &body).map(|found| found.count())
+        };
+        assert_eq!(generate("null"), Ok(2));
+        assert_eq!(generate(r#"{"n":3}"#), Ok(6));
+        assert_eq!(generate(r#"[{"n":2},{"n":2}]"#), Ok(4));
+        for (bad, named) in [
+            (r#"{"n":"2"}"#, "sampling_params.n"),
+            ("3", "sampling_params"),
+            (r#""x""#, "sampling_params"),
+            ("[1]", "sampling_params"),
+        ] {
+            let refusal = generate(bad).unwrap_err();
+            assert!(
+                matches!(refusal, Refusal::Field { name, .. } if name == named),
+                "{bad}: {refusal}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_handoff_with_one_consumer_takes_one_sequence() {
+        let check = |members: &str| {
+            let body = format!(r#"{{"model":"m",{members}}}"#);
+            let found = sequences(Generation::Completions, &body).unwrap();
+            found.check_one().err().map(|refusal| match refusal {
+                Refusal::Field { name, .. } => name,
+                other => panic!("{other}"),
+            })
+        };
+        assert_eq!(check(r#""prompt":"a""#), None);
+        assert_eq!(check(r#""prompt":["a"],"n":1"#), None);
+        assert_eq!(check(r#""prompt":["a","b"]"#), Some("prompt"));
+        assert_eq!(check(r#""prompt":["a","b"],"n":2"#), Some("n"));
+        assert_eq!(check(r#""prompt":"a","best_of":2"#), Some("n"));
+    }
+}

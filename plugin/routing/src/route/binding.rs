@@ -1,0 +1,138 @@
+//! Owns what must be known of a prefill worker before it can be handed a request: where its bootstrap server is and, of
+//! Mooncake's, under which ids its engines are known.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::Router;
+use crate::config::{BootstrapSource, Protocol};
+use crate::fleet::{Role, Worker, WorkerId};
+use crate::handoff::bootstrap::Bootstrap;
+use crate::handoff::mooncake::{self, EngineIds};
+use crate::handoff::sglang;
+
+/// A prefill worker that has not told is asked again after this time.
+const UNTOLD_AGAIN: Duration = Duration::from_secs(1);
+
+/// One that has told is asked again after this time, where a restart at the same address would change the answer.
+const TOLD_AGAIN: Duration = Duration::from_secs(2);
+
+/// What is known of a prefill worker.
+#[derive(Debug, Clone)]
+pub(super) struct Binding {
+    pub(super) bootstrap: Bootstrap,
+    /// Mooncake only.
+    pub(super) engines: Option<EngineIds>,
+}
+
+/// What a prefill worker must be asked.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// Whom.
+    pub worker: Rc<Worker>,
+    /// The proxy's cluster that the server is a member of.
+    pub cluster: String,
+    /// The server.
+    pub destination: SocketAddr,
+    /// The path to get.
+    pub path: &'static str,
+    /// When to ask again, whatever the answer is.
+    pub again: Duration,
+}
+
+impl Router {
+    /// Bindings that need no asking: where the bootstrap server's port is configured, or told by discovery.
+    pub(super) fn bind_what_is_known(&mut self) {
+        if self.pool.protocol != Protocol::Sglang {
+            return;
+        }
+        let prefills: Vec<Rc<Worker>> = self.fleet.of_role(Role::Prefill).cloned().collect();
+        for worker in prefills {
+            if let Some(bootstrap) = self.bootstrap_of(&worker) {
+                let binding = Binding {
+                    bootstrap,
+                    engines: None,
+                };
+                self.bindings.insert(worker.id, binding);
+            }
+        }
+    }
+
+    /// A worker's bootstrap server, where its port is known without asking.
+    fn bootstrap_of(&self, worker: &Worker) -> Option<Bootstrap> {
+        let common = match self.pool.bootstrap {
+            BootstrapSource::Port(port) => Some(port),
+            BootstrapSource::Ask => None,
+        };
+        let port = worker.bootstrap_port.or(common)?;
+        Some(Bootstrap::beside(worker.address?, port))
+    }
+
+    /// What prefill workers must be asked now and then.
+    pub fn questions(&self) -> Vec<Question> {
+        if !self.pool.protocol.needs_binding() {
+            return Vec::new();
+        }
+        let prefills = self.fleet.of_role(Role::Prefill);
+        prefills
+            .filter_map(|worker| self.question(worker))
+            .collect()
+    }
+
+    fn question(&self, worker: &Rc<Worker>) -> Option<Question> {
+        let is_bound = self.bindings.contains_key(&worker.id);
+        let address = worker.address?;
+        let clusters = &self.pool.clusters;
+        let (cluster, destination, path) = match self.pool.protocol {
+            Protocol::Mooncake => {
+                let port = self.bootstrap_of(worker)?.port();
+                let server = SocketAddr::new(address.ip(), port);
+                (&clusters.bootstrap, server, mooncake::QUERY)
+            }
+            _ if is_bound => return None,
+            _ => (&clusters.prefill, address, "/get_server_info"),
+        };
+        Some(Question {
+            worker: Rc::clone(worker),
+            cluster: cluster.clone(),
+            destination,
+            path,
+            again: match is_bound {
+                true => TOLD_AGAIN,
+                false => UNTOLD_AGAIN,
+            },
+        })
+    }
+
+    /// What a worker answered; false where that does not tell what was asked. An answer of one that has left meanwhile is
+    /// discarded.
+    pub fn told(&mut self, id: WorkerId, answer: &[u8]) -> bool {
+        let Some(worker) = self.fleet.get(id).cloned() else {
+            return true;
+        };
+        let binding = match self.pool.protocol {
+            Protocol::Mooncake => self.mooncake(&worker, answer),
+            _ => sglang::bootstrap_port(answer)
+                .zip(worker.address)
+                .map(|(port, address)| Binding {
+                    bootstrap: Bootstrap::beside(address, port),
+                    engines: None,
+                }),
+        };
+        let Some(binding) = binding else {
+            return false;
+        };
+        if self.bindings.insert(id, binding).is_none() {
+            self.recompute();
+        }
+        true
+    }
+
+    fn mooncake(&self, worker: &Worker, answer: &[u8]) -> Option<Binding> {
+        Some(Binding {
+            bootstrap: self.bootstrap_of(worker)?,
+            engines: Some(EngineIds::parse(answer)?),
+        })
+    }
+}

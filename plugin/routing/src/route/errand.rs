@@ -1,0 +1,72 @@
+//! Owns what must be known of a request to place it again after its body is gone.
+
+use std::time::Duration;
+
+use super::Router;
+use super::ask::{Admit, Asked, Case};
+use super::dispatch::Patience;
+use crate::fleet::WorkerId;
+use crate::handoff::terminal::Form;
+use crate::prefill_router::Place;
+use crate::request::{Generation, Request, Steering};
+
+/// A request that has been placed once.
+#[derive(Debug, Clone)]
+pub(super) struct Errand {
+    pub(super) place: Place,
+    pub(super) steering: Steering,
+    pub(super) asked: Asked,
+    pub(super) form: Form,
+    pub(super) generation: Generation,
+    /// The most tokens that the answer may have, where the client says so.
+    pub(super) max_tokens: Option<u64>,
+    /// Whether the client wants the prompt's logprobs, which SGLang's prefill worker alone knows.
+    pub(super) wants_logprobs: bool,
+}
+
+impl Errand {
+    pub(super) fn of(case: &Case<'_>, request: &Request<'_>) -> Self {
+        Self {
+            place: case.place.clone(),
+            steering: case.steering.clone(),
+            asked: case.asked.clone(),
+            form: request.form(),
+            generation: request.generation,
+            max_tokens: request.max_tokens(),
+            wants_logprobs: wants_logprobs(request),
+        }
+    }
+
+    /// It was let in before, and is placed again, on none of the workers that have failed it.
+    pub(super) fn case<'a>(&'a self, router: &mut Router, excluded: &'a [WorkerId]) -> Case<'a> {
+        Case {
+            admit: Admit::Anyone,
+            excluded,
+            ..router.case(&self.place, &self.steering, &self.asked)
+        }
+    }
+
+    /// How long a worker may take over its answer, where it has `reading` to do before it can decode.
+    pub(super) fn patience(&self, router: &Router, reading: Duration) -> Patience {
+        let leg = &router.pool.decode;
+        let and_reading = |time: Duration| time.saturating_add(reading);
+        let whole = leg.whole_deadline(self.max_tokens).map(and_reading);
+        let (first, silence) = match self.form {
+            Form::Whole => (whole, None),
+            Form::Stream { .. } => (
+                leg.first_token_deadline().map(and_reading),
+                leg.silence(),
+            ),
+        };
+        Patience {
+            first,
+            silence,
+            whole,
+        }
+    }
+}
+
+fn wants_logprobs(request: &Request<'_>) -> bool {
+    let asked = request.body.get("return_logprob");
+    request.generation == Generation::Generate && asked.is_some_and(|member| member.value != "false")
+}

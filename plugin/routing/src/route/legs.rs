@@ -1,0 +1,287 @@
+//! Owns what the legs of a hand-off are sent, by protocol, and what prefill's answer brings for decode.
+
+use super::binding::Binding;
+use super::choice::Pair;
+use super::{Refusal, Router};
+use crate::config::{self, Protocol};
+use crate::fleet::Target;
+use crate::handoff::bootstrap::Bootstrap;
+use crate::handoff::mooncake::{self, Transfer};
+use crate::handoff::nixl::{self, Handoff};
+use crate::handoff::sglang::{self, Shape};
+use crate::handoff::terminal::Ending;
+use crate::handoff::trtllm::{self, Context};
+use crate::json::Edits;
+use crate::request::Request;
+
+/// What the legs are sent.
+#[derive(Debug, Clone)]
+pub(super) enum Legs {
+    /// vLLM's `NixlConnector`.
+    Nixl {
+        prefill: Edits,
+        decode: Edits,
+        cleanup: Edits,
+    },
+    /// vLLM's `MooncakeConnector`.
+    Mooncake {
+        prefill: Edits,
+        decode: Edits,
+        cleanup: Edits,
+        transfer: Transfer,
+    },
+    /// TensorRT-LLM.
+    Trtllm {
+        prefill: Edits,
+        decode: trtllm::DecodeLeg,
+        cleanup: trtllm::DecodeLeg,
+        id: u64,
+    },
+    /// SGLang.
+    Sglang {
+        prefill: Edits,
+        decode: Edits,
+        rooms: Vec<u64>,
+        shape: Shape,
+        bootstrap: Bootstrap,
+        ranks: Ranks,
+    },
+}
+
+/// The data-parallel ranks of a pair, of workers that have more than one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ranks {
+    prefill: Option<u32>,
+    decode: Option<u32>,
+}
+
+/// What prefill has computed and a decode worker is to fetch.
+pub(super) struct Staged {
+    /// KV blocks that wait.
+    pub(super) blocks: u64,
+    /// The decode leg.
+    pub(super) decode: Edits,
+    /// The leg that only fetches.
+    pub(super) cleanup: Edits,
+}
+
+impl Router {
+    /// Prepares the legs for a pair. `binding` is what is known of its prefill worker, where that must be.
+    pub(super) fn legs(
+        &mut self,
+        pair: &Pair,
+        binding: Option<Binding>,
+        request: &Request<'_>,
+    ) -> Result<Legs, Refusal> {
+        let prefill = &pair.prefill.target;
+        match (self.pool.protocol, binding) {
+            (Protocol::Sglang, Some(Binding { bootstrap, .. })) => {
+                let asked = request.sequences();
+                let count = sglang::rooms_needed(asked)?;
+                Ok(Legs::Sglang {
+                    prefill: sglang::prefill_edits(request),
+                    decode: sglang::decode_edits(request),
+                    rooms: self.draw_rooms(prefill, count),
+                    shape: Shape::of(asked),
+                    bootstrap,
+                    ranks: Ranks {
+                        prefill: prefill.rank,
+                        decode: pair.decode.target.rank,
+                    },
+                })
+            }
+            (Protocol::Mooncake, Some(binding)) => Ok(Legs::Mooncake {
+                prefill: mooncake::prefill_edits(request),
+                decode: mooncake::decode_edits(request),
+                cleanup: mooncake::cleanup_edits(request),
+                transfer: self.transfer(prefill, &binding)?,
+            }),
+            (Protocol::Trtllm, _) => Ok(Legs::Trtllm {
+                prefill: trtllm::prefill_edits(request),
+                decode: trtllm::DecodeLeg::new(request),
+                cleanup: trtllm::DecodeLeg::cleanup(request),
+                id: self.rooms.draw_high(),
+            }),
+            _ => Ok(Legs::Nixl {
+                prefill: nixl::prefill_edits(request),
+                decode: nixl::decode_edits(request),
+                cleanup: nixl::cleanup_edits(request),
+            }),
+        }
+    }
+
+    /// The same legs for another prefill worker: nothing that was drawn for the first is used twice. None where the worker is
+    /// not known well enough.
+    pub(super) fn renewed(&mut self, legs: &Legs, prefill: &Target) -> Option<Legs> {
+        let binding = self.bindings.get(&prefill.worker.id).cloned();
+        let mut renewed = legs.clone();
+        match &mut renewed {
+            Legs::Nixl { .. } => {}
+            Legs::Trtllm { id, .. } => *id = self.rooms.draw_high(),
+            Legs::Mooncake { transfer, .. } => {
+                *transfer = self.transfer(prefill, &binding?).ok()?;
+            }
+            Legs::Sglang {
+                rooms,
+                bootstrap,
+                ranks,
+                ..
+            } => {
+                *bootstrap = binding?.bootstrap;
+                *rooms = self.draw_rooms(prefill, rooms.len());
+                ranks.prefill = prefill.rank;
+            }
+        }
+        Some(renewed)
+    }
+
+    fn draw_rooms(&mut self, prefill: &Target, count: usize) -> Vec<u64> {
+        let rank = prefill.rank.unwrap_or(0);
+        let rooms = std::iter::repeat_with(|| self.rooms.draw(rank, prefill.worker.dp_size));
+        rooms.take(count).collect()
+    }
+
+    fn transfer(&mut self, prefill: &Target, binding: &Binding) -> Result<Transfer, Refusal> {
+        let rank = prefill.rank.unwrap_or(0);
+        let engine = binding.engines.as_ref().and_then(|known| known.of(rank));
+        // It has told of fewer ranks than it is said to have.
+        let engine = engine.ok_or(Refusal::NotServed(crate::rendezvous::NotServed::Pending))?;
+        Ok(Transfer {
+            number: self.rooms.draw_any(),
+            bootstrap: binding.bootstrap.clone(),
+            engine_id: engine.to_owned(),
+        })
+    }
+}
+
+impl Legs {
+    /// Who runs them, and in which order.
+    pub(super) fn order(&self) -> config::Legs {
+        match self {
+            Self::Sglang { .. } => config::Legs::Concurrent,
+            Self::Nixl { .. } | Self::Mooncake { .. } | Self::Trtllm { .. } => {
+                config::Legs::Sequential
+            }
+        }
+    }
+
+    /// What makes the client's body the prefill leg's.
+    pub(super) fn prefill(&self) -> Edits {
+        match self {
+            Self::Nixl { prefill, .. } => prefill.clone(),
+            Self::Mooncake {
+                prefill, transfer, ..
+            } => {
+                let mut edits = prefill.clone();
+                transfer.put_into_prefill(&mut edits);
+                edits
+            }
+            Self::Trtllm { prefill, id, .. } => {
+                let mut edits = prefill.clone();
+                let (name, value) = trtllm::context_only(*id);
+                edits.insert(name, value);
+                edits
+            }
+            Self::Sglang {
+                prefill,
+                rooms,
+                shape,
+                bootstrap,
+                ranks,
+                ..
+            } => {
+                let mut edits = prefill.clone();
+                edits.insert("rid", format!("\"{}\"", rid(rooms)));
+                bootstrap.put_into(rooms, *shape, &mut edits);
+                sglang::put_prefill_rank(ranks.prefill, &mut edits);
+                edits
+            }
+        }
+    }
+
+    /// What makes the client's body a decode leg's that goes at once; none where prefill's answer must come first.
+    pub(super) fn decode_at_once(&self) -> Option<Edits> {
+        let Self::Sglang {
+            decode,
+            rooms,
+            shape,
+            bootstrap,
+            ranks,
+            ..
+        } = self
+        else {
+            return None;
+        };
+        let mut edits = decode.clone();
+        bootstrap.put_into(rooms, *shape, &mut edits);
+        sglang::put_decode_ranks(ranks.prefill, ranks.decode, &mut edits);
+        Some(edits)
+    }
+
+    /// What a good answer of prefill's leaves for decode; none where it leaves nothing.
+    pub(super) fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
+        match self.clone() {
+            Self::Nixl {
+                mut decode,
+                mut cleanup,
+                ..
+            } => {
+                let handoff = Handoff::parse(answer)?;
+                let blocks = handoff.blocks();
+                handoff.clone().put_into(&mut decode);
+                handoff.put_into(&mut cleanup);
+                Some(Staged {
+                    blocks,
+                    decode,
+                    cleanup,
+                })
+            }
+            Self::Mooncake {
+                mut decode,
+                mut cleanup,
+                transfer,
+                ..
+            } => {
+                // The answer says nothing of the transfer: it is the limit that leaves something to decode.
+                if Ending::of(answer) != Ending::Limit {
+                    return None;
+                }
+                transfer.put_into_decode(&mut decode);
+                transfer.put_into_decode(&mut cleanup);
+                Some(Staged {
+                    blocks: mooncake::blocks(answer, block_tokens),
+                    decode,
+                    cleanup,
+                })
+            }
+            Self::Trtllm {
+                decode, cleanup, ..
+            } => {
+                if Ending::of(answer) == Ending::Itself {
+                    return None;
+                }
+                let context = Context::parse(answer).ok()?;
+                Some(Staged {
+                    blocks: context.blocks(block_tokens),
+                    decode: decode.edits(&context),
+                    cleanup: cleanup.edits(&context),
+                })
+            }
+            Self::Sglang { .. } => None,
+        }
+    }
+
+    /// The id by which a worker can be told to drop the request, where it can.
+    pub(super) fn abort_id(&self) -> Option<String> {
+        match self {
+            Self::Sglang { rooms, .. } => Some(rid(rooms)),
+            Self::Nixl { .. } | Self::Mooncake { .. } | Self::Trtllm { .. } => None,
+        }
+    }
+}
+
+/// The id by which SGLang is told to drop a request: as unique as its first room.
+fn rid(rooms: &[u64]) -> String {
+    let room = rooms.first().copied().unwrap_or_default();
+    format!("pd-router-{room}")
+}

@@ -1,0 +1,96 @@
+//! Owns what follows when a decode leg has failed before its client has read anything of an answer: another pair of workers,
+//! or another one that runs the request whole, within the pool's budget.
+
+use std::time::Duration;
+
+use super::errand::Errand;
+use super::{Plan, Refusal, Router};
+use crate::fleet::WorkerId;
+use crate::request::Request;
+
+/// How a request would be placed anew.
+#[derive(Debug, Clone)]
+pub struct Recovery {
+    errand: Errand,
+    way: Way,
+    left: u32,
+    excluded: Vec<WorkerId>,
+}
+
+/// How it was placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// On a pair.
+    Pair,
+    /// On one worker.
+    Whole,
+}
+
+impl Recovery {
+    /// For a request that has just been placed for the first time.
+    pub(super) fn new(errand: Errand, way: Way, times: u32) -> Self {
+        Self {
+            errand,
+            way,
+            left: times,
+            excluded: Vec::new(),
+        }
+    }
+
+    /// Whether the pool allows another try.
+    pub fn is_allowed(&self) -> bool {
+        self.left > 0
+    }
+}
+
+impl Router {
+    /// Places a request again whose decode leg has failed, on none of the workers that have `failed` it. `body` is the
+    /// client's own. None where nothing is left to try: the failure is the client's answer then.
+    pub fn recover(
+        &mut self,
+        recovery: Recovery,
+        failed: &[WorkerId],
+        body: &[u8],
+        now: Duration,
+    ) -> Option<Plan> {
+        self.advance(now);
+        let Recovery {
+            errand,
+            way,
+            left,
+            mut excluded,
+        } = recovery;
+        let left = left.checked_sub(1)?;
+        excluded.extend_from_slice(failed);
+        let request = Request::parse(errand.generation, body).ok()?;
+        let mut plan = self
+            .place_again(&errand, way, &excluded, &request)
+            .ok()?;
+        if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan {
+            seat.recovery = Some(Recovery {
+                errand,
+                way,
+                left,
+                excluded,
+            });
+        }
+        Some(plan)
+    }
+
+    fn place_again(
+        &mut self,
+        errand: &Errand,
+        way: Way,
+        excluded: &[WorkerId],
+        request: &Request<'_>,
+    ) -> Result<Plan, Refusal> {
+        let case = errand.case(self, excluded);
+        match way {
+            Way::Whole => {
+                let whole = self.pick_whole(&case)?;
+                Ok(self.forward_whole(whole, &case, None, Some(request)))
+            }
+            Way::Pair => self.place_pair(&case, request),
+        }
+    }
+}

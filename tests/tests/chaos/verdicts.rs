@@ -1,0 +1,128 @@
+//! What chaos says of every scenario, read as another program would read it.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::process::{ChildStdout, Command};
+
+use pd_router_e2e::process::Process;
+use pd_router_e2e::wait::count;
+use pd_router_e2e::{Proxy, paths};
+use serde::Deserialize;
+
+/// Scenarios that must be among those played.
+const NAMED: [&str; 14] = [
+    "prefill-killed",
+    "prefill-hangs",
+    "prefill-500s",
+    "decode-429",
+    "every-decode-503",
+    "decode-refuses",
+    "decode-dies-mid-stream",
+    "decode-silent",
+    "prefill-killed-2p1d",
+    "rolling-restart",
+    "client-aborts",
+    "slow-client",
+    "slow-engine",
+    "decode-empty",
+];
+
+/// At least so many clients ask at once, so at least so many requests are sent.
+const CLIENTS: u64 = 40;
+
+#[derive(Deserialize)]
+struct Document {
+    scenarios: Vec<Scenario>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Scenario {
+    name: String,
+    host: String,
+    sent: u64,
+    answered: u64,
+    engine_status: u64,
+    reset: u64,
+    failed: u64,
+    failed_with_healthy_pair: u64,
+    #[serde(rename = "ejected_after_ms")]
+    _ejected_after_ms: Option<u64>,
+    kv_leaked: u64,
+    kv_leaked_counted: u64,
+    bookings_left: u64,
+    left: u64,
+    broken: Vec<String>,
+}
+
+pub async fn every_scenario_keeps_the_rules(proxy: Proxy) {
+    let (mut process, stdout) = Process::spawn(command(proxy), "chaos");
+    let text = read_to_end(stdout).await;
+    let status = process.end_status().await;
+    let document: Document = serde_json::from_str(&text)
+        .unwrap_or_else(|error| panic!("no verdict ({error}), {status:?}: {}", process.log()));
+    for scenario in &document.scenarios {
+        check(scenario, proxy);
+    }
+    let played = document.scenarios.iter();
+    let played: BTreeSet<_> = played.map(|scenario| scenario.name.as_str()).collect();
+    let missing: Vec<_> = NAMED
+        .iter()
+        .filter(|name| !played.contains(*name))
+        .collect();
+    assert!(missing.is_empty(), "not played: {missing:?}");
+    assert!(
+        status.is_some_and(|status| status.success()),
+        "no rule is broken, and yet: {status:?}"
+    );
+    let log = process.log();
+    assert!(!log.contains("panicked"), "the plugin died: {log}");
+}
+
+fn check(scenario: &Scenario, proxy: Proxy) {
+    assert!(scenario.broken.is_empty(), "{scenario:#?}");
+    assert_eq!(scenario.host, proxy.as_str());
+    let ends = [
+        scenario.answered,
+        scenario.engine_status,
+        scenario.reset,
+        scenario.failed,
+    ];
+    assert_eq!(ends.iter().sum::<u64>(), scenario.sent, "{scenario:#?}");
+    assert!(scenario.sent + scenario.left >= CLIENTS, "{scenario:#?}");
+    assert_eq!(scenario.failed_with_healthy_pair, 0, "{scenario:#?}");
+    assert_eq!(scenario.bookings_left, 0, "{scenario:#?}");
+    assert!(
+        scenario.kv_leaked_counted >= scenario.kv_leaked,
+        "{scenario:#?}"
+    );
+}
+
+fn command(proxy: Proxy) -> Command {
+    let mut command = Command::new(paths::harness());
+    command
+        .args(["chaos", "--scenario", "all", "--json"])
+        .args(["--proxy", proxy.as_str()])
+        .args(["--seconds", &count(3, 30).to_string()])
+        // A scenario mostly waits, but in a soak its times are to be those of a machine that does nothing else.
+        .args(["--at-once", &count(3, 1).to_string()])
+        .arg("--plugin")
+        .arg(paths::plugin());
+    if proxy == Proxy::Envoy {
+        command
+            .arg("--envoy")
+            .arg(paths::envoy())
+            .arg("--bootstrap")
+            .arg(paths::bootstrap());
+    }
+    command
+}
+
+async fn read_to_end(mut stdout: ChildStdout) -> String {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        let _ = stdout.read_to_string(&mut text);
+        text
+    });
+    read.await
+        .unwrap_or_else(|error| panic!("its output cannot be read: {error}"))
+}
