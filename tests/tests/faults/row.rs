@@ -231,13 +231,11 @@ impl Row {
         ]
     }
 
-    /// How many workers were ejected since the mark: prefill, decode.
+    /// How many workers were ejected since the mark: those that prefill, all others.
     pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
-        [
-            self.counted_where(name, &[("role", "prefill")]).await,
-            self.counted_where(name, &[("role", "decode")]).await,
-        ]
+        let prefill = self.counted_where(name, &[("role", "prefill")]).await;
+        [prefill, self.counted(name).await - prefill]
     }
 
     /// Fails where any worker was blamed.
