@@ -303,12 +303,12 @@ pub fn assert_said(reply: Reply, status: u16) {
     assert!(content.starts_with("application/json"), "{reply:?}");
 }
 
-/// Fails where an answer came to its end.
+/// Fails where an answer came to its end; a proxy that has not yet passed the head on may say that it broke off.
 pub fn assert_torn(outcome: &Result<Reply, Failure>) {
     match outcome {
         Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
         Err(failure) => panic!("{failure}"),
-        Ok(reply) => panic!("it ends as if whole: {reply:?}"),
+        Ok(reply) => assert!(reply.status >= 500, "it ends as if whole: {reply:?}"),
     }
 }
 
