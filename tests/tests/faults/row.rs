@@ -231,13 +231,11 @@ impl Row {
         ]
     }
 
-    /// How many workers were ejected since the mark: prefill, decode.
+    /// How many workers were ejected since the mark: those that prefill, all others.
     pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
-        [
-            self.counted_where(name, &[("role", "prefill")]).await,
-            self.counted_where(name, &[("role", "decode")]).await,
-        ]
+        let prefill = self.counted_where(name, &[("role", "prefill")]).await;
+        [prefill, self.counted(name).await - prefill]
     }
 
     /// Fails where any worker was blamed.
@@ -305,12 +303,12 @@ pub fn assert_said(reply: Reply, status: u16) {
     assert!(content.starts_with("application/json"), "{reply:?}");
 }
 
-/// Fails where an answer came to its end.
+/// Fails where an answer came to its end; a proxy that has not yet passed the head on may say that it broke off.
 pub fn assert_torn(outcome: &Result<Reply, Failure>) {
     match outcome {
         Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
         Err(failure) => panic!("{failure}"),
-        Ok(reply) => panic!("it ends as if whole: {reply:?}"),
+        Ok(reply) => assert!(reply.status >= 500, "it ends as if whole: {reply:?}"),
     }
 }
 
