@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use routing::fleet::Worker;
-use routing::route::{CleanUpLeg, PrefillAnswer};
+use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
 use crate::calls::{Call, with_clients_headers};
 use crate::gateway::Gateway;
@@ -17,7 +17,48 @@ pub struct CleanUp {
     blocks: u64,
     request_id: String,
     /// Its bytes count until the call has ended: the proxy holds them.
-    _estate: Estate,
+    _estate: Option<Estate>,
+}
+
+/// How long a worker may take to drop a request.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Tells a prefill worker to drop what it has computed for a request that was given up. To be called on the root.
+pub fn call_off(gateway: &Gateway, client: &Stream, leg: &AbortLeg, blocks: u64) {
+    let called = host::enter_context(gateway.root_id)
+        .ok()
+        .and_then(|()| send(gateway, client, leg));
+    match called {
+        Some(token) => {
+            let call = Call::CleanUp(CleanUp {
+                blocks,
+                request_id: client.request_id().to_owned(),
+                _estate: None,
+            });
+            gateway.calls.borrow_mut().run(token, call);
+        }
+        None => gateway.telemetry.leaked(blocks),
+    }
+}
+
+/// Makes the call that tells a worker to drop a request, from whichever context is the effective one.
+pub fn send(gateway: &Gateway, client: &Stream, leg: &AbortLeg) -> Option<u32> {
+    let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
+    let destination = leg.destination.to_string();
+    let headers = vec![
+        (":method", "POST"),
+        (":path", leg.path),
+        (":authority", destination.as_str()),
+        ("content-type", "application/json"),
+        (headers::DESTINATION, &destination),
+        (headers::REQUEST_ID, client.request_id()),
+    ];
+    host::call(&cluster, headers, Some(leg.body.as_bytes()), PATIENCE)
+        .inspect_err(|status| {
+            let id = client.request_id();
+            log::warn!("[{id}] prefill could not be called off: {status:?}");
+        })
+        .ok()
 }
 
 /// Fetches blocks that nobody waits for any more. To be called on the root.
@@ -53,7 +94,7 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
             let call = Call::CleanUp(CleanUp {
                 blocks: leg.blocks,
                 request_id: client.request_id().to_owned(),
-                _estate: estate,
+                _estate: Some(estate),
             });
             gateway.calls.borrow_mut().run(token, call);
         }

@@ -215,11 +215,11 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
                 decode(gateway, &client, &dispatch);
             }
         }
-        AfterPrefill::Good if is_waited_for => {
+        AfterPrefill::Good => {
             rewrite::add_logprobs(&client, answer);
             client.prefill_is_good();
         }
-        AfterPrefill::Good => {}
+        AfterPrefill::CallOff { leg, blocks } => cleanup::call_off(gateway, &client, &leg, blocks),
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
         AfterPrefill::Terminal(terminal) => end_here(&client, terminal),
         AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),

@@ -318,9 +318,8 @@ impl Stream {
     /// The workers that have it now are to be so no more: what they hold for it is given up.
     fn leave_pair(&self, gateway: &Gateway) {
         self.next_attempt();
-        if self.beside.replace(Beside::Nothing) == Beside::Running {
-            self.call_off(gateway);
-        }
+        self.beside.set(Beside::Nothing);
+        self.call_off(gateway);
         if let Some(blocks) = self.staged.take() {
             gateway.telemetry.leaked(blocks);
         }

@@ -310,24 +310,31 @@ impl Reading {
     /// The stream has ended. What became of the answer says something of its worker: only now, for one that breaks every
     /// answer off begins them all well.
     pub fn settle(&self, gateway: &Gateway, stream: &Stream) {
-        let Some(watch) = &self.watch else {
-            return;
-        };
-        if stream.stage.get() != Stage::Forwarded {
-            return;
-        }
-        if self.has_ended {
-            return heard(gateway, stream, Outcome::Good);
-        }
-        let details = host::property(&["response", "code_details"]).unwrap_or_default();
-        if details.starts_with(b"upstream_reset_after_response_started") {
-            log::warn!("[{}] its worker broke the answer off", stream.request_id());
-            gateway.telemetry.reset("broken_off");
-            heard(gateway, stream, Outcome::Failed);
-        } else if watch.has_begun() {
-            heard(gateway, stream, Outcome::Good);
+        let has_begun = self.watch.as_ref().map(Watch::has_begun);
+        match (stream.stage.get(), has_begun) {
+            (Stage::Forwarded, Some(_)) if self.has_ended => heard(gateway, stream, Outcome::Good),
+            (Stage::Forwarded, Some(_)) if is_broken_off(gateway, stream) => {
+                heard(gateway, stream, Outcome::Failed);
+            }
+            (Stage::Forwarded, Some(true)) => heard(gateway, stream, Outcome::Good),
+            // Who was at fault is known already.
+            (Stage::Recovering, _) => {
+                is_broken_off(gateway, stream);
+            }
+            _ => {}
         }
     }
+}
+
+/// Whether the stream has ended because its worker broke the answer off; that is counted.
+fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
+    let details = host::property(&["response", "code_details"]).unwrap_or_default();
+    let is_so = details.starts_with(b"upstream_reset_after_response_started");
+    if is_so {
+        log::warn!("[{}] its worker broke the answer off", stream.request_id());
+        gateway.telemetry.reset("broken_off");
+    }
+    is_so
 }
 
 fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {

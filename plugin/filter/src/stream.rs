@@ -11,6 +11,7 @@ use routing::fleet::Worker;
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
+use crate::cleanup;
 use crate::gateway::{Gateway, Share};
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
@@ -172,7 +173,7 @@ pub struct Stream {
     pub doom: RefCell<Option<Doom>>,
     /// Its share of the buffered bodies.
     pub body: RefCell<Option<Share>>,
-    /// How its prefill can be called off.
+    /// How its prefill can be called off, or made to drop what it has computed: until decode is known to have fetched that.
     pub abort: RefCell<Option<AbortLeg>>,
     /// What its client has left behind.
     pub estate: RefCell<Option<Estate>>,
@@ -370,12 +371,18 @@ impl Stream {
         self.spare.replace(None);
         self.headers.replace(Rc::default());
         self.seat.borrow_mut().take_recovery();
+        // While prefill runs beside, a client that leaves calls it off; then decode has fetched what it computed.
+        if self.beside.get() == Beside::Nothing {
+            self.abort.replace(None);
+        }
     }
 
     /// The prefill beside decode has done its part: what was held back of the answer goes on.
     pub fn prefill_is_good(&self) {
         self.beside.set(Beside::Nothing);
-        self.abort.replace(None);
+        if self.answer_has_begun() {
+            self.abort.replace(None);
+        }
         let is_there = match self.response.get() {
             Response::Complete | Response::EndHeld => self.stage.get() == Stage::Forwarded,
             Response::Awaited | Response::Held | Response::Flowing => false,
@@ -441,9 +448,8 @@ impl Stream {
             Stage::Waiting(waiter) => gateway.waits_no_more(waiter),
             _ => {}
         }
-        if self.beside.replace(Beside::Nothing) == Beside::Running {
-            self.call_off(gateway);
-        }
+        self.beside.set(Beside::Nothing);
+        self.call_off(gateway);
         self.seat.borrow_mut().release();
         self.body.replace(None);
         self.spare.replace(None);
@@ -484,27 +490,11 @@ impl Stream {
         }));
     }
 
-    /// Tells the prefill worker to drop the request. Its answer, made from a stream that is gone, reaches nobody.
+    /// Tells the prefill worker to drop the request, where it can be told and holds anything. Its answer, made from a stream that
+    /// is gone, reaches nobody.
     pub fn call_off(&self, gateway: &Gateway) {
-        const PATIENCE: Duration = Duration::from_secs(5);
-        let Some(abort) = self.abort.take() else {
-            return;
-        };
-        let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
-        let destination = abort.destination.to_string();
-        let headers = vec![
-            (":method", "POST"),
-            (":path", abort.path),
-            (":authority", destination.as_str()),
-            ("content-type", "application/json"),
-            (headers::DESTINATION, &destination),
-            (headers::REQUEST_ID, &self.request_id),
-        ];
-        if let Err(status) = host::call(&cluster, headers, Some(abort.body.as_bytes()), PATIENCE) {
-            log::warn!(
-                "[{}] prefill could not be called off: {status:?}",
-                self.request_id
-            );
+        if let Some(abort) = self.abort.take() {
+            let _ = cleanup::send(gateway, self, &abort);
         }
     }
 }

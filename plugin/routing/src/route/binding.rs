@@ -12,8 +12,8 @@ use crate::handoff::bootstrap::Bootstrap;
 use crate::handoff::mooncake::{self, EngineIds};
 use crate::handoff::sglang;
 
-/// A prefill worker that has not told is asked again after this time.
-const UNTOLD_AGAIN: Duration = Duration::from_secs(1);
+/// A prefill worker that has not told is asked again after this time: it serves nobody until it has.
+const UNTOLD_AGAIN: Duration = Duration::from_millis(250);
 
 /// One that has told is asked again after this time, where a restart at the same address would change the answer.
 const TOLD_AGAIN: Duration = Duration::from_millis(500);

@@ -18,6 +18,7 @@ use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
 use crate::config::{self, OnPrefillFailure};
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
+use crate::handoff::usage;
 use crate::handoff::{HeaderValue, handoff_fields_only};
 use crate::json::Edits;
 use crate::load::PrefillCharge;
@@ -113,6 +114,13 @@ pub enum AfterPrefill {
     /// The client has left, and nobody can fetch the KV blocks that wait for it.
     Leaked {
         /// How many.
+        blocks: u64,
+    },
+    /// Nobody waits for it any more, and the worker is to be told to drop what it has computed.
+    CallOff {
+        /// The call that tells it.
+        leg: AbortLeg,
+        /// Blocks that leak if it fails.
         blocks: u64,
     },
     /// The client has left, and nothing remains to be done.
@@ -324,13 +332,25 @@ impl PrefillPhase {
             charge.finish(router.ledger.now());
         }
         if self.legs.order() == config::Legs::Concurrent {
-            return AfterPrefill::Good;
+            return self.done_beside(body, client, router.pool.block_tokens);
         }
         let staged = self.legs.staged(body, router.pool.block_tokens);
         match (staged, client) {
             (Some(staged), Client::Waits) => self.decode(staged, router),
             (Some(staged), Client::Left) => self.clean_up(staged, router),
             (None, _) => self.ended_or_failed(body, client, router),
+        }
+    }
+
+    /// It has done its part of a hand-off whose other part runs beside it, or was given up: then it may hold the KV for ever.
+    fn done_beside(self, body: &[u8], client: Client, block_tokens: u32) -> AfterPrefill {
+        match (client, self.abort_leg()) {
+            (Client::Waits, _) => AfterPrefill::Good,
+            (Client::Left, Some(leg)) => AfterPrefill::CallOff {
+                leg,
+                blocks: usage::prompt_blocks(body, block_tokens).max(1),
+            },
+            (Client::Left, None) => AfterPrefill::Nothing,
         }
     }
 

@@ -162,6 +162,7 @@ pub fn word(after: &AfterPrefill) -> &'static str {
         AfterPrefill::Refused(_) => "refused",
         AfterPrefill::CleanUp(_) => "clean-up",
         AfterPrefill::Leaked { .. } => "leaked",
+        AfterPrefill::CallOff { .. } => "call-off",
         AfterPrefill::Nothing => "nothing",
     }
 }

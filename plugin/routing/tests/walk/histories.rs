@@ -277,7 +277,10 @@ impl History {
             }
             AfterPrefill::Good => self.flights.push(flight),
             AfterPrefill::Answer | AfterPrefill::Terminal(_) | AfterPrefill::Refused(_) => {}
-            AfterPrefill::CleanUp(_) | AfterPrefill::Leaked { .. } | AfterPrefill::Nothing => {
+            AfterPrefill::CleanUp(_)
+            | AfterPrefill::CallOff { .. }
+            | AfterPrefill::Leaked { .. }
+            | AfterPrefill::Nothing => {
                 panic!("the client waits")
             }
         }
@@ -294,7 +297,7 @@ impl History {
                 self.is_handed_over(&leg.dispatch, "kv_transfer_params");
             }
             AfterPrefill::Leaked { .. } => assert!(named || !self.decodes_in(namespace)),
-            AfterPrefill::Nothing | AfterPrefill::Good => {}
+            AfterPrefill::Nothing | AfterPrefill::CallOff { .. } => {}
             _ => panic!("the client has left"),
         }
     }
