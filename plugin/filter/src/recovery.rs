@@ -14,6 +14,7 @@ use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Header};
 use crate::prefill_call::{self, Job};
+use crate::response;
 use crate::stream::{Beside, Doom, Response, Stage, Stream, destination_headers};
 
 /// How long an answer in one piece may take where nothing says how long it may be.
@@ -109,7 +110,8 @@ fn plan(gateway: &Gateway, client: &Stream, failure: &Failure) -> Option<Plan> {
     let body = &spare.as_ref()?.body;
     let failed = failed(gateway, client, failure);
     let mut router = gateway.router.borrow_mut();
-    router.recover(recovery, &failed, body, host::now())
+    let asked = client.destinations.borrow();
+    router.recover(recovery, &failed, &asked, body, host::now())
 }
 
 /// Who failed: the leg that did is blamed, and no other.
@@ -175,18 +177,16 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
     if !client.waits_for(attempt) {
         return;
     }
-    let kept = headers_for_client();
+    let mut kept = headers_for_client();
     let outcome = outcome(answer, &kept);
-    gateway
-        .router
-        .borrow_mut()
-        .heard_of_decode(&client.seat.borrow(), outcome);
+    response::heard(gateway, &client, outcome);
     match (outcome, answer) {
         (Outcome::Good | Outcome::Overloaded, PrefillAnswer::Whole { status, body }) => {
             if status < 300 {
                 client.answer_begins();
             }
             client.next_attempt();
+            kept.extend(response::names(gateway, &client.seat.borrow()));
             if client.enter() {
                 let body = client.rewritten(body, form(&kept));
                 client.answer(u32::from(status), &kept, &body);
@@ -288,10 +288,8 @@ pub fn see_to_late(gateway: &Gateway) {
             see_to_doomed(gateway, &client);
             continue;
         }
-        gateway
-            .router
-            .borrow_mut()
-            .heard_of_decode(&client.seat.borrow(), Outcome::Failed);
+        response::note_asked(&client);
+        response::heard(gateway, &client, Outcome::Failed);
         match client.response.get() {
             Response::Awaited | Response::Held => recover(gateway, &client, Failure::Silent),
             Response::Complete | Response::Flowing | Response::EndHeld => {

@@ -8,11 +8,11 @@ use std::rc::Rc;
 
 use proxy_wasm::types::Action;
 use routing::answer::{Form, Watch};
-use routing::route::{Outcome, Refusal};
+use routing::route::{Outcome, Refusal, Seat};
 
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Buffer, Map};
+use crate::host::{self, Buffer, Header, Map};
 use crate::planning;
 use crate::recovery::{self, Failure};
 use crate::stream::{Beside, Response, Stage, Stream};
@@ -337,9 +337,12 @@ fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
     is_so
 }
 
-fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
+/// What its answer says of the worker; of those behind a frontend, which sees to them itself, it says nothing.
+pub fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
     let mut router = gateway.router.borrow_mut();
-    router.heard_of_decode(&stream.seat.borrow(), outcome);
+    if router.pool().protocol.reaches_workers() {
+        router.heard_of_decode(&stream.seat.borrow(), outcome);
+    }
 }
 
 fn outcome_of(status: &[u8]) -> Outcome {
@@ -356,22 +359,27 @@ fn mark(gateway: &Gateway, stream: &Stream) {
         // For people only, as the names are: a response that cannot be marked is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
     }
-    let names_wanted = gateway.config.response_headers;
-    if stream.destinations.borrow().len() > 1 || names_wanted {
+    if stream.destinations.borrow().len() > 1 || gateway.config.response_headers {
         note_server(gateway, stream);
     }
-    if !names_wanted {
-        return;
+    for (name, value) in names(gateway, &stream.seat.borrow()) {
+        let name = std::str::from_utf8(&name).unwrap_or_default();
+        let _ = host::set_header(Map::Response, name, &value);
     }
-    let seat = stream.seat.borrow();
-    for (name, worker) in [
+}
+
+/// The headers that name the workers, where they are wanted.
+pub fn names(gateway: &Gateway, seat: &Seat) -> Vec<Header> {
+    let pair = [
         (headers::PREFILL, &seat.prefill),
         (headers::DECODE, &seat.decode),
-    ] {
-        let _ = worker
-            .as_ref()
-            .map(|worker| host::set_header(Map::Response, name, worker.name.as_bytes()));
-    }
+    ];
+    let wanted = pair.iter().filter(|_| gateway.config.response_headers);
+    let named = wanted.filter_map(|(name, worker)| {
+        let worker = worker.as_ref()?;
+        Some((name.as_bytes().to_vec(), worker.name.as_bytes().to_vec()))
+    });
+    named.collect()
 }
 
 /// The worker that the proxy tried last.
@@ -380,12 +388,22 @@ fn last_tried() -> Option<SocketAddr> {
     std::str::from_utf8(&address).ok()?.parse().ok()
 }
 
+/// Writes down who of the list has been asked so far.
+pub fn note_asked(stream: &Stream) {
+    if let Some(last) = last_tried() {
+        let mut asked = stream.tried_before(last);
+        asked.push(last);
+        stream.destinations.replace(asked);
+    }
+}
+
 /// Writes down who really answers. Those before it in the list took no connection.
 fn note_server(gateway: &Gateway, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
     let refused = stream.tried_before(address);
+    note_asked(stream);
     if refused.is_empty() {
         return;
     }
@@ -401,7 +419,7 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
 fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) {
     let mut router = gateway.router.borrow_mut();
     if !router.pool().protocol.reaches_workers() {
-        return;
+        return note_asked(stream);
     }
     let is_refused = [&b"connection_failure"[..], b"connection_timeout"]
         .iter()
@@ -410,11 +428,9 @@ fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) {
         router.heard_of_decode(&stream.seat.borrow(), Outcome::Unreachable);
         return;
     };
-    let mut tried = stream.tried_before(last);
-    router.took_no_connection(&tried);
-    tried.push(last);
+    router.took_no_connection(&stream.tried_before(last));
     // Those behind it in the list have not been asked.
-    stream.destinations.replace(tried);
+    note_asked(stream);
     if is_refused {
         router.took_no_connection(&[last]);
     } else {

@@ -119,6 +119,7 @@ impl Stream {
         let mut headers = Headers::default();
         headers.set(b":status", b"503");
         headers.set(b"content-type", b"application/json");
+        headers.set(b"retry-after", b"1");
         headers.set(b"content-length", BROKEN_OFF.len().to_string().as_bytes());
         self.direct_reply(&headers, Bytes::from_static(BROKEN_OFF.as_bytes()))
     }

@@ -1,10 +1,12 @@
 //! Owns what follows when a decode leg has failed before its client has read anything of an answer: another pair of workers,
 //! or another one that runs the request whole, within the pool's budget.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::errand::Errand;
 use super::{Plan, Refusal, Router};
+use crate::config::Protocol;
 use crate::fleet::WorkerId;
 use crate::request::Request;
 
@@ -44,12 +46,14 @@ impl Recovery {
 }
 
 impl Router {
-    /// Places a request again whose decode leg has failed, on none of the workers that have `failed` it. `body` is the
-    /// client's own. None where nothing is left to try: the failure is the client's answer then.
+    /// Places a request again whose decode leg has failed, on none of the workers that have `failed` it and, in direct mode,
+    /// through none of the frontends that were `asked`. `body` is the client's own. None where nothing is left to try: the
+    /// failure is the client's answer then.
     pub fn recover(
         &mut self,
         recovery: Recovery,
         failed: &[WorkerId],
+        asked: &[SocketAddr],
         body: &[u8],
         now: Duration,
     ) -> Option<Plan> {
@@ -64,6 +68,14 @@ impl Router {
         excluded.extend_from_slice(failed);
         let request = Request::parse(errand.generation, body).ok()?;
         let mut plan = self.place_again(&errand, way, &excluded, &request).ok()?;
+        if let Plan::Forward(dispatch, _) = &mut plan
+            && self.pool.protocol == Protocol::Direct
+        {
+            dispatch
+                .destinations
+                .retain(|frontend| !asked.contains(frontend));
+            dispatch.destinations.first()?;
+        }
         if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan {
             seat.recovery = Some(Recovery {
                 errand,

@@ -18,7 +18,7 @@ fn decoder(seat: &Seat) -> WorkerId {
 fn recover(router: &mut Router, seat: &mut Seat) -> Option<Plan> {
     let failed = [decoder(seat)];
     let recovery = seat.take_recovery()?;
-    router.recover(recovery, &failed, &body(&json!({})), NOW)
+    router.recover(recovery, &failed, &[], &body(&json!({})), NOW)
 }
 
 #[test]
@@ -153,4 +153,20 @@ fn a_prefills_deadline_grows_with_what_is_booked_before_it() {
     assert!(first.timeout() < second.timeout());
     assert!(second.timeout() < third.timeout());
     assert!(third.timeout() < Duration::from_secs(30));
+}
+
+#[test]
+fn in_direct_mode_another_frontend_is_asked() {
+    let fields = json!({"frontends": ["127.0.0.1:8000", "127.0.0.1:8001"]});
+    let mut router = router("direct", &two_by_two(), fields);
+    let (dispatch, mut seat) = forward(ask(&mut router, json!({})));
+    let asked = [dispatch.destinations[0]];
+    let failed = [decoder(&seat)];
+    let recovery = seat.take_recovery().expect("a request that may be placed anew");
+    let client = body(&json!({}));
+    let plan = router.recover(recovery, &failed, &asked, &client, NOW);
+    let (dispatch, seat) = forward(Ok(plan.expect("another frontend")));
+    assert!(!dispatch.destinations.is_empty());
+    assert!(!dispatch.destinations.contains(&asked[0]));
+    assert_ne!(decoder(&seat), failed[0]);
 }

@@ -29,7 +29,8 @@ const TABLE: &str = "
 ```
 
 *Retryable*: the same request may succeed later. Once an answer has begun there is no status left to say it with: the
-stream is reset then, and never ends with `[DONE]`. The second column is what Dynamo's router has in the same case.
+stream is reset then, and never ends with `[DONE]`. Where a worker breaks its answer off after its headers and before its
+client has read anything, the proxy answers in the filter's place: 503 `broken_off`. The second column is what Dynamo's router has in the same case.
 
 | Error | In Dynamo | Status | `type` | `code` | Message | Retryable | Retry-After | When |
 |---|---|---|---|---|---|---|---|---|
