@@ -90,10 +90,6 @@ fn a_late_prefill_gets_a_second_beside_it_and_the_first_good_answer_counts() {
     let (first, seat) = prefill(ask(&mut router, json!({})));
     let second = first.hedge(&mut router).expect("a second call");
     assert_ne!(first.worker().id, second.worker().id);
-    assert!(
-        second.hedge(&mut router).is_none(),
-        "there is no third worker"
-    );
     assert_eq!(router.total_load().prefills, 2);
     let after = second.answered(GOOD, Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Decode { .. }));
