@@ -258,8 +258,9 @@ pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
     };
     match failure {
         Failure::Status => {
-            client.stage.set(Stage::Answered);
+            client.stage.set(Stage::Forwarded);
             client.response.set(Response::Flowing);
+            client.clock.stir();
             client.seat.borrow_mut().release();
             client.resume_response();
         }

@@ -54,6 +54,7 @@ impl Reading {
         };
         if action == Action::Continue {
             stream.response.set(Response::Flowing);
+            stream.clock.stir();
         }
         gateway.report_load();
         action
@@ -167,6 +168,7 @@ impl Reading {
         }
         self.has_ended |= end;
         if self.watch.is_none() {
+            stream.clock.stir();
             return Action::Continue;
         }
         let bytes = match size {

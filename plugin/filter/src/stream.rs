@@ -84,6 +84,9 @@ pub struct Estate {
 #[derive(Default)]
 pub struct Clock {
     patience: Cell<Patience>,
+    /// When the leg was dispatched.
+    started: Cell<Duration>,
+    /// When something of the answer came last.
     since: Cell<Duration>,
     stirred: Cell<bool>,
 }
@@ -91,12 +94,13 @@ pub struct Clock {
 impl Clock {
     fn start(&self, patience: Patience, now: Duration) {
         self.patience.set(patience);
+        self.started.set(now);
         self.since.set(now);
     }
 
     fn runs(&self) -> bool {
         let patience = self.patience.get();
-        patience.first.is_some() || patience.silence.is_some()
+        patience.first.is_some() || patience.silence.is_some() || patience.total.is_some()
     }
 
     /// A piece of the answer has come.
@@ -109,13 +113,21 @@ impl Clock {
         if self.stirred.take() {
             self.since.set(now);
         }
-        let patience = self.patience.get();
-        let limit = match response {
-            Response::Awaited | Response::Held => patience.first,
-            Response::Flowing => patience.silence,
-            Response::Complete | Response::EndHeld => None,
+        let Patience {
+            first,
+            silence,
+            total,
+            ..
+        } = self.patience.get();
+        let passed = |limit: Option<Duration>, from: &Cell<Duration>| {
+            limit.is_some_and(|limit| now.saturating_sub(from.get()) >= limit)
         };
-        limit.is_some_and(|limit| now.saturating_sub(self.since.get()) >= limit)
+        match response {
+            // What has come so far says nothing.
+            Response::Awaited | Response::Held => passed(first, &self.started),
+            Response::Flowing => passed(silence, &self.since) || passed(total, &self.started),
+            Response::Complete | Response::EndHeld => false,
+        }
     }
 }
 

@@ -18,8 +18,10 @@ pub enum Prompts {
 pub struct Sequences {
     /// Its prompts.
     pub prompts: Prompts,
-    /// Choices for each prompt: those that are returned, or the more that they are the best of.
+    /// Choices for each prompt (`n`).
     pub choices: u64,
+    /// Choices that are decoded for each prompt, of which the best are returned. SGLang takes no notice of it.
+    pub best_of: u64,
 }
 
 impl Sequences {
@@ -37,7 +39,7 @@ impl Sequences {
     /// # Errors
     /// [`Refusal::Field`] names what asks for more.
     pub fn check_one(&self) -> Result<(), Refusal> {
-        if self.choices > 1 {
+        if self.choices.max(self.best_of) > 1 {
             return Err(Refusal::Field {
                 name: "n",
                 problem: "only one choice can be handed over from prefill to decode, and no worker runs whole requests",
@@ -60,6 +62,10 @@ impl Sequences {
         Ok(Self {
             prompts,
             choices: choices(generation, body)?.max(1),
+            best_of: match generation {
+                Generation::Completions => number(body, "best_of", "best_of")?.max(1),
+                _ => 1,
+            },
         })
     }
 }
@@ -92,11 +98,7 @@ fn opening_brackets(value: &str) -> usize {
 
 fn choices(generation: Generation, body: &Object<'_>) -> Result<u64, Refusal> {
     match generation {
-        Generation::Chat => number(body, "n", "n"),
-        Generation::Completions => {
-            let best_of = number(body, "best_of", "best_of")?;
-            Ok(number(body, "n", "n")?.max(best_of))
-        }
+        Generation::Chat | Generation::Completions => number(body, "n", "n"),
         Generation::Generate => sampled(body),
         Generation::Responses | Generation::Other => Ok(1),
     }
@@ -192,7 +194,7 @@ mod tests {
         };
         assert_eq!(completion(""), Ok(2));
         assert_eq!(completion(r#","n":3,"best_of":0"#), Ok(6));
-        assert_eq!(completion(r#","n":2,"best_of":4"#), Ok(8));
+        assert_eq!(completion(r#","n":2,"best_of":4"#), Ok(4));
         assert_eq!(completion(r#","n":null,"best_of":null"#), Ok(2));
         assert_eq!(completion(r#","n":18446744073709551615"#), Ok(u64::MAX));
         let chat = |n: &str| {

@@ -28,7 +28,9 @@ pub struct Patience {
     pub first: Option<Duration>,
     /// Between two of its pieces.
     pub silence: Option<Duration>,
-    /// Until it has come to its end.
+    /// Until it has come to its end, where it was asked for in one piece.
+    pub total: Option<Duration>,
+    /// Until it has come to its end, where it is waited for in one piece, however it was asked for.
     pub whole: Option<Duration>,
 }
 

@@ -51,13 +51,14 @@ impl Errand {
         let leg = &router.pool.decode;
         let and_reading = |time: Duration| time.saturating_add(reading);
         let whole = leg.whole_deadline(self.max_tokens).map(and_reading);
-        let (first, silence) = match self.form {
-            Form::Whole => (whole, None),
-            Form::Stream { .. } => (leg.first_token_deadline().map(and_reading), leg.silence()),
+        let (first, total) = match self.form {
+            Form::Whole => (whole, whole),
+            Form::Stream { .. } => (leg.first_token_deadline().map(and_reading), None),
         };
         Patience {
             first,
-            silence,
+            silence: leg.silence(),
+            total,
             whole,
         }
     }

@@ -6,6 +6,12 @@ use crate::request::{Generation, Request};
 
 /// What keeps a request from being split, as its caller would be told; none where nothing does.
 pub(super) fn obstacle(protocol: Protocol, request: &Request<'_>) -> Option<Refusal> {
+    if protocol.legs() != Legs::Elsewhere && request.max_tokens() == Some(0) {
+        return Some(Refusal::Field {
+            name: "max_tokens",
+            problem: "must be at least 1: there is nothing to decode, and no worker runs whole requests",
+        });
+    }
     match (protocol.legs(), request.generation) {
         // The body is not touched: whoever runs the legs knows.
         (Legs::Elsewhere, _) => None,

@@ -132,7 +132,8 @@ fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
     let stream = deadline(json!({"stream": true, "max_tokens": 10}));
     assert_eq!((stream.first, stream.silence), (seconds(60), seconds(120)));
     let whole = deadline(json!({"max_tokens": 10}));
-    assert_eq!((whole.first, whole.silence), (seconds(62), None));
+    assert_eq!((whole.first, whole.total), (seconds(62), seconds(62)));
+    assert_eq!((whole.silence, stream.total), (seconds(120), None));
     assert_eq!(deadline(json!({})).first, None);
 }
 
