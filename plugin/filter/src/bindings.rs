@@ -57,10 +57,7 @@ impl Asker {
             Ok(token) => {
                 self.asked.insert(token, question.worker.id);
             }
-            Err(status) => self.failed(
-                question.worker.id,
-                &format!("the call failed: {status:?}"),
-            ),
+            Err(status) => self.failed(question.worker.id, &format!("the call failed: {status:?}")),
         }
     }
 
@@ -86,7 +83,9 @@ impl Asker {
 
     fn failed(&mut self, id: WorkerId, problem: &str) {
         if self.silent.insert(id) {
-            log::warn!("prefill worker {id} did not tell where its KV is fetched, and is asked again: {problem}");
+            log::warn!(
+                "prefill worker {id} did not tell where its KV is fetched, and is asked again: {problem}"
+            );
         }
     }
 }

@@ -11,8 +11,8 @@ use routing::fleet::{Fleet, WorkerId};
 use routing::request::Generation;
 use routing::route::Router;
 
-use crate::host;
 use crate::calls::Calls;
+use crate::host;
 use crate::shared;
 use crate::stream::{Stage, Stream};
 use crate::telemetry::Telemetry;

@@ -7,10 +7,10 @@ use routing::request::Generation;
 use routing::route::{Explain, Plan, Refusal, Told, Turn};
 use routing::selection::eligibility::Subset;
 
+use crate::calls::{self, Task};
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header};
-use crate::calls::{self, Task};
 use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
 

@@ -84,7 +84,10 @@ pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure) {
         return;
     };
     let id = client.request_id();
-    log::warn!("[{id}] its decode leg failed ({}) and is replaced", failure.name());
+    log::warn!(
+        "[{id}] its decode leg failed ({}) and is replaced",
+        failure.name()
+    );
     gateway.telemetry.recovered();
     match plan {
         Plan::Prefill(phase, seat) => {
@@ -126,9 +129,7 @@ fn failed(gateway: &Gateway, client: &Stream, failure: &Failure) -> Vec<WorkerId
 /// Calls a decode worker in place of the one that failed; prefill, where there is one, has been seen to. To be called on the
 /// root.
 pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, failure: Failure) {
-    client
-        .destinations
-        .replace(dispatch.destinations.clone());
+    client.destinations.replace(dispatch.destinations.clone());
     match try_to_call(gateway, client, dispatch) {
         Some(token) => {
             let call = Call::Decode(DecodeCall {
@@ -155,7 +156,12 @@ fn try_to_call(gateway: &Gateway, client: &Stream, dispatch: &Dispatch) -> Optio
     let cluster = gateway.router.borrow().pool().clusters.decode.clone();
     // The call must be the root's: the client's context may be gone when the answer comes.
     host::enter_context(gateway.root_id).ok()?;
-    let called = host::call(&cluster, sent, Some(edited.as_ref().unwrap_or(body)), timeout);
+    let called = host::call(
+        &cluster,
+        sent,
+        Some(edited.as_ref().unwrap_or(body)),
+        timeout,
+    );
     called.ok()
 }
 
@@ -196,7 +202,8 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
 
 /// What the client is told if nobody else can be found: what a worker said last. One that is still held back stays as it is.
 fn last(before: Failure, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Failure {
-    let is_json = |(name, value): &Header| name == b"content-type" && value.starts_with(b"application/json");
+    let is_json =
+        |(name, value): &Header| name == b"content-type" && value.starts_with(b"application/json");
     match answer {
         // The proxy's own words about a worker that it could not reach are no JSON.
         PrefillAnswer::Whole {

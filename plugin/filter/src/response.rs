@@ -150,7 +150,13 @@ impl Reading {
     }
 
     /// A piece of the body; while pieces are held back, all of them together.
-    pub fn body(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>, size: usize, end: bool) -> Action {
+    pub fn body(
+        &mut self,
+        gateway: &Rc<Gateway>,
+        stream: &Rc<Stream>,
+        size: usize,
+        end: bool,
+    ) -> Action {
         if self.replacement.is_some() {
             return self.replace(end);
         }

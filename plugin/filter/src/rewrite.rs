@@ -96,7 +96,9 @@ impl Stream {
         };
         match form {
             Form::Events => change.of_events(answer, true),
-            Form::Whole => change.of_document(answer).unwrap_or_else(|| answer.to_vec()),
+            Form::Whole => change
+                .of_document(answer)
+                .unwrap_or_else(|| answer.to_vec()),
         }
     }
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::admission::Waiter;
-use routing::fleet::Worker;
 use routing::answer::Form;
+use routing::fleet::Worker;
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
@@ -398,7 +398,10 @@ impl Stream {
             Form::Whole => self.rewrite_document(&bytes),
         });
         if let Err(error) = rewritten {
-            log::error!("[{}] the answer could not be changed: {error}", self.request_id);
+            log::error!(
+                "[{}] the answer could not be changed: {error}",
+                self.request_id
+            );
         }
     }
 

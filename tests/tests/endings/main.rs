@@ -2,9 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod cleanup;
+mod hedge;
 mod prefill;
 
 pd_router_e2e::on_both_hosts! {
+    hedge {
+        a_late_prefill_gets_a_second_beside_it,
+    }
     prefill {
         a_prefill_that_ends_the_answer_is_the_answer,
         a_prefill_that_ends_the_answer_is_a_stream_for_who_asked_for_one,

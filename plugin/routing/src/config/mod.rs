@@ -2,9 +2,9 @@
 
 mod admission;
 mod check;
+mod health;
 mod legs;
 mod protocol;
-mod health;
 mod selection;
 
 use std::collections::BTreeMap;
@@ -376,9 +376,9 @@ pub use admission::{
     Admission, Conditional, ConditionalPolicy, DecodeBusy, PrefillBusy, Queue, QueuePolicy,
 };
 pub(crate) use check::check_workers;
+pub use health::Health;
 pub use legs::{DecodeLeg, PrefillLeg};
 pub use protocol::{Legs, Protocol};
-pub use health::Health;
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use super::ask::Case;
+use super::binding::Binding;
 use super::eligible::{
     admitted, constraints, hands_over, is_restricted, most_preferred, within_subset,
 };
@@ -10,7 +11,6 @@ use super::explain::Explained;
 use super::pinned::Pinned;
 use super::roster::Member;
 use super::{Refusal, Router};
-use super::binding::Binding;
 use crate::fleet::{Role, Target, TargetKey, Worker};
 use crate::load::{Pace, Standings};
 use crate::rendezvous::NotServed;
@@ -101,10 +101,7 @@ impl Router {
     }
 
     /// The pair, and what is known of its prefill worker where that must be.
-    pub(super) fn resolved(
-        &mut self,
-        case: &Case<'_>,
-    ) -> Result<(Pair, Option<Binding>), Refusal> {
+    pub(super) fn resolved(&mut self, case: &Case<'_>) -> Result<(Pair, Option<Binding>), Refusal> {
         match self.resolve(case)? {
             Resolution::Resolved { pair, binding } => Ok((pair, Some(binding))),
             Resolution::NoBootstrapEndpoint { pair } => Ok((pair, None)),
@@ -222,9 +219,7 @@ impl Router {
         case: &Case<'_>,
         decode: &Rc<Worker>,
     ) -> Option<Chosen> {
-        let next = self
-            .choose_prefill(case, Some(decode), Step::Commit)
-            .ok()?;
+        let next = self.choose_prefill(case, Some(decode), Step::Commit).ok()?;
         self.take(Role::Prefill, case, case.steering.prefill_pin(), &next);
         Some(next)
     }
@@ -291,12 +286,14 @@ impl Router {
         let eligible = admitted(members, constraints)
             .and_then(|admitted| Self::not_excluded(case, members, admitted))
             .map_err(|filter| match filter {
-            Filter::Role | Filter::Taints | Filter::Failed => Refusal::NotServed(NotServed::NoDecode),
-            filter => Refusal::NoneEligible {
-                role: Role::Decode,
-                filter,
-            },
-        })?;
+                Filter::Role | Filter::Taints | Filter::Failed => {
+                    Refusal::NotServed(NotServed::NoDecode)
+                }
+                filter => Refusal::NoneEligible {
+                    role: Role::Decode,
+                    filter,
+                },
+            })?;
         let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
         let (decode, eligible) = self
             .choose(case, eligible, pinned, constraints)?
@@ -325,12 +322,12 @@ impl Router {
         let eligible = admitted(members, constraints)
             .and_then(|admitted| Self::not_excluded(case, members, admitted))
             .map_err(|filter| match filter {
-            Filter::Role | Filter::Failed => Refusal::NotServed(NotServed::NotActivated),
-            filter => Refusal::NoneEligible {
-                role: Role::Aggregated,
-                filter,
-            },
-        })?;
+                Filter::Role | Filter::Failed => Refusal::NotServed(NotServed::NotActivated),
+                filter => Refusal::NoneEligible {
+                    role: Role::Aggregated,
+                    filter,
+                },
+            })?;
         let pinned = Pinned::new(
             Role::Aggregated,
             "decode_worker_id",

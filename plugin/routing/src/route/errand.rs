@@ -53,10 +53,7 @@ impl Errand {
         let whole = leg.whole_deadline(self.max_tokens).map(and_reading);
         let (first, silence) = match self.form {
             Form::Whole => (whole, None),
-            Form::Stream { .. } => (
-                leg.first_token_deadline().map(and_reading),
-                leg.silence(),
-            ),
+            Form::Stream { .. } => (leg.first_token_deadline().map(and_reading), leg.silence()),
         };
         Patience {
             first,
@@ -68,5 +65,6 @@ impl Errand {
 
 fn wants_logprobs(request: &Request<'_>) -> bool {
     let asked = request.body.get("return_logprob");
-    request.generation == Generation::Generate && asked.is_some_and(|member| member.value != "false")
+    request.generation == Generation::Generate
+        && asked.is_some_and(|member| member.value != "false")
 }

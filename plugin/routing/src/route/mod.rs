@@ -481,12 +481,7 @@ impl Router {
         Ok(self.forward_whole(whole, case, fallback, Some(request)))
     }
 
-    fn forward_pair(
-        &mut self,
-        pair: Pair,
-        case: &Case<'_>,
-        request: Option<&Request<'_>>,
-    ) -> Plan {
+    fn forward_pair(&mut self, pair: Pair, case: &Case<'_>, request: Option<&Request<'_>>) -> Plan {
         let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
         let mut dispatch = match (self.pool.protocol, prefill.worker.address) {
             (Protocol::Llmd, Some(address)) => {

@@ -470,7 +470,10 @@ impl PrefillPhase {
             .retain(|other| router.fleet.contains(other.worker.id));
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = self.whole.take();
-        let reading = router.pool.prefill.deadline(self.errand.asked.prompt_tokens);
+        let reading = router
+            .pool
+            .prefill
+            .deadline(self.errand.asked.prompt_tokens);
         dispatch.patience = self.errand.patience(router, reading);
         Some(AfterPrefill::Whole {
             dispatch,

@@ -63,9 +63,7 @@ impl Router {
         let left = left.checked_sub(1)?;
         excluded.extend_from_slice(failed);
         let request = Request::parse(errand.generation, body).ok()?;
-        let mut plan = self
-            .place_again(&errand, way, &excluded, &request)
-            .ok()?;
+        let mut plan = self.place_again(&errand, way, &excluded, &request).ok()?;
         if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan {
             seat.recovery = Some(Recovery {
                 errand,

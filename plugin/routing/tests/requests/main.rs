@@ -12,6 +12,8 @@ mod endings;
 mod explain;
 mod pins;
 mod policies;
+mod protocols;
+mod recovery;
 mod rooms;
 mod support;
 mod topology;

@@ -1,0 +1,156 @@
+//! Who takes the place of a decode leg that failed before its client read anything, and of a prefill that is late.
+
+use std::time::Duration;
+
+use routing::fleet::WorkerId;
+use routing::route::{AfterPrefill, Client, Plan, PrefillAnswer, Router, Seat};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+const NOW: Duration = Duration::from_secs(2);
+
+fn decoder(seat: &Seat) -> WorkerId {
+    seat.decode.as_ref().expect("a decode worker").id
+}
+
+/// The request is placed again after its decode worker has failed.
+fn recover(router: &mut Router, seat: &mut Seat) -> Option<Plan> {
+    let failed = [decoder(seat)];
+    let recovery = seat.take_recovery()?;
+    router.recover(recovery, &failed, &body(&json!({})), NOW)
+}
+
+#[test]
+fn a_failed_decode_worker_is_replaced_by_another_pair_within_the_budget() {
+    for times in [0, 1, 2, 3] {
+        let workers = [
+            worker("prefill", 1),
+            worker("decode", 11),
+            worker("decode", 12),
+            worker("decode", 13),
+        ];
+        let fields = json!({"decode": {"recoveries": times}});
+        let mut router = router("nixl", &workers, fields);
+        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        drop(phase);
+        let mut tried = vec![decoder(&seat)];
+        while let Some(plan) = recover(&mut router, &mut seat) {
+            let (phase, next) = prefill(Ok(plan));
+            // The prefill worker did nothing wrong: it is not left out.
+            assert_eq!(phase.worker().id, WorkerId(1));
+            assert!(!tried.contains(&decoder(&next)), "{tried:?}");
+            tried.push(decoder(&next));
+            seat = next;
+        }
+        assert_eq!(tried.len(), 1 + times.min(2), "{times} times");
+        drop(seat);
+        assert!(router.total_load().is_idle());
+    }
+}
+
+#[test]
+fn a_request_that_ran_whole_runs_whole_elsewhere() {
+    let workers = [worker("aggregated", 21), worker("aggregated", 22)];
+    let mut router = router("aggregated", &workers, json!({}));
+    let (_, mut seat) = forward(ask(&mut router, json!({})));
+    let first = decoder(&seat);
+    let plan = recover(&mut router, &mut seat).expect("another worker");
+    let (dispatch, mut next) = forward(Ok(plan));
+    assert_ne!(decoder(&next), first);
+    assert!(dispatch.edits.is_none());
+    assert!(recover(&mut router, &mut next).is_none());
+}
+
+#[test]
+fn nobody_is_asked_again_by_one_who_named_the_worker() {
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let (_, mut seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
+    assert_eq!(decoder(&seat), WorkerId(11));
+    assert!(recover(&mut router, &mut seat).is_none());
+}
+
+#[test]
+fn a_new_pair_has_a_room_of_its_own() {
+    let mut router = router("sglang", &two_by_two(), json!({}));
+    let client = body(&json!({}));
+    let room = |leg: Vec<u8>| {
+        let leg: Value = serde_json::from_slice(&leg).unwrap();
+        leg["bootstrap_room"].as_u64().expect("a room")
+    };
+    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+    let first = room(phase.body(&client));
+    let (second, _) = prefill(Ok(recover(&mut router, &mut seat).expect("another pair")));
+    assert_ne!(room(second.body(&client)), first);
+}
+
+#[test]
+fn a_late_prefill_gets_a_second_beside_it_and_the_first_good_answer_counts() {
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let (first, seat) = prefill(ask(&mut router, json!({})));
+    let second = first.hedge(&mut router).expect("a second call");
+    assert_ne!(first.worker().id, second.worker().id);
+    assert!(
+        second.hedge(&mut router).is_none(),
+        "there is no third worker"
+    );
+    assert_eq!(router.total_load().prefills, 2);
+    let after = second.answered(GOOD, Client::Waits, &mut router);
+    assert!(matches!(after, AfterPrefill::Decode { .. }));
+    // What the slow one has computed is fetched for nobody.
+    let after = first.answered(GOOD, Client::Left, &mut router);
+    assert!(matches!(after, AfterPrefill::CleanUp(leg) if leg.blocks == 2));
+    drop(seat);
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn one_of_two_that_fails_leaves_the_request_to_the_other_and_is_not_tried_again() {
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let (first, _seat) = prefill(ask(&mut router, json!({})));
+    let second = first.hedge(&mut router).expect("a second call");
+    assert!(first.yields(status(500), &mut router).is_ok());
+    let second = *second.yields(GOOD, &mut router).expect_err("a good answer");
+    let after = second.answered(PrefillAnswer::Broken, Client::Waits, &mut router);
+    assert!(
+        matches!(after, AfterPrefill::Refused(_)),
+        "{}",
+        word(&after)
+    );
+}
+
+#[test]
+fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
+    let deadline = |members: Value| {
+        let mut router = router("nixl", &two_by_two(), json!({}));
+        let told = routing::route::Told::default();
+        let body = with(json!({"model": "m", "messages": []}), members).to_string();
+        let plan = router.plan(routing::request::Generation::Chat, body.as_bytes(), told);
+        let (phase, _seat) = prefill(plan);
+        match phase.answered(GOOD, Client::Waits, &mut router) {
+            AfterPrefill::Decode { dispatch, .. } => dispatch.patience,
+            other => panic!("{}", word(&other)),
+        }
+    };
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    let stream = deadline(json!({"stream": true, "max_tokens": 10}));
+    assert_eq!((stream.first, stream.silence), (seconds(60), seconds(120)));
+    let whole = deadline(json!({"max_tokens": 10}));
+    assert_eq!((whole.first, whole.silence), (seconds(62), None));
+    assert_eq!(deadline(json!({})).first, None);
+}
+
+#[test]
+fn a_prefills_deadline_grows_with_what_is_booked_before_it() {
+    let workers = [worker("prefill", 1), worker("decode", 11)];
+    let mut router = router("nixl", &workers, json!({}));
+    let (first, _one) = prefill(ask(&mut router, json!({})));
+    let long = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(40_000)}]});
+    let told = routing::route::Told::default();
+    let kind = routing::request::Generation::Chat;
+    let (second, _two) = prefill(router.plan(kind, long.to_string().as_bytes(), told));
+    let (third, _three) = prefill(ask(&mut router, json!({})));
+    assert!(first.timeout() < second.timeout());
+    assert!(second.timeout() < third.timeout());
+    assert!(third.timeout() < Duration::from_secs(30));
+}
