@@ -38,7 +38,7 @@ pub struct Tally {
     pub unknown: u64,
     /// 500 of a decode engine whose prefill engine died with the blocks that it was to pull.
     pub lost: u64,
-    /// Answers that broke off after they had begun.
+    /// Answers that broke off after their head had come, passed on or not.
     pub torn: u64,
     /// Whole answers by the decode worker that the gateway names.
     pub by_decode: BTreeMap<String, u64>,
@@ -184,6 +184,10 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
             return;
         }
     };
+    if breaks_off(&reply) {
+        tally.torn += 1;
+        return;
+    }
     let code = put_off_code(&reply);
     match (reply.status, code) {
         (200, _) => match fault(&reply) {
@@ -199,6 +203,12 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
         (500, _) if reply.text().contains(PARTNER_DIED) => tally.lost += 1,
         _ => tally.wrong.push(format!("{reply:?}")),
     }
+}
+
+/// Whether the gateway says that an answer broke off of which nothing had been passed on.
+fn breaks_off(reply: &Reply) -> bool {
+    let body: Result<Value, _> = serde_json::from_slice(&reply.body);
+    reply.status >= 500 && body.is_ok_and(|body| body["error"]["code"] == "broken_off")
 }
 
 /// The code of an answer that asks to try again, in the gateway's own shape.
@@ -298,6 +308,8 @@ mod tests {
     #[test]
     fn a_torn_answer_is_torn_and_a_missing_one_wrong() {
         assert_eq!(noted(Err(Failure::BreaksOff(String::new()))).torn, 1);
+        let told = r#"{"error":{"code":"broken_off"}}"#;
+        assert_eq!(noted(Ok(reply(502, &[], told))).torn, 1);
         assert_eq!(noted(Err(Failure::NoAnswer(String::new()))).wrong.len(), 1);
     }
 }

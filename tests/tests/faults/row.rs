@@ -213,13 +213,13 @@ impl Row {
 
     /// What this counter has grown by since the mark, over all labels.
     pub async fn counted(&self, name: &str) -> f64 {
-        self.counted_where(name, &[]).await
+        let now = self.stage.gateway.metrics().await;
+        self.since_the_mark(&now, name, &[])
     }
 
-    async fn counted_where(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let now = self.stage.gateway.metrics().await;
+    fn since_the_mark(&self, now: &Metrics, name: &str, labels: &[(&str, &str)]) -> f64 {
         let value = |metrics: &Metrics| metrics.sum_where(name, labels).unwrap_or_default();
-        value(&now) - value(&self.before)
+        value(now) - value(&self.before)
     }
 
     /// How often something was tried again since the mark: prefills, decodes by the list, and decodes anew.
@@ -234,8 +234,10 @@ impl Row {
     /// How many workers were ejected since the mark: those that prefill, all others.
     pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
-        let prefill = self.counted_where(name, &[("role", "prefill")]).await;
-        [prefill, self.counted(name).await - prefill]
+        // One page for both: a worker may be ejected between two.
+        let now = self.stage.gateway.metrics().await;
+        let prefill = self.since_the_mark(&now, name, &[("role", "prefill")]);
+        [prefill, self.since_the_mark(&now, name, &[]) - prefill]
     }
 
     /// Fails where any worker was blamed.

@@ -55,7 +55,7 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
     let mut tally = traffic.stop().await;
     tally.asked += asked;
     judge(&crew, &tally).await;
-    judge_prefills(&crew, &tally, &before).await;
+    judge_prefills(&crew, &gateway, &tally, &before).await;
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }

@@ -66,7 +66,11 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     row.stage.crew.kill(Role::Prefill).await;
     row.mark().await;
     for reply in row.replies(BOTH).await {
-        reply.expect_code(FAILED.0, FAILED.1);
+        reply.expect_error(FAILED.0);
+        let code = reply.json()["error"]["code"].clone();
+        // Of a Mooncake worker that is gone the engine id is not known any more either.
+        let unknown = protocol == Protocol::Mooncake && code == "prefill_pending";
+        assert!(code == FAILED.1 || unknown, "{reply:?}");
     }
     assert_decode_left_alone(&row).await;
     row.blames_only(Role::Prefill).await;
