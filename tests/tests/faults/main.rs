@@ -171,7 +171,6 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
-        decode_alone_is_blamed,
     }
     aggregated = Aggregated {
         decode_refuses,

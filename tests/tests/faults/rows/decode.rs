@@ -6,7 +6,7 @@ use pd_router_e2e::engines::Role;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::row::{Asked, BOTH, Row, STREAMED, WHOLE, assert_said, assert_torn, status};
+use crate::row::{Asked, BOTH, Row, STREAMED, WHOLE, assert_said, status};
 
 /// One of two decode workers does this: another pair does it all again, and the client waits a little longer.
 async fn is_mended(proxy: Proxy, protocol: Protocol, fault: &Value, asked: &[Asked]) -> Row {
@@ -134,8 +134,8 @@ pub async fn decode_is_silent_before_its_first_token(proxy: Proxy, protocol: Pro
 pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "reset_after_headers"});
     let row = Row::with_all(proxy, protocol, Role::Decode, &fault).await;
-    for outcome in row.outcomes(BOTH).await {
-        assert_torn(&outcome);
+    for reply in row.replies(BOTH).await {
+        reply.expect_code(503, "broken_off");
     }
     row.stage.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);

@@ -15,7 +15,15 @@ async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
     assert!(failed > 0, "the worker that fails was never asked");
     match row.protocol.is_sequential() {
         true => assert_eq!(tried, [failed as f64, 0.0, 0.0]),
-        false => assert_eq!((prefills + recoveries, decodes), (failed as f64, 0.0)),
+        // A decode that was heard first was not replaced.
+        false => {
+            let again = prefills + recoveries;
+            assert!(
+                again > 0.0 && again <= failed as f64,
+                "{tried:?} of {failed}"
+            );
+            assert_eq!(decodes, 0.0);
+        }
     }
 }
 
@@ -57,7 +65,10 @@ const FAILED: (u16, &str) = (503, "prefill_failed");
 pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     let mut row = Row::begin(proxy, protocol).await;
     row.stage.crew.prefill[0].kill().await;
-    row.answers(BOTH).await;
+    match protocol {
+        Protocol::Sglang => row.answers_or_breaks_off(BOTH).await,
+        _ => row.answers(BOTH).await,
+    }
     let [prefills, decodes, recoveries] = row.tried_again().await;
     assert!(prefills + recoveries > 0.0, "it was never asked");
     assert_eq!(decodes, 0.0);
