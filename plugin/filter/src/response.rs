@@ -69,6 +69,11 @@ impl Reading {
         let kind = host::header(Map::Response, "content-type").unwrap_or_default();
         let told = Form::of(&kind);
         stream.form.set(told);
+        let is_edited = stream.change.borrow().is_some() || stream.wants_logprobs.get();
+        if is_edited && told == Form::Events {
+            // Nobody knows yet how long it will be.
+            let _ = host::remove_header(Map::Response, b"content-length");
+        }
         // Events that are compressed cannot be told apart: the first byte must do.
         let read_as = match host::header(Map::Response, "content-encoding") {
             None => told,
