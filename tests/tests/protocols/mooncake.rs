@@ -1,6 +1,7 @@
 //! What Mooncake alone has: engine ids that are asked for at `/query`, one for each rank, new with each start.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -9,8 +10,8 @@ use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::stage::Plot;
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 
 use crate::asked::CHATS;
 use crate::rig::Rig;
@@ -87,16 +88,23 @@ pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Pro
         prefill.kill();
         gateway.send(Ask::chat("hello")).await.expect_error(503);
         prefill = place.start().await;
-        gateway.answers().await;
-        gateway.is_ready().await;
+        eventually("all threads know of the new one", GENEROUS, || async {
+            // One connection meets one thread; this many meet all.
+            for _ in 0..8 {
+                let reply = gateway.send(Ask::chat("hello")).await;
+                if reply.status != 200 {
+                    return Err(reply.text().into_owned());
+                }
+            }
+            Ok(())
+        })
+        .await;
         let before = decode.state().await.refused;
         // A worker that is back within milliseconds is asked by a thread that has not missed it, once each.
         assert!(before <= THREADS * restarts, "{before} refused");
-        for _ in 0..4 {
-            gateway
-                .send(Ask::chat_stream("hello"))
-                .await
-                .expect_tokens(4);
+        for _ in 0..8 {
+            let reply = gateway.send(Ask::chat_stream("hello")).await;
+            reply.expect_tokens(4);
         }
         assert_eq!(decode.state().await.refused, before);
     }
