@@ -276,6 +276,14 @@ impl Row {
         self.rests(|counted, left| counted >= left).await;
     }
 
+    /// The same where all workers are dead that a hand-off could be asked of.
+    pub async fn ends_with_refusals(self) {
+        self.stage.comes_to_rest().await;
+        let state = self.stage.state().await;
+        assert_eq!(state.recomputed, 0, "{state:?}");
+        self.stage.leave();
+    }
+
     async fn leaked(&self) -> u64 {
         let now = self.stage.gateway.metrics().await;
         let counted = |metrics: &Metrics| {

@@ -70,7 +70,9 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
         _ => row.answers(BOTH).await,
     }
     let [prefills, decodes, recoveries] = row.tried_again().await;
-    assert!(prefills + recoveries > 0.0, "it was never asked");
+    // A Mooncake worker may be missed at its bootstrap server before anybody asks it.
+    let asked = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
+    assert!(asked, "it was never asked");
     assert_eq!(decodes, 0.0);
     row.blames_only(Role::Prefill).await;
 
@@ -79,13 +81,22 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     for reply in row.replies(BOTH).await {
         reply.expect_error(FAILED.0);
         let code = reply.json()["error"]["code"].clone();
-        // Of a Mooncake worker that is gone the engine id is not known any more either.
-        let unknown = protocol == Protocol::Mooncake && code == "prefill_pending";
-        assert!(code == FAILED.1 || unknown, "{reply:?}");
+        let other = match protocol {
+            // Of a worker that is gone the engine id is not known any more either.
+            Protocol::Mooncake => "prefill_pending",
+            // Decode may be heard first.
+            Protocol::Sglang => "broken_off",
+            _ => FAILED.1,
+        };
+        assert!(code == FAILED.1 || code == other, "{reply:?}");
     }
     assert_decode_left_alone(&row).await;
     row.blames_only(Role::Prefill).await;
-    row.ends().await;
+    match protocol {
+        // Its decode engines refuse rooms of which nobody is left to tell.
+        Protocol::Sglang => row.ends_with_refusals().await,
+        _ => row.ends().await,
+    }
 }
 
 pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
