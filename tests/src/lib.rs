@@ -41,7 +41,8 @@ impl Proxy {
     }
 }
 
-/// Makes of each behaviour, a function of the host in a module of the suite's, one test for each host.
+/// Makes of each behaviour, a function of the host in a module of the suite's, one test for each host; or, with `wasmtime
+/// only`, for that one.
 #[macro_export]
 macro_rules! on_both_hosts {
     ($($module:ident { $($name:ident,)* })*) => {
@@ -50,6 +51,11 @@ macro_rules! on_both_hosts {
         }
         mod envoy {
             $(mod $module { $($crate::on_both_hosts!(@test Envoy, $module, $name);)* })*
+        }
+    };
+    (wasmtime only $($module:ident { $($name:ident,)* })*) => {
+        mod wasmtime_only {
+            $(mod $module { $($crate::on_both_hosts!(@test Wasmtime, $module, $name);)* })*
         }
     };
     (@test $proxy:ident, $module:ident, $name:ident) => {

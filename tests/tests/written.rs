@@ -88,11 +88,17 @@ fn run() -> BTreeMap<String, Vec<String>> {
     let (_, listed) = text
         .split_once("columns! {\n")
         .unwrap_or_else(|| panic!("the suite lists no columns"));
-    let blocks = listed
-        .split('}')
-        .filter_map(|block| block.split_once(" {\n"));
+    let blocks = listed.split('}').filter_map(|block| {
+        let (head, rows) = block.rsplit_once(" {\n")?;
+        head.contains('=').then_some((head, rows))
+    });
     let column = |(head, rows): (&str, &str)| {
-        let name = head.split('=').next().unwrap_or_default().trim().to_owned();
+        let head = head.split('=').next().unwrap_or_default();
+        let name = head
+            .split_whitespace()
+            .last()
+            .unwrap_or_default()
+            .to_owned();
         let rows = rows.split(',').map(|row| row.trim().to_owned());
         (name, rows.filter(|row| !row.is_empty()).collect())
     };

@@ -243,7 +243,7 @@ fn form(headers: &[Header]) -> Form {
 fn says_something(headers: &[Header], body: &[u8]) -> bool {
     let mut watch = Watch::new(form(headers));
     watch.read(body);
-    watch.has_answered()
+    watch.has_answered() && !watch.is_error_alone()
 }
 
 /// Nobody can take the failed worker's place: its failure is the client's answer. To be called on the root.

@@ -240,6 +240,13 @@ impl Reading {
         if !says_something && bytes.len() < MOST_HELD {
             return Action::Pause;
         }
+        // The worker says that it failed, in an event in place of a status.
+        let is_error = self.watch.as_ref().is_some_and(Watch::is_error_alone);
+        if is_error && stream.may_recover() {
+            heard(gateway, stream, Outcome::Failed);
+            recovery::begin(gateway, stream, Failure::Status);
+            return Action::Pause;
+        }
         let is_beside = stream.beside.get() == Beside::Running;
         if is_beside && (end || self.is_done()) {
             stream.response.set(Response::Complete);
@@ -395,13 +402,15 @@ fn last_tried() -> Option<SocketAddr> {
     std::str::from_utf8(&address).ok()?.parse().ok()
 }
 
-/// Writes down who of the list has been asked so far.
+/// Writes down who of the list has been asked so far. Where the proxy does not say, it is the first, who took the connection.
 pub fn note_asked(stream: &Stream) {
-    if let Some(last) = last_tried() {
-        let mut asked = stream.tried_before(last);
-        asked.push(last);
-        stream.destinations.replace(asked);
-    }
+    let Some(last) = last_tried() else {
+        stream.destinations.borrow_mut().truncate(1);
+        return;
+    };
+    let mut asked = stream.tried_before(last);
+    asked.push(last);
+    stream.destinations.replace(asked);
 }
 
 /// Writes down who really answers. Those before it in the list took no connection.

@@ -48,6 +48,7 @@ pub struct Watch {
     told: Option<u64>,
     has_begun: bool,
     has_answered: bool,
+    has_failed: bool,
     is_done: bool,
 }
 
@@ -62,6 +63,7 @@ impl Watch {
             told: None,
             has_begun: false,
             has_answered: false,
+            has_failed: false,
             is_done: false,
         }
     }
@@ -74,6 +76,11 @@ impl Watch {
     /// Whether it says anything at all: a token, why it ended, or what went wrong; in one piece a byte.
     pub fn has_answered(&self) -> bool {
         self.has_begun || self.has_answered
+    }
+
+    /// Whether it says that something went wrong, and has said nothing else.
+    pub fn is_error_alone(&self) -> bool {
+        self.has_failed && !self.has_begun
     }
 
     /// Whether the event that ends a stream well has come.
@@ -144,6 +151,7 @@ impl Watch {
         };
         self.count(event.tokens());
         self.has_answered |= event.is_last_word();
+        self.has_failed |= event.is_error();
         self.is_done |= event.ends_responses();
         if let Some(told) = event.usage() {
             self.has_answered |= told > 0;
@@ -185,6 +193,14 @@ mod tests {
         let watch = read(&[CHAT.as_bytes()]);
         assert!(watch.has_begun() && !watch.is_done());
         assert_eq!(watch.tokens(), 3);
+    }
+
+    #[test]
+    fn an_error_alone_is_told_from_one_after_a_token() {
+        let error = b"data: {\"error\":{\"message\":\"no\"}}\n\n";
+        assert!(read(&[error]).is_error_alone());
+        assert!(!read(&[CHAT.as_bytes(), error]).is_error_alone());
+        assert!(!read(&[b": ping\n\n"]).is_error_alone());
     }
 
     #[test]

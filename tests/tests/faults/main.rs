@@ -1,4 +1,5 @@
-//! The table of docs/failures.md: each row a test, in a module for each protocol that it speaks of, in both hosts.
+//! The table of docs/failures.md: each row a test, in a module for each protocol that it speaks of. One protocol of each kind
+//! (prefill before decode, beside it, and nobody's prefill) is tried in both hosts; what the others do differs in bytes only.
 #![forbid(unsafe_code)]
 
 mod row;
@@ -6,7 +7,7 @@ mod rows;
 
 /// Makes of each protocol a module with the rows that it has, and of those the tests.
 macro_rules! columns {
-    ($($column:ident = $protocol:ident { $($row:ident,)* })*) => {
+    ($(@$only:ident only)? $($column:ident = $protocol:ident { $($row:ident,)* })*) => {
         $(mod $column {
             use pd_router_e2e::Proxy;
             use pd_router_e2e::protocols::Protocol;
@@ -16,7 +17,7 @@ macro_rules! columns {
             })*
         })*
 
-        pd_router_e2e::on_both_hosts! { $($column { $($row,)* })* }
+        pd_router_e2e::on_both_hosts! { $($only only)? $($column { $($row,)* })* }
     };
 }
 
@@ -50,6 +51,57 @@ columns! {
         prefill_alone_is_blamed,
         decode_alone_is_blamed,
     }
+    sglang = Sglang {
+        prefill_refuses,
+        prefill_answers_4xx,
+        prefill_answers_429,
+        prefill_answers_5xx,
+        prefill_passes_its_deadline,
+        prefill_breaks_off,
+        prefill_fails_late,
+        decode_refuses,
+        decode_answers_4xx,
+        decode_answers_429,
+        decode_answers_5xx,
+        decode_answers_5xx_to_a_stream,
+        decode_breaks_before_headers,
+        decode_breaks_before_headers_of_a_stream,
+        decode_answers_nothing,
+        decode_hangs,
+        decode_is_silent_before_its_first_token,
+        decode_breaks_after_headers,
+        decode_dies_after_its_first_token,
+        decode_is_silent_after_its_first_token,
+        client_leaves_during_prefill,
+        client_leaves_before_headers,
+        client_leaves_before_the_first_token,
+        client_leaves_a_stream,
+        prefill_alone_is_blamed,
+        decode_alone_is_blamed,
+    }
+    aggregated = Aggregated {
+        decode_refuses,
+        decode_answers_4xx,
+        decode_answers_429,
+        decode_answers_5xx,
+        decode_answers_5xx_to_a_stream,
+        decode_breaks_before_headers,
+        decode_breaks_before_headers_of_a_stream,
+        decode_answers_nothing,
+        decode_hangs,
+        decode_is_silent_before_its_first_token,
+        decode_breaks_after_headers,
+        decode_dies_after_its_first_token,
+        decode_is_silent_after_its_first_token,
+        client_leaves_before_headers,
+        client_leaves_before_the_first_token,
+        client_leaves_a_stream,
+        decode_alone_is_blamed,
+    }
+}
+
+columns! {
+    @wasmtime only
     mooncake = Mooncake {
         prefill_refuses,
         prefill_answers_4xx,
@@ -107,34 +159,6 @@ columns! {
         prefill_alone_is_blamed,
         decode_alone_is_blamed,
     }
-    sglang = Sglang {
-        prefill_refuses,
-        prefill_answers_4xx,
-        prefill_answers_429,
-        prefill_answers_5xx,
-        prefill_passes_its_deadline,
-        prefill_breaks_off,
-        prefill_fails_late,
-        decode_refuses,
-        decode_answers_4xx,
-        decode_answers_429,
-        decode_answers_5xx,
-        decode_answers_5xx_to_a_stream,
-        decode_breaks_before_headers,
-        decode_breaks_before_headers_of_a_stream,
-        decode_answers_nothing,
-        decode_hangs,
-        decode_is_silent_before_its_first_token,
-        decode_breaks_after_headers,
-        decode_dies_after_its_first_token,
-        decode_is_silent_after_its_first_token,
-        client_leaves_during_prefill,
-        client_leaves_before_headers,
-        client_leaves_before_the_first_token,
-        client_leaves_a_stream,
-        prefill_alone_is_blamed,
-        decode_alone_is_blamed,
-    }
     llmd = Llmd {
         decode_refuses,
         decode_answers_4xx,
@@ -171,24 +195,5 @@ columns! {
         client_leaves_before_headers,
         client_leaves_before_the_first_token,
         client_leaves_a_stream,
-    }
-    aggregated = Aggregated {
-        decode_refuses,
-        decode_answers_4xx,
-        decode_answers_429,
-        decode_answers_5xx,
-        decode_answers_5xx_to_a_stream,
-        decode_breaks_before_headers,
-        decode_breaks_before_headers_of_a_stream,
-        decode_answers_nothing,
-        decode_hangs,
-        decode_is_silent_before_its_first_token,
-        decode_breaks_after_headers,
-        decode_dies_after_its_first_token,
-        decode_is_silent_after_its_first_token,
-        client_leaves_before_headers,
-        client_leaves_before_the_first_token,
-        client_leaves_a_stream,
-        decode_alone_is_blamed,
     }
 }

@@ -154,7 +154,8 @@ impl Event<'_> {
             || self.kind().starts_with("response.")
     }
 
-    fn is_error(&self) -> bool {
+    /// Whether it says that something went wrong.
+    pub fn is_error(&self) -> bool {
         self.error.is_some() || self.kind() == "error" || self.object.as_deref() == Some("error")
     }
 

@@ -64,8 +64,9 @@ impl Ending {
     fn of_choices(choices: &[Value]) -> Self {
         let reason = |choice: &Value| match choice.get("finish_reason").and_then(Value::as_str) {
             Some("length" | "not_finished") => Self::Limit,
+            // The engine gave up: that is nobody's answer.
+            Some("abort" | "aborted" | "error" | "cancelled") | None => Self::Unknown,
             Some(_) => Self::Itself,
-            None => Self::Unknown,
         };
         let reasons: Vec<Self> = choices.iter().map(reason).collect();
         match reasons.first() {
@@ -279,6 +280,10 @@ mod tests {
                 Ending::Limit,
             ),
             (r#"{"choices":[]}"#.to_owned(), Ending::Unknown),
+            (
+                r#"{"choices":[{"finish_reason":"abort"}]}"#.to_owned(),
+                Ending::Unknown,
+            ),
             ("{}".to_owned(), Ending::Unknown),
             ("[]".to_owned(), Ending::Unknown),
             ("oops".to_owned(), Ending::Unknown),

@@ -130,8 +130,8 @@ impl Router {
                     engines: None,
                 }),
         };
+        // What it told before stands: a server that does not answer need not have started anew.
         let Some(binding) = binding else {
-            self.unbind(id);
             return false;
         };
         if self.bindings.insert(id, binding).is_none() {

@@ -159,7 +159,9 @@ fn in_direct_mode_another_frontend_is_asked() {
     let (dispatch, mut seat) = forward(ask(&mut router, json!({})));
     let asked = [dispatch.destinations[0]];
     let failed = [decoder(&seat)];
-    let recovery = seat.take_recovery().expect("a request that may be placed anew");
+    let recovery = seat
+        .take_recovery()
+        .expect("a request that may be placed anew");
     let client = body(&json!({}));
     let plan = router.recover(recovery, &failed, &asked, &client, NOW);
     let (dispatch, seat) = forward(Ok(plan.expect("another frontend")));
