@@ -42,6 +42,11 @@ impl Metrics {
         self.sum("pd_router_resets_total", "")
     }
 
+    /// Decode legs that were replaced, since its start.
+    pub fn recoveries(&self) -> u64 {
+        self.sum("pd_router_recoveries_total", "")
+    }
+
     /// Ejections of workers of this role, since the start.
     pub fn ejections(&self, role: Role) -> u64 {
         let label = format!("role=\"{}\"", role.name());

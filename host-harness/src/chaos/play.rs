@@ -132,6 +132,7 @@ impl Stage<'_> {
             kv_leaked: census.unfetched,
             kv_leaked_counted: metrics.leaked_handoffs(),
             resets_counted: metrics.resets(),
+            replaced: metrics.recoveries(),
             bookings_left: metrics.bookings(),
             bite: match self.scenario.injects() && fleet.met_faults == 0 {
                 true => Bite::Unfelt,
