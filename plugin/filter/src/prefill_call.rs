@@ -182,6 +182,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
     if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Whoever else was called for it is late.
         client.next_attempt();
+        client.prefill_moved(Rc::clone(&worker));
     }
     match after {
         AfterPrefill::Again(phase) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use routing::answer::{Form, Watch};
 use routing::fleet::WorkerId;
-use routing::route::{Dispatch, Outcome, Plan, PrefillAnswer, Refusal};
+use routing::route::{Dispatch, Failed, Outcome, Plan, PrefillAnswer, Refusal};
 
 use crate::calls::{self, Call, Task, headers_for_client, with_clients_headers};
 use crate::gateway::Gateway;
@@ -108,10 +108,17 @@ fn plan(gateway: &Gateway, client: &Stream, failure: &Failure) -> Option<Plan> {
     let recovery = client.seat.borrow_mut().take_recovery()?;
     let spare = client.spare.borrow();
     let body = &spare.as_ref()?.body;
-    let failed = failed(gateway, client, failure);
+    let prefill = match failure {
+        Failure::Status | Failure::Told { .. } => client.seat.borrow().prefill.clone(),
+        _ => None,
+    };
+    let failed = Failed {
+        workers: &failed(gateway, client, failure),
+        prefill: &prefill.iter().map(|worker| worker.id).collect::<Vec<_>>(),
+        frontends: &client.destinations.borrow(),
+    };
     let mut router = gateway.router.borrow_mut();
-    let asked = client.destinations.borrow();
-    router.recover(recovery, &failed, &asked, body, host::now())
+    router.recover(recovery, &failed, body, host::now())
 }
 
 /// Who failed: the leg that did is blamed, and no other.

@@ -305,7 +305,8 @@ impl Reading {
             return Action::Pause;
         };
         let may_tell = stream.form.get() == Form::Events && !self.told_of_doom && !end;
-        let event = format!("data: {}\n\n", refusal.to_json());
+        // What passed last may have ended in the middle of a line.
+        let event = format!("\n\ndata: {}\n\n", refusal.to_json());
         if may_tell && host::set_buffer(Buffer::Response, event.as_bytes()).is_ok() {
             self.told_of_doom = true;
             return Action::Continue;

@@ -35,7 +35,7 @@ pub use dispatch::{Dispatch, Patience};
 pub use health::{Ejection, Outcome};
 pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
-pub use recovery::Recovery;
+pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use seat::{Fallback, Seat};
 pub use waiting::Turn;

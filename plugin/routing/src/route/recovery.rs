@@ -19,6 +19,18 @@ pub struct Recovery {
     excluded: Vec<WorkerId>,
 }
 
+/// Who is not to be asked again.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Failed<'f> {
+    /// The workers that failed.
+    pub workers: &'f [WorkerId],
+    /// The prefill worker whose hand-off a decode worker could not use, if that was it: where there is no other decode worker
+    /// the same one is asked again, with a hand-off of another.
+    pub prefill: &'f [WorkerId],
+    /// Direct mode: the frontends that were asked.
+    pub frontends: &'f [SocketAddr],
+}
+
 /// How it was placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
@@ -46,14 +58,12 @@ impl Recovery {
 }
 
 impl Router {
-    /// Places a request again whose decode leg has failed, on none of the workers that have `failed` it and, in direct mode,
-    /// through none of the frontends that were `asked`. `body` is the client's own. None where nothing is left to try: the
-    /// failure is the client's answer then.
+    /// Places a request again whose decode leg has failed, as `failed` says. `body` is the client's own. None where nothing is
+    /// left to try: the failure is the client's answer then.
     pub fn recover(
         &mut self,
         recovery: Recovery,
-        failed: &[WorkerId],
-        asked: &[SocketAddr],
+        failed: &Failed<'_>,
         body: &[u8],
         now: Duration,
     ) -> Option<Plan> {
@@ -62,18 +72,25 @@ impl Router {
             errand,
             way,
             left,
-            mut excluded,
+            excluded,
         } = recovery;
         let left = left.checked_sub(1)?;
-        excluded.extend_from_slice(failed);
         let request = Request::parse(errand.generation, body).ok()?;
-        let mut plan = self.place_again(&errand, way, &excluded, &request).ok()?;
+        let without = |some: &[WorkerId]| [excluded.as_slice(), some].concat();
+        let mut tried = without(failed.workers);
+        let mut plan = self.place_again(&errand, way, &tried, &request);
+        if plan.is_err() && !failed.prefill.is_empty() {
+            // A decode worker may have failed for its prefill's sake.
+            tried = without(failed.prefill);
+            plan = self.place_again(&errand, way, &tried, &request);
+        }
+        let mut plan = plan.ok()?;
         if let Plan::Forward(dispatch, _) = &mut plan
             && self.pool.protocol == Protocol::Direct
         {
             dispatch
                 .destinations
-                .retain(|frontend| !asked.contains(frontend));
+                .retain(|frontend| !failed.frontends.contains(frontend));
             dispatch.destinations.first()?;
         }
         if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan {
@@ -81,7 +98,7 @@ impl Router {
                 errand,
                 way,
                 left,
-                excluded,
+                excluded: tried,
             });
         }
         Some(plan)

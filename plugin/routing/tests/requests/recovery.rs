@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use routing::fleet::WorkerId;
-use routing::route::{AfterPrefill, Client, Plan, PrefillAnswer, Router, Seat};
+use routing::route::{AfterPrefill, Client, Failed, Plan, PrefillAnswer, Router, Seat};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -16,9 +16,12 @@ fn decoder(seat: &Seat) -> WorkerId {
 
 /// The request is placed again after its decode worker has failed.
 fn recover(router: &mut Router, seat: &mut Seat) -> Option<Plan> {
-    let failed = [decoder(seat)];
     let recovery = seat.take_recovery()?;
-    router.recover(recovery, &failed, &[], &body(&json!({})), NOW)
+    let failed = Failed {
+        workers: &[decoder(seat)],
+        ..Failed::default()
+    };
+    router.recover(recovery, &failed, &body(&json!({})), NOW)
 }
 
 #[test]
@@ -158,14 +161,44 @@ fn in_direct_mode_another_frontend_is_asked() {
     let mut router = router("direct", &two_by_two(), fields);
     let (dispatch, mut seat) = forward(ask(&mut router, json!({})));
     let asked = [dispatch.destinations[0]];
-    let failed = [decoder(&seat)];
+    let workers = [decoder(&seat)];
     let recovery = seat
         .take_recovery()
         .expect("a request that may be placed anew");
     let client = body(&json!({}));
-    let plan = router.recover(recovery, &failed, &asked, &client, NOW);
+    let failed = Failed {
+        workers: &workers,
+        frontends: &asked,
+        ..Failed::default()
+    };
+    let plan = router.recover(recovery, &failed, &client, NOW);
     let (dispatch, seat) = forward(Ok(plan.expect("another frontend")));
     assert!(!dispatch.destinations.is_empty());
     assert!(!dispatch.destinations.contains(&asked[0]));
-    assert_ne!(decoder(&seat), failed[0]);
+    assert_ne!(decoder(&seat), workers[0]);
+}
+
+#[test]
+fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
+    let workers = [
+        worker("prefill", 1),
+        worker("prefill", 2),
+        worker("decode", 11),
+    ];
+    let mut router = router("nixl", &workers, json!({}));
+    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+    let first = phase.worker().id;
+    drop(phase);
+    let failed = Failed {
+        workers: &[decoder(&seat)],
+        prefill: &[first],
+        ..Failed::default()
+    };
+    let recovery = seat
+        .take_recovery()
+        .expect("a request that may be placed anew");
+    let plan = router.recover(recovery, &failed, &body(&json!({})), NOW);
+    let (phase, seat) = prefill(Ok(plan.expect("the other pair")));
+    assert_ne!(phase.worker().id, first);
+    assert_eq!(decoder(&seat), WorkerId(11));
 }
