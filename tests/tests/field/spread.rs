@@ -57,7 +57,7 @@ pub async fn a_conversation_is_known_by_all_its_messages_and_its_tools(proxy: Pr
     };
     // Alike in their first message alone: they spread, and each stays with its worker.
     let mut seen = BTreeSet::new();
-    for number in 0..6 {
+    for number in 0..12 {
         let long = format!("{number} ").repeat(800);
         let messages = json!([first, {"role": "user", "content": long}]);
         let tools = tool(&format!("tool{number}"));
@@ -68,6 +68,7 @@ pub async fn a_conversation_is_known_by_all_its_messages_and_its_tools(proxy: Pr
         }
         seen.insert(prefill);
     }
-    assert_eq!(seen.len(), 3, "all have some: {seen:?}");
+    // Idle workers are equally good, and drawn: that all twelve go to one of the three happens once in two hundred thousand times.
+    assert!(seen.len() > 1, "one has all: {seen:?}");
     gateway.assert_comes_to_rest().await;
 }
