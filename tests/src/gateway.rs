@@ -234,9 +234,14 @@ fn basic(proxy: Proxy, threads: Threads) -> Command {
         .args(["run", "--proxy", proxy.as_str()])
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .args(["--concurrency", threads.as_str()])
-        .args(["--json", "--until-stdin-closes"])
-        .arg("--plugin")
-        .arg(paths::plugin());
+        .args(["--json", "--until-stdin-closes"]);
+    name_files(&mut command, proxy);
+    command
+}
+
+/// Names the files that a gateway is made of.
+pub fn name_files(command: &mut Command, proxy: Proxy) {
+    command.arg("--plugin").arg(paths::plugin());
     if proxy == Proxy::Envoy {
         command
             .arg("--envoy")
@@ -244,7 +249,6 @@ fn basic(proxy: Proxy, threads: Threads) -> Command {
             .arg("--bootstrap")
             .arg(paths::bootstrap());
     }
-    command
 }
 
 fn configured(proxy: Proxy, threads: Threads, config: &Value, arguments: &[&str]) -> Command {

@@ -6,9 +6,10 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 use hashbrown::HashMap;
-use routing::route::PrefillAnswer;
+use routing::route::{Dispatch, PrefillAnswer};
 
 use crate::cleanup::{self, CleanUp};
 use crate::gateway::Gateway;
@@ -17,7 +18,7 @@ use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::prefill_call::{self, Job};
 use crate::recovery::{self, DecodeCall, Failure};
 use crate::shared;
-use crate::stream::Stream;
+use crate::stream::{Stream, destination_headers};
 
 /// What a stream wants of the root.
 pub enum Task {
@@ -141,6 +142,39 @@ pub fn headers_for_client() -> Vec<Header> {
         Some((name.as_bytes().to_vec(), value))
     });
     found.collect()
+}
+
+/// Calls a worker with a leg that is not forwarded: the client's headers and body, changed as the leg says. The context that was
+/// the effective one is so no more. None where the proxy would not make the call.
+pub fn call_decode(
+    gateway: &Gateway,
+    dispatch: &Dispatch,
+    request: &Asked<'_>,
+    timeout: Duration,
+) -> Option<u32> {
+    let mut own = dispatch.headers.clone();
+    own.extend(destination_headers(dispatch));
+    own.push((headers::REQUEST_ID, request.id.to_owned()));
+    let sent = with_clients_headers(request.headers, &own);
+    let edited = dispatch
+        .edits
+        .as_ref()
+        .map(|edits| edits.apply(request.body));
+    let cluster = gateway.router.borrow().pool().clusters.decode.clone();
+    // The call must be the root's: the client's context may be gone when the answer comes.
+    host::enter_context(gateway.root_id).ok()?;
+    let body = edited.as_deref().unwrap_or(request.body);
+    host::call(&cluster, sent, Some(body), timeout).ok()
+}
+
+/// What a client has asked.
+pub struct Asked<'a> {
+    /// The id of its request.
+    pub id: &'a str,
+    /// As it sent them.
+    pub headers: &'a [Header],
+    /// As it sent it.
+    pub body: &'a [u8],
 }
 
 /// The client's headers, as far as they are about the request, with our own set in their place.

@@ -5,11 +5,11 @@ use std::time::Duration;
 use routing::fleet::Worker;
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
-use crate::calls::{Call, with_clients_headers};
+use crate::calls::{self, Asked, Call};
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host;
-use crate::stream::{Estate, Stream, destination_headers};
+use crate::stream::{Estate, Stream};
 
 /// A leg under way.
 pub struct CleanUp {
@@ -67,27 +67,14 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
         leaked(gateway, client, leg.blocks, prefill);
         return;
     };
-    let (cluster, timeout) = {
-        let router = gateway.router.borrow();
-        let pool = router.pool();
-        (
-            pool.clusters.decode.clone(),
-            Duration::from_millis(u64::from(pool.cleanup.timeout_ms)),
-        )
+    let timeout_ms = gateway.router.borrow().pool().cleanup.timeout_ms;
+    let timeout = Duration::from_millis(u64::from(timeout_ms));
+    let asked = Asked {
+        id: client.request_id(),
+        headers: &estate.headers,
+        body: &estate.body,
     };
-    let mut own = leg.dispatch.headers.clone();
-    own.extend(destination_headers(&leg.dispatch));
-    own.push((headers::REQUEST_ID, client.request_id().to_owned()));
-    let body = leg
-        .dispatch
-        .edits
-        .as_ref()
-        .map(|edits| edits.apply(&estate.body));
-    let sent = with_clients_headers(&estate.headers, &own);
-    // The call must be the root's, whoever's context this was.
-    let called = host::enter_context(gateway.root_id)
-        .ok()
-        .and_then(|()| host::call(&cluster, sent, body.as_deref(), timeout).ok());
+    let called = calls::call_decode(gateway, &leg.dispatch, &asked, timeout);
     match called {
         Some(token) => {
             gateway.telemetry.cleaning_up();

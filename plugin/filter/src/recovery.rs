@@ -9,13 +9,12 @@ use routing::answer::{Form, Watch};
 use routing::fleet::WorkerId;
 use routing::route::{Dispatch, Failed, Outcome, Plan, PrefillAnswer, Refusal};
 
-use crate::calls::{self, Call, Task, headers_for_client, with_clients_headers};
+use crate::calls::{self, Asked, Call, Task, headers_for_client};
 use crate::gateway::Gateway;
-use crate::headers;
 use crate::host::{self, Header};
 use crate::prefill_call::{self, Job};
 use crate::response;
-use crate::stream::{Beside, Doom, Response, Stage, Stream, destination_headers};
+use crate::stream::{Beside, Doom, Response, Stage, Stream};
 
 /// How long an answer in one piece may take where nothing says how long it may be.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -153,25 +152,14 @@ pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, 
 }
 
 fn try_to_call(gateway: &Gateway, client: &Stream, dispatch: &Dispatch) -> Option<u32> {
-    let clients = client.headers();
     let spare = client.spare.borrow();
-    let body = &spare.as_ref()?.body;
-    let edited = dispatch.edits.as_ref().map(|edits| edits.apply(body));
-    let mut own = dispatch.headers.clone();
-    own.extend(destination_headers(dispatch));
-    own.push((headers::REQUEST_ID, client.request_id().to_owned()));
-    let sent = with_clients_headers(&clients, &own);
+    let asked = Asked {
+        id: client.request_id(),
+        headers: &client.headers(),
+        body: &spare.as_ref()?.body,
+    };
     let timeout = dispatch.patience.whole.unwrap_or(LONGEST);
-    let cluster = gateway.router.borrow().pool().clusters.decode.clone();
-    // The call must be the root's: the client's context may be gone when the answer comes.
-    host::enter_context(gateway.root_id).ok()?;
-    let called = host::call(
-        &cluster,
-        sent,
-        Some(edited.as_ref().unwrap_or(body)),
-        timeout,
-    );
-    called.ok()
+    calls::call_decode(gateway, dispatch, &asked, timeout)
 }
 
 /// Takes the answer of a worker that was called in place of another. To be called on the root.

@@ -283,17 +283,7 @@ impl Reading {
     /// Hands on what is there.
     fn pass(&mut self, stream: &Stream, bytes: &[u8], end: bool) -> Action {
         self.read = 0;
-        let rewritten = match stream.form.get() {
-            Form::Events => stream.rewrite_events(bytes, end),
-            Form::Whole if end => stream.rewrite_document(bytes),
-            Form::Whole => Ok(()),
-        };
-        if let Err(error) = rewritten {
-            log::error!(
-                "[{}] the answer could not be changed: {error}",
-                stream.request_id()
-            );
-        }
+        stream.rewrite(bytes, end);
         Action::Continue
     }
 

@@ -68,17 +68,30 @@ pub fn add_logprobs(client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
 }
 
 impl Stream {
-    /// Changes what is there of the answer, which comes as events or in one piece: then it must be all there. The stream's
-    /// context must be the effective one.
-    pub fn rewrite_events(&self, bytes: &[u8], is_end: bool) -> Result<(), HostError> {
+    /// Changes what is there of the answer, where it must be changed: events as they come, an answer in one piece when its end is
+    /// there. The stream's context must be the effective one.
+    pub fn rewrite(&self, bytes: &[u8], is_end: bool) {
+        let rewritten = match self.form.get() {
+            Form::Events => self.rewrite_events(bytes, is_end),
+            Form::Whole if is_end => self.rewrite_document(bytes),
+            Form::Whole => Ok(()),
+        };
+        if let Err(error) = rewritten {
+            log::error!(
+                "[{}] the answer could not be changed: {error}",
+                self.request_id()
+            );
+        }
+    }
+
+    fn rewrite_events(&self, bytes: &[u8], is_end: bool) -> Result<(), HostError> {
         match &mut *self.change.borrow_mut() {
             Some(change) => host::set_buffer(Buffer::Response, &change.of_events(bytes, is_end)),
             None => Ok(()),
         }
     }
 
-    /// The same for an answer in one piece, all of which is there.
-    pub fn rewrite_document(&self, bytes: &[u8]) -> Result<(), HostError> {
+    fn rewrite_document(&self, bytes: &[u8]) -> Result<(), HostError> {
         let change = self.change.borrow();
         let Some(changed) = change.as_ref().and_then(|change| change.of_document(bytes)) else {
             return Ok(());

@@ -412,15 +412,12 @@ impl Stream {
         if self.change.borrow().is_none() {
             return;
         }
-        let rewritten = host::buffer(Buffer::Response).and_then(|bytes| match self.form.get() {
-            Form::Events => self.rewrite_events(&bytes, true),
-            Form::Whole => self.rewrite_document(&bytes),
-        });
-        if let Err(error) = rewritten {
-            log::error!(
+        match host::buffer(Buffer::Response) {
+            Ok(bytes) => self.rewrite(&bytes, true),
+            Err(error) => log::error!(
                 "[{}] the answer could not be changed: {error}",
                 self.request_id
-            );
+            ),
         }
     }
 

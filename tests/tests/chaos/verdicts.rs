@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::process::{ChildStdout, Command};
 
+use pd_router_e2e::gateway::name_files;
 use pd_router_e2e::process::Process;
 use pd_router_e2e::wait::count;
 use pd_router_e2e::{Proxy, paths};
@@ -104,16 +105,8 @@ fn command(proxy: Proxy) -> Command {
         .args(["--proxy", proxy.as_str()])
         .args(["--seconds", &count(3, 30).to_string()])
         // A scenario mostly waits, but in a soak its times are to be those of a machine that does nothing else.
-        .args(["--at-once", &count(3, 1).to_string()])
-        .arg("--plugin")
-        .arg(paths::plugin());
-    if proxy == Proxy::Envoy {
-        command
-            .arg("--envoy")
-            .arg(paths::envoy())
-            .arg("--bootstrap")
-            .arg(paths::bootstrap());
-    }
+        .args(["--at-once", &count(3, 1).to_string()]);
+    name_files(&mut command, proxy);
     command
 }
 

@@ -447,7 +447,7 @@ impl Router {
         let (decode, others) = self.look_at_decode(case)?;
         self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         let mut dispatch = self.dispatch_to(&decode.target, &others);
-        let errand = Errand::of(case, request);
+        let errand = Rc::new(Errand::of(case, request));
         dispatch.patience = errand.patience(self, Duration::ZERO);
         let seat = Seat {
             decode_charge: Some(self.charge_decode(&decode, case.asked)),
@@ -530,7 +530,7 @@ impl Router {
     ) -> Plan {
         // What an unknown path does may take as long as it likes, and must not be done twice.
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
-            let errand = Errand::of(case, request);
+            let errand = Rc::new(Errand::of(case, request));
             dispatch.patience = errand.patience(self, self.prefill_deadline(key));
             let times = self.pool.decode.recoveries;
             seat.recovery = Some(Recovery::new(errand, way, times));

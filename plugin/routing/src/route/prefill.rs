@@ -28,7 +28,7 @@ use crate::request::Request;
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]
 pub struct PrefillPhase {
-    errand: Errand,
+    errand: Rc<Errand>,
     prefill: Chosen,
     decode: Chosen,
     others: Vec<Target>,
@@ -157,13 +157,13 @@ impl Router {
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
         let legs = self.legs(&pair, binding, request)?;
-        let errand = Errand::of(case, request);
+        let errand = Rc::new(Errand::of(case, request));
         let times = self.pool.decode.recoveries;
         let seat = Seat {
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
             decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
-            recovery: Some(Recovery::new(errand.clone(), Way::Pair, times)),
+            recovery: Some(Recovery::new(Rc::clone(&errand), Way::Pair, times)),
             ..Seat::default()
         };
         let charge = self.charge_prefill(&pair.prefill, case.asked);
@@ -271,7 +271,7 @@ impl PrefillPhase {
         let legs = router.renewed(&self.legs, &next.target)?;
         let charge = router.charge_prefill(&next, &self.errand.asked);
         Some(Self {
-            errand: self.errand.clone(),
+            errand: Rc::clone(&self.errand),
             charge: Some(charge),
             timeout: router.prefill_deadline(next.key()),
             prefill: next,
@@ -405,8 +405,9 @@ impl PrefillPhase {
     fn clean_up(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         let blocks = staged.blocks;
         // Whoever fetches the blocks will do: nobody reads the answer.
-        self.errand.steering.decode.worker = None;
-        self.errand.steering.backend = None;
+        let steering = &mut Rc::make_mut(&mut self.errand).steering;
+        steering.decode.worker = None;
+        steering.backend = None;
         if self.revalidate_decode(router).is_err() {
             return AfterPrefill::Leaked { blocks };
         }

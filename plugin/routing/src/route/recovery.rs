@@ -2,6 +2,7 @@
 //! or another one that runs the request whole, within the pool's budget.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::errand::Errand;
@@ -13,7 +14,7 @@ use crate::request::Request;
 /// How a request would be placed anew.
 #[derive(Debug, Clone)]
 pub struct Recovery {
-    errand: Errand,
+    errand: Rc<Errand>,
     way: Way,
     left: u32,
     excluded: Vec<WorkerId>,
@@ -42,7 +43,7 @@ pub(super) enum Way {
 
 impl Recovery {
     /// For a request that has just been placed for the first time.
-    pub(super) fn new(errand: Errand, way: Way, times: u32) -> Self {
+    pub(super) fn new(errand: Rc<Errand>, way: Way, times: u32) -> Self {
         Self {
             errand,
             way,

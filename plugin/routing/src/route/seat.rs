@@ -121,11 +121,8 @@ impl Router {
 
     /// Workers at these addresses took no connection.
     pub fn took_no_connection(&mut self, addresses: &[SocketAddr]) {
-        for address in addresses {
-            let worker = self.fleet.at(*address, &[Role::Decode, Role::Aggregated]);
-            if let Some(id) = worker.map(|worker| worker.id) {
-                self.heard(id, Outcome::Unreachable);
-            }
+        for worker in self.decoders_at(addresses) {
+            self.heard(worker, Outcome::Unreachable);
         }
     }
 
