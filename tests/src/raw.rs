@@ -93,6 +93,11 @@ impl Raw {
         self.reader.reply().await
     }
 
+    /// What has come and was not taken yet.
+    pub fn seen(&self) -> String {
+        String::from_utf8_lossy(&self.reader.buffer).into_owned()
+    }
+
     /// Reads until `needle` has come `times` times.
     pub async fn read_until(&mut self, needle: &str, times: usize) {
         let seen = |buffer: &[u8]| String::from_utf8_lossy(buffer).matches(needle).count();

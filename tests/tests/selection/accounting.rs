@@ -1,6 +1,7 @@
 //! What is booked while an answer flows. The test itself plays the Dynamo frontend, so that every chunk comes when it says.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::chat_body;
@@ -13,6 +14,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::rig::CHAT;
+
+/// Long enough for a chunk to come through the gateway, were it let through.
+const ROLE_IS_SEEN: Duration = Duration::from_millis(500);
 
 /// A frontend that streams what the test tells it to.
 struct Frontend {
@@ -133,11 +137,13 @@ pub async fn a_chunk_that_carries_only_a_role_ends_no_prefill_charge(proxy: Prox
     answer
         .delta(json!({"role": "assistant", "content": ""}))
         .await;
-    client.read_until("assistant", 1).await;
+    // Nothing is told to the client yet either: such a chunk alone commits to no worker.
+    tokio::time::sleep(ROLE_IS_SEEN).await;
     until_booked(&gateway, 1, 1).await;
     let prompt_blocks = decode_blocks(&gateway).await;
     answer.delta(json!({"content": "The"})).await;
     client.read_until("The", 1).await;
+    assert!(client.seen().contains("assistant"), "the role comes with the first word");
     until_booked(&gateway, 0, 1).await;
     for _ in 0..63 {
         answer.delta(json!({"content": " word"})).await;
