@@ -100,6 +100,11 @@ impl Health {
         }
     }
 
+    /// From now on these rules hold.
+    pub(super) fn follow(&mut self, rules: config::Health) {
+        self.rules = rules;
+    }
+
     /// Whether nobody is passed over, so that nobody need be looked up.
     pub(super) fn is_clear(&self, now: Duration) -> bool {
         let mut records = self.records.values();

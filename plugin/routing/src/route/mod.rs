@@ -20,6 +20,7 @@ mod pinned;
 mod place;
 mod prefill;
 mod query;
+mod reconfigure;
 mod recovery;
 mod refusal;
 mod reserve;
@@ -53,7 +54,7 @@ use crate::handoff::rooms::Rooms;
 use crate::json::Edits;
 use crate::load::{Ledger, Load};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
-use crate::prefix::index::{Bounds, Index};
+use crate::prefix::index::Index;
 use crate::rendezvous::{Mode, NotServed, Verdict};
 use crate::request::{Generation, Request, Steering};
 use crate::selection::eligibility::{Filter, Subset};
@@ -156,10 +157,7 @@ impl Router {
             places: PrefillRouters::default(),
             bindings: HashMap::new(),
             ledger: Ledger::default(),
-            prefixes: Index::new(Bounds {
-                max_pairs: pool.prefixes.max_blocks,
-                ttl: Duration::from_millis(pool.prefixes.ttl_ms),
-            }),
+            prefixes: reconfigure::index(&pool),
             opened: HashMap::new(),
             rosters: HashMap::new(),
             adapters: HashMap::new(),

@@ -256,6 +256,16 @@ fn lines() -> Vec<Line> {
             "the worker that was to answer ended without a token, and nobody could take its place",
         ),
         line(
+            Refusal::WorkerLeft,
+            "",
+            "a worker that the request waited for left the fleet, and nobody could take its place",
+        ),
+        line(
+            Refusal::NoPool,
+            "",
+            "there are several pools, and neither the route's metadata (`pd_router`: `pool`) nor its name is one of them",
+        ),
+        line(
             Refusal::Internal,
             "",
             "the proxy would not carry out what was decided",
@@ -305,12 +315,14 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::Unreachable { .. } => "unreachable",
         Refusal::DecodeTimeout => "decode timeout",
         Refusal::EmptyAnswer => "empty answer",
+        Refusal::WorkerLeft => "worker left",
+        Refusal::NoPool => "no pool",
         Refusal::Internal => "internal",
     }
 }
 
 /// How many names there are.
-const NAMES: usize = 34;
+const NAMES: usize = 36;
 
 fn table() -> String {
     let mut text = String::new();
