@@ -17,6 +17,7 @@ pub mod admission;
 pub mod answer;
 pub mod config;
 pub mod discovery;
+pub mod engine_metrics;
 pub mod fleet;
 pub mod handoff;
 pub mod json;
