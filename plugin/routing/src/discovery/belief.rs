@@ -61,6 +61,7 @@ mod tests {
             topology: None,
             capacity: Default::default(),
             adapters: Vec::new(),
+            condition: Default::default(),
         };
         ids.iter().map(worker).collect()
     }

@@ -63,6 +63,7 @@ fn worker(instance: Instance, mapping: &DynamoDiscovery) -> Option<Worker> {
         topology: None,
         capacity: Default::default(),
         adapters: Vec::new(),
+        condition: Default::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::ListedWorker;
-use crate::fleet::{Capacity, Worker, WorkerId};
+use crate::fleet::{Capacity, Condition, Worker, WorkerId};
 
 /// The workers of a list.
 pub fn workers(list: &[ListedWorker]) -> Vec<Worker> {
@@ -32,5 +32,9 @@ fn worker(listed: &ListedWorker) -> Worker {
             batched_tokens: listed.batched_tokens,
         },
         adapters: listed.adapters.clone(),
+        condition: match listed.draining {
+            true => Condition::Draining,
+            false => Condition::Ready,
+        },
     }
 }

@@ -163,7 +163,7 @@ impl Health {
         if record.failed(&self.rules, now) == Verdict::Stays {
             return;
         }
-        let mut peers = fleet.workers().filter(|other| are_peers(other, worker));
+        let mut peers = fleet.open().filter(|other| are_peers(other, worker));
         let is_another_left = peers.any(|peer| !self.is_ejected(peer.id));
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;

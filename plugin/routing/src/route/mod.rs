@@ -49,7 +49,7 @@ use hashbrown::HashMap;
 use crate::admission::{Claim, Waiter, Waiting};
 use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
-use crate::fleet::{Capacity, Fleet, Role, Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::json::Edits;
 use crate::load::{Ledger, Load};
@@ -150,7 +150,7 @@ impl Router {
     pub fn new(pool: Pool, seed: u64, owner: u64) -> Self {
         let workers = match &pool.discovery {
             Discovery::Static(list) => static_workers(&list.workers),
-            Discovery::Dynamo(_) | Discovery::Document(_) => Vec::new(),
+            _ => Vec::new(),
         };
         let mut router = Self {
             fleet: Fleet::default(),
@@ -248,7 +248,7 @@ impl Router {
         }
         let decoders = self
             .fleet
-            .workers()
+            .open()
             .filter(|worker| worker.role != Role::Prefill)
             .filter(|worker| subset.is_none_or(|subset| subset.holds(worker.address)));
         let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
@@ -256,7 +256,8 @@ impl Router {
         let now = self.ledger.now();
         targets.sort_by_cached_key(|target| {
             let held = self.health.held(target.worker.id, now);
-            (held, self.ledger.worker_load(&target.worker).decodes)
+            let is_ready = target.worker.condition == Condition::Ready;
+            (!is_ready, held, self.ledger.worker_load(&target.worker).decodes)
         });
         let Some((first, others)) = targets.split_first() else {
             return Err(match subset {

@@ -61,6 +61,7 @@ impl Pinned {
         });
         least.map(|(index, _)| index).ok_or_else(|| {
             problem(match worker.role == self.role {
+                true if worker.is_draining() => PinProblem::Draining,
                 true => PinProblem::NotEligible,
                 false => PinProblem::WrongRole { is: worker.role },
             })

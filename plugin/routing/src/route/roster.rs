@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{capacity, runs_whole};
 use crate::config::Pool;
-use crate::fleet::{Capacity, Fleet, Role, Target, Worker};
+use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
 use crate::load::{Ledger, Pace};
 use crate::prefill_router::Place;
 
@@ -21,7 +21,7 @@ pub struct Member {
     pub capacity: Capacity,
 }
 
-/// The workers of one place.
+/// The workers of one place, but for those who drain: nobody is picked among them.
 #[derive(Debug, Default)]
 pub struct Roster {
     /// All of them.
@@ -33,6 +33,8 @@ pub struct Roster {
     pub has_topology: bool,
     /// Whether any of them says which adapters it has.
     pub has_adapters: bool,
+    /// Whether the source of any of them says that it is not well.
+    pub has_unhealthy: bool,
     observed: [Observed; Role::ALL.len()],
 }
 
@@ -50,11 +52,12 @@ const PACE_LASTS: Duration = Duration::from_millis(20);
 
 impl Roster {
     pub(super) fn of(place: &Place, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) -> Self {
-        let here = fleet.workers().filter(|worker| place.holds(worker));
+        let here = fleet.open().filter(|worker| place.holds(worker));
         let mut roster = Self::default();
         for worker in here {
             roster.has_topology |= worker.topology.is_some();
             roster.has_adapters |= !worker.adapters.is_empty();
+            roster.has_unhealthy |= worker.condition == Condition::Unhealthy;
             let mut members = || {
                 let targets = worker.targets();
                 let capacity = capacity(pool, worker);
