@@ -79,12 +79,12 @@ impl Exchange {
         let heard = desk.listen(&SharedData, self.ticks);
         for gateway in gateways {
             let key = pool_key(&gateway.name);
-            let mut router = gateway.router.borrow_mut();
             let others = heard.shares.iter().find(|pool| pool.pool == key);
-            router.hear_shares(others.map_or(&[], |pool| pool.shares.as_slice()));
-            let decisions = heard.decisions.iter().filter(|(pool, _)| *pool == key);
-            for (_, decision) in decisions {
-                router.hear_decision(decision);
+            let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
+            gateway.router.borrow_mut().hear_shares(shares);
+            // The VM that leads serves nobody, as a rule: what prompts went where is of no use to it.
+            if gateway.vm.serves() || !gateway.vm.leads() {
+                learn(gateway, key, &heard);
             }
         }
         self.heard_at = host::now();
@@ -94,6 +94,13 @@ impl Exchange {
     /// Segments of others' decisions that were overwritten before they were read here.
     pub fn lapped(&self) -> u64 {
         self.desk.as_ref().map_or(0, Desk::lapped)
+    }
+}
+
+fn learn(gateway: &Gateway, key: u64, heard: &Heard) {
+    let mut router = gateway.router.borrow_mut();
+    for (_, decision) in heard.decisions.iter().filter(|(pool, _)| *pool == key) {
+        router.hear_decision(decision);
     }
 }
 
