@@ -27,4 +27,5 @@ pub mod rendezvous;
 pub mod request;
 pub mod route;
 pub mod selection;
+pub mod sharing;
 pub mod topology;
