@@ -259,7 +259,11 @@ impl Router {
         targets.sort_by_cached_key(|target| {
             let held = self.health.held(target.worker.id, now);
             let is_ready = target.worker.condition == Condition::Ready;
-            (!is_ready, held, self.ledger.worker_load(&target.worker).decodes)
+            (
+                !is_ready,
+                held,
+                self.ledger.worker_load(&target.worker).decodes,
+            )
         });
         let Some((first, others)) = targets.split_first() else {
             return Err(match subset {
