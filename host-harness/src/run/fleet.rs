@@ -189,6 +189,8 @@ impl Members {
             }
             Discovery::Dynamo(poll) => self.model = poll.models.values().next().cloned(),
             Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
+            // Whose hosts and workers are known only later.
+            Discovery::EnvoyClusters(_) | Discovery::Registration(_) => {}
         }
         if !pool.protocol.reaches_workers() {
             // Workers behind a frontend are not the proxy's to reach.

@@ -58,7 +58,7 @@ impl Poller {
     /// The poller of a pool; none where its workers are not polled for.
     pub fn new(pool: &Pool) -> Option<Self> {
         match &pool.discovery {
-            Discovery::Static(_) => None,
+            Discovery::Static(_) | Discovery::EnvoyClusters(_) | Discovery::Registration(_) => None,
             Discovery::Dynamo(poll) => Some(Self {
                 pool: pool.name.clone(),
                 source: Source::Dynamo(poll.clone()),

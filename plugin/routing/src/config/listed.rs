@@ -15,34 +15,42 @@ use crate::topology::Topology;
 #[serde(deny_unknown_fields)]
 pub struct ListedWorker {
     /// `ip:port` as the proxy's cluster has it. Required except in direct mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<SocketAddr>,
     /// What it does.
     pub role: Role,
     /// The model it serves; absent: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// How it is called in headers and logs; default: its address, else its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Its instance id; default: derived from the address. Required in direct mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
     /// Workers of one namespace may exchange KV.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// Data-parallel ranks, numbered from 0.
     #[serde(default = "one")]
     pub dp_size: u32,
     /// The set it belongs to: two sets of one role are not served until one is gone.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub set: String,
     /// SGLang and Mooncake: the port of its bootstrap server.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub bootstrap_port: Option<u16>,
     /// Its place, and how far its KV may travel.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
     /// KV blocks that fit on one of its ranks; default: the pool's `kv_blocks`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_blocks: Option<u32>,
     /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`).
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub batched_tokens: Option<u64>,
     /// LoRA adapters it has loaded, by the names that requests ask for them with.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<String>,
     /// Whether it is to get nothing new, and to finish what it has.
     #[serde(default)]

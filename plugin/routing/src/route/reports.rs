@@ -13,6 +13,9 @@ use super::Router;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
 use crate::load::{Foreign, Load};
 
+/// How old a report may be where the pool does not say, since it asks for none itself.
+const STALE_AFTER: Duration = Duration::from_secs(5);
+
 /// Figures of one worker's engine, of all its ranks together; a figure that is not there is not known.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Report {
@@ -108,7 +111,9 @@ impl Router {
     /// How old an engine's report may be to tell anything.
     pub fn stale_after(&self) -> Duration {
         let rules = self.pool.engine_metrics.as_ref();
-        rules.map_or(Duration::ZERO, |rules| Duration::from_millis(rules.stale_after_ms))
+        rules.map_or(STALE_AFTER, |rules| {
+            Duration::from_millis(rules.stale_after_ms)
+        })
     }
 
     /// What engines tell of themselves. Only a report that is newer than the last one of its worker counts.
