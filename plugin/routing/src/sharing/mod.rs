@@ -41,3 +41,6 @@ pub const DEAD_TICKS: u64 = 80;
 pub fn pool_number(name: &str) -> u64 {
     xxh3_64(name.as_bytes())
 }
+
+#[cfg(test)]
+mod tests;
