@@ -28,4 +28,5 @@ pub mod rendezvous;
 pub mod request;
 pub mod route;
 pub mod selection;
+pub mod sharing;
 pub mod topology;

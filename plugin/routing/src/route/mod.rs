@@ -22,9 +22,11 @@ mod prefill;
 mod query;
 mod recovery;
 mod refusal;
+mod reports;
 mod reserve;
 mod roster;
 mod seat;
+mod sharing;
 mod split;
 mod waiting;
 mod workers;
@@ -37,6 +39,7 @@ pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, Pre
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
+pub use reports::Report;
 pub use seat::{Fallback, Seat};
 pub use waiting::Turn;
 
@@ -67,7 +70,9 @@ use errand::Errand;
 use explain::Explained;
 use health::Health;
 use recovery::Way;
+use reports::Reports;
 use roster::Roster;
+use sharing::Kept;
 use workers::Opened;
 
 /// Routes the requests of one pool on one thread.
@@ -77,7 +82,10 @@ pub struct Router {
     places: PrefillRouters,
     bindings: HashMap<WorkerId, Binding>,
     ledger: Ledger,
+    reports: Reports,
     prefixes: Index,
+    /// The decisions that other VMs are to hear of.
+    kept: Kept,
     /// The ranks that are known to `prefixes`.
     opened: HashMap<TargetKey, Opened>,
     rosters: HashMap<Place, Rc<Roster>>,
@@ -156,6 +164,8 @@ impl Router {
             places: PrefillRouters::default(),
             bindings: HashMap::new(),
             ledger: Ledger::default(),
+            reports: Reports::default(),
+            kept: Kept::default(),
             prefixes: Index::new(Bounds {
                 max_pairs: pool.prefixes.max_blocks,
                 ttl: Duration::from_millis(pool.prefixes.ttl_ms),
@@ -189,7 +199,7 @@ impl Router {
         &self.pool
     }
 
-    /// What is booked in all.
+    /// What is booked here in all.
     pub fn total_load(&self) -> Load {
         self.ledger.total()
     }
@@ -258,7 +268,7 @@ impl Router {
         let now = self.ledger.now();
         targets.sort_by_cached_key(|target| {
             let held = self.health.held(target.worker.id, now);
-            (held, self.ledger.worker_load(&target.worker).decodes)
+            (held, self.ledger.worker_load_in_all(&target.worker).decodes)
         });
         let Some((first, others)) = targets.split_first() else {
             return Err(match subset {
@@ -547,10 +557,11 @@ impl Router {
     }
 }
 
-/// What a rank of a worker can hold and do: what it says itself, else what the pool says.
-fn capacity(pool: &Pool, worker: &Worker) -> Capacity {
+/// What a rank of a worker can hold and do: what its source says, else what its engine has told, else what the pool says.
+fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
+    let told = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
     Capacity {
-        kv_blocks: worker.capacity.kv_blocks.or(pool.kv_blocks),
+        kv_blocks: worker.capacity.kv_blocks.or_else(told).or(pool.kv_blocks),
         ..worker.capacity
     }
 }

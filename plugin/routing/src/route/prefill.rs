@@ -183,7 +183,7 @@ impl Router {
 
     /// How long a worker may take over the prompts that are booked on it now.
     pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
-        let tokens = self.ledger.load(key).prefill_tokens;
+        let tokens = self.ledger.load_in_all(key).prefill_tokens;
         self.pool.prefill.deadline(tokens)
     }
 

@@ -4,6 +4,7 @@ use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::reports::Reports;
 use super::{capacity, runs_whole};
 use crate::config::Pool;
 use crate::fleet::{Capacity, Fleet, Role, Target, Worker};
@@ -49,7 +50,13 @@ struct Observed {
 const PACE_LASTS: Duration = Duration::from_millis(20);
 
 impl Roster {
-    pub(super) fn of(place: &Place, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) -> Self {
+    pub(super) fn of(
+        place: &Place,
+        fleet: &Fleet,
+        pool: &Pool,
+        reports: &Reports,
+        ledger: &mut Ledger,
+    ) -> Self {
         let here = fleet.workers().filter(|worker| place.holds(worker));
         let mut roster = Self::default();
         for worker in here {
@@ -57,7 +64,7 @@ impl Roster {
             roster.has_adapters |= !worker.adapters.is_empty();
             let mut members = || {
                 let targets = worker.targets();
-                let capacity = capacity(pool, worker);
+                let capacity = capacity(pool, reports, worker);
                 let member = |target: Target| Member {
                     capacity,
                     slot: ledger.slot(target.key()),
