@@ -35,6 +35,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 
 use self::clusters::{Clusters, Kind};
+pub use self::upstream::DESTINATION;
+
 use self::metrics::Metrics;
 use self::routes::Routes;
 use self::shared::Shared;

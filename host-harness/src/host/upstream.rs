@@ -88,8 +88,7 @@ impl OutgoingRequest {
 
     /// A call that needs a host at once, as Envoy's calls do.
     pub fn call(headers: &Headers, cluster: &Cluster) -> Result<OutgoingRequest, CallRefused> {
-        let request =
-            OutgoingRequest::route(headers, Some(cluster)).ok_or(CallRefused::Headers)?;
+        let request = OutgoingRequest::route(headers, Some(cluster)).ok_or(CallRefused::Headers)?;
         if request.hosts.is_empty() {
             return Err(CallRefused::NoHost);
         }

@@ -342,7 +342,10 @@ mod tests {
                 {"address": "127.0.0.1:2", "role": "prefill", "bootstrap_port": 8},
                 {"address": "127.0.0.1:3", "role": "decode"},
         ]}}}]}));
-        assert_eq!(members.clusters["bootstrap"], Kind::Static(vec![at(9), at(8)]));
+        assert_eq!(
+            members.clusters["bootstrap"],
+            Kind::Static(vec![at(9), at(8)])
+        );
         assert_eq!(members.clusters["decode"], Kind::Static(vec![at(3)]));
     }
 
@@ -412,11 +415,18 @@ mod tests {
         let route = |authority: &str| members.routes.of(authority.as_bytes());
         assert_eq!(route("a.test").pool.as_deref(), Some("one"));
         assert_eq!(route("b.test:80").cluster, "d2");
-        assert_eq!((&route("c.test").pool, &*route("c.test").cluster), (&None, "decode"));
+        assert_eq!(
+            (&route("c.test").pool, &*route("c.test").cluster),
+            (&None, "decode")
+        );
         assert_eq!(members.clusters["d2"], Kind::OriginalDst);
         assert_eq!(members.clusters["own"], Kind::Admin);
         for wrong in [&["x=three"][..], &["x=one", "x=two"]] {
-            assert!(Members::of(&config).add_ways(&ways(wrong), &config).is_err());
+            assert!(
+                Members::of(&config)
+                    .add_ways(&ways(wrong), &config)
+                    .is_err()
+            );
         }
     }
 

@@ -12,6 +12,7 @@ use crate::host::HostError;
 mod bootstrap;
 mod envoy;
 pub mod fleet;
+mod forwarder;
 pub mod gateway;
 mod report;
 mod stop;

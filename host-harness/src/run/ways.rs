@@ -131,7 +131,10 @@ mod tests {
     #[test]
     fn routes_and_clusters_are_read() {
         let route: PoolRoute = "b.test=two".parse().unwrap();
-        assert_eq!((route.authority.as_str(), route.pool.as_str()), ("b.test", "two"));
+        assert_eq!(
+            (route.authority.as_str(), route.pool.as_str()),
+            ("b.test", "two")
+        );
         let kind = |text: &str| text.parse::<NamedCluster>().unwrap().kind(None).unwrap();
         assert_eq!(kind("d=eds:/a/b"), Kind::Eds("/a/b".into()));
         assert_eq!(kind("d=original_dst"), Kind::OriginalDst);

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{BootstrapError, Settings, list};
+use crate::host::DESTINATION;
 use crate::host::clusters::{Kind, NAME_INTERVAL};
 use crate::host::names::Name;
-use crate::host::upstream::DESTINATION;
 
 /// One cluster for each in the settings: the template's of that name, else one like its first. So breakers, protocol options
 /// and what is stripped are the same for all, wherever their hosts come from.

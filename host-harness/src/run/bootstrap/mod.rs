@@ -369,10 +369,7 @@ mod tests {
             callers: Callers::Anybody,
         };
         let bootstrap = render(SHIPPED, &settings, Some(Path::new("/run/a.sock"))).unwrap();
-        assert_eq!(
-            bootstrap["admin"]["address"]["pipe"]["path"],
-            "/run/a.sock"
-        );
+        assert_eq!(bootstrap["admin"]["address"]["pipe"]["path"], "/run/a.sock");
         assert!(bootstrap["node"]["id"].is_string());
         let clusters = &bootstrap["static_resources"]["clusters"];
         let at = |number: usize| &clusters[number];
@@ -416,8 +413,12 @@ mod tests {
         let told: Vec<_> = (0..3)
             .map(|host| {
                 let route = &hosts[host]["routes"][0];
-                json!([hosts[host]["domains"][0], route["name"], route["route"]["cluster"],
-                    route["metadata"]["filter_metadata"]["pd_router"]["pool"]])
+                json!([
+                    hosts[host]["domains"][0],
+                    route["name"],
+                    route["route"]["cluster"],
+                    route["metadata"]["filter_metadata"]["pd_router"]["pool"]
+                ])
             })
             .collect();
         let expected = [
