@@ -145,8 +145,13 @@ impl Gateway {
         Metrics::parse(&reply.expect(200).text())
     }
 
-    /// The status page of one of its threads.
+    /// What the status page of one of its threads says of its first pool.
     pub async fn status(&self) -> Value {
+        self.whole_status().await["pools"][0].take()
+    }
+
+    /// The status page of one of its threads.
+    pub async fn whole_status(&self) -> Value {
         let page = self.send(Ask::get("/pd-router/status")).await;
         page.expect(200).json()
     }

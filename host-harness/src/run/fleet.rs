@@ -222,6 +222,8 @@ impl Members {
             }
             Discovery::Dynamo(poll) => model = poll.models.values().next().cloned(),
             Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
+            // Whose hosts and workers are known only later.
+            Discovery::EnvoyClusters(_) | Discovery::Registration(_) => {}
         }
         self.model = self.model.take().or(model);
         self.engines.extend(&engines);

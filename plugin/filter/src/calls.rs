@@ -96,7 +96,6 @@ pub fn start_waiting(gateway: &Gateway, queue: u32) {
             None => break,
         }
     }
-    gateway.report_load();
 }
 
 /// Takes the answer to a call; false where the token is another's.
@@ -122,7 +121,6 @@ pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
         Call::Decode(call) => recovery::answered(gateway, call, answer),
         Call::CleanUp(leg) => cleanup::answered(gateway, &leg, answer),
     }
-    gateway.report_load();
     true
 }
 

@@ -12,12 +12,15 @@ use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::{self, Next};
+use crate::pools::Pools;
 use crate::response::Reading;
 use crate::stream::{Stage, Stream};
 
 /// The filter's part in one stream.
 pub struct StreamContext {
     id: u32,
+    pools: Rc<Pools>,
+    /// The pool that its route belongs to, once that is known.
     gateway: Rc<Gateway>,
     stream: Option<Rc<Stream>>,
     /// What is known of its response.
@@ -26,9 +29,10 @@ pub struct StreamContext {
 
 impl StreamContext {
     /// A stream that has just begun.
-    pub fn new(id: u32, gateway: Rc<Gateway>) -> Self {
+    pub fn new(id: u32, pools: Rc<Pools>, gateway: Rc<Gateway>) -> Self {
         Self {
             id,
+            pools,
             gateway,
             stream: None,
             reading: Reading::default(),
@@ -95,6 +99,8 @@ impl StreamContext {
 
     /// The body is complete: the request is routed.
     fn route(&self, stream: &Rc<Stream>) -> Action {
+        let now = self.gateway.tell_time();
+        self.pools.vm.refresh(&self.pools, now);
         let next = match stream.stage.get() {
             Stage::Reading(generation) => {
                 planning::plan(&self.gateway, stream, generation, Turn::New)
@@ -135,10 +141,19 @@ impl HttpContext for StreamContext {
             path,
             encoding: find(&received, "content-encoding"),
         };
-        self.gateway.request_came();
-        if endpoints::answer(&self.gateway, head) {
+        self.pools.vm.request_came();
+        #[cfg(feature = "trap")]
+        crate::trap::step_on(&received);
+        let gateway = self.pools.of_route();
+        if endpoints::answer(&self.pools, gateway, head) {
             return Action::Pause;
         }
+        let Some(gateway) = gateway else {
+            endpoints::refuse(&Refusal::NoPool);
+            return Action::Pause;
+        };
+        self.gateway = Rc::clone(gateway);
+        self.gateway.request_came();
         let stream = match self.open(&received) {
             Ok(stream) => stream,
             Err(error) => {

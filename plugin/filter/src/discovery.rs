@@ -11,10 +11,8 @@ use routing::fleet::{Fleet, Worker};
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Map};
-use crate::shared::{self, Lease};
-
-/// How often every VM looks whether there is a newer fleet, and the leader whether a poll is due.
-pub const TICK: Duration = Duration::from_millis(100);
+use crate::recovery;
+use crate::shared;
 
 /// Polls a source while this VM leads.
 pub struct Poller {
@@ -25,7 +23,6 @@ pub struct Poller {
     path: String,
     interval_ms: u64,
     timeout: Duration,
-    lease: Lease,
     leading: Option<Leading>,
 }
 
@@ -61,7 +58,7 @@ impl Poller {
     /// The poller of a pool; none where its workers are not polled for.
     pub fn new(pool: &Pool) -> Option<Self> {
         match &pool.discovery {
-            Discovery::Static(_) => None,
+            Discovery::Static(_) | Discovery::EnvoyClusters(_) | Discovery::Registration(_) => None,
             Discovery::Dynamo(poll) => Some(Self {
                 pool: pool.name.clone(),
                 source: Source::Dynamo(poll.clone()),
@@ -70,7 +67,6 @@ impl Poller {
                 path: "/health".to_owned(),
                 interval_ms: poll.interval_ms,
                 timeout: Duration::from_millis(poll.timeout_ms),
-                lease: Lease::new(),
                 leading: None,
             }),
             Discovery::Document(poll) => Some(Self {
@@ -81,18 +77,14 @@ impl Poller {
                 path: poll.path.clone(),
                 interval_ms: poll.interval_ms,
                 timeout: Duration::from_millis(poll.timeout_ms),
-                lease: Lease::new(),
                 leading: None,
             }),
         }
     }
 
-    /// Adopts what is published, and polls if this VM leads and a poll is due.
+    /// Polls if this VM leads and a poll is due.
     pub fn tick(&mut self, gateway: &Gateway) {
-        gateway.adopt_published();
-        let leads = self.lease.tick(gateway.serves());
-        gateway.set_leading(leads);
-        if !leads {
+        if !gateway.vm.leads() {
             self.leading = None;
             return;
         }
@@ -149,7 +141,8 @@ impl Poller {
                         fleet.workers().count()
                     );
                     shared::publish_fleet(&self.pool, &fleet);
-                    gateway.adopt_published();
+                    let left = gateway.adopt_published();
+                    recovery::see_to_left(gateway, &left);
                 }
             }
             Err(problem) => leading.failed(&self.pool, &problem, self.addresses.len()),

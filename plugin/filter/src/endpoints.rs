@@ -12,38 +12,53 @@ use serde::Serialize;
 
 use crate::gateway::Gateway;
 use crate::host;
+use crate::pools::Pools;
 
 const PREFIX: &[u8] = b"/pd-router";
 
-/// Answers a request to a path of the filter's own; false where it is another's.
-pub fn answer(gateway: &Gateway, head: Head<'_>) -> bool {
+/// Answers a request to a path of the filter's own; false where it is another's. What is told of models is told of the pool
+/// that the route belongs to.
+pub fn answer(pools: &Pools, of_route: Option<&Rc<Gateway>>, head: Head<'_>) -> bool {
     let path = head
         .path
         .split(|byte| *byte == b'?')
         .next()
         .unwrap_or_default();
     let is_read = matches!(head.method, b"GET" | b"HEAD");
-    let router = gateway.router.borrow();
     let answer = match path {
-        b"/pd-router/ready" if is_read => Some(ready(&router)),
-        b"/pd-router/status" if is_read && gateway.config.status => Some(status(&router)),
+        b"/pd-router/ready" if is_read => Some(ready(pools)),
+        b"/pd-router/status" if is_read && pools.config.status => Some(status(pools)),
         _ if is_own(path) => Some(NOT_FOUND.clone()),
-        b"/v1/models" if is_read => models(&router),
-        _ if is_read => model_ready(&router, path),
+        _ if is_read => of_route.and_then(|gateway| about_models(&gateway.router.borrow(), path)),
         _ => None,
     };
     let Some(answer) = answer else {
         return false;
     };
-    let sent = host::respond(
-        answer.status,
-        &[("content-type", b"application/json")],
-        answer.body.as_bytes(),
-    );
-    if let Err(error) = sent {
+    send(&answer);
+    true
+}
+
+fn send(answer: &Answer) {
+    let kind = [("content-type", &b"application/json"[..])];
+    if let Err(error) = host::respond(answer.status, &kind, answer.body.as_bytes()) {
         log::error!("an own answer could not be sent: {error}");
     }
-    true
+}
+
+/// Refuses a request that has no stream of its own yet.
+pub fn refuse(refusal: &Refusal) {
+    send(&Answer {
+        status: refusal.status(),
+        body: refusal.to_json().into(),
+    });
+}
+
+fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {
+    match path {
+        b"/v1/models" => models(router),
+        _ => model_ready(router, path),
+    }
 }
 
 /// Whether a path is the filter's own: it is never forwarded.
@@ -83,8 +98,10 @@ struct Ready {
     ready: bool,
 }
 
-fn ready(router: &Router) -> Answer {
-    let ready = router.can_serve_any();
+/// Whether any pool serves: one that cannot must not take the gateway from the others.
+fn ready(pools: &Pools) -> Answer {
+    let mut all = pools.all().iter();
+    let ready = all.any(|gateway| gateway.router.borrow().can_serve_any());
     Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
 }
 
@@ -218,12 +235,21 @@ fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> Namesp
     }
 }
 
-/// The fleet and its load as this thread's VM sees them.
+/// The pools as this thread's VM sees them.
 #[derive(Serialize)]
-struct Status<'a> {
+struct Status {
+    /// Whether this thread's VM is the one that polls for all.
+    leads: bool,
+    pools: Vec<Box<serde_json::value::RawValue>>,
+}
+
+/// One pool's fleet and its load.
+#[derive(Serialize)]
+struct PoolStatus<'a> {
     pool: &'a str,
     protocol: &'static str,
     fleet_version: u64,
+    /// Of this thread alone.
     bookings: Bookings,
     /// Requests that wait for a worker.
     waiting: usize,
@@ -274,12 +300,23 @@ impl From<Load> for Bookings {
     }
 }
 
-fn status(router: &Router) -> Answer {
+fn status(pools: &Pools) -> Answer {
+    let all = pools.all().iter();
+    let status = Status {
+        leads: pools.vm.leads(),
+        pools: all
+            .filter_map(|gateway| pool_status(&gateway.router.borrow()))
+            .collect(),
+    };
+    Answer::of(200, &status)
+}
+
+fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
     let pool = router.pool();
     let absent = router.absent_policy();
     let mut places: Vec<(&Place, &PlaceState)> = router.places().collect();
     places.sort_by_key(|(place, _)| *place);
-    let status = Status {
+    let status = PoolStatus {
         pool: &pool.name,
         protocol: pool.protocol.name(),
         fleet_version: router.fleet().version(),
@@ -303,7 +340,7 @@ fn status(router: &Router) -> Answer {
             .map(|worker| worker_status(router, worker))
             .collect(),
     };
-    Answer::of(200, &status)
+    serde_json::value::to_raw_value(&status).ok()
 }
 
 fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a> {

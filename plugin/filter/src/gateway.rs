@@ -1,4 +1,4 @@
-//! Owns what one configured plugin in one VM shares between its root and its streams.
+//! Owns what the root and the streams of one configuration share of one pool.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::admission::Waiter;
-use routing::config::{Config, PolicyName, Pool};
+use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::{Fleet, WorkerId};
 use routing::request::Generation;
 use routing::route::Router;
@@ -16,23 +16,41 @@ use crate::host;
 use crate::shared;
 use crate::stream::{Stage, Stream};
 use crate::telemetry::Telemetry;
+use crate::vm::Vm;
 
-/// The state of a plugin in a VM.
+/// The requests that wait for a worker of one pool.
+pub type Waiting = HashMap<Waiter, Waits>;
+
+/// A request that waits.
+pub struct Waits {
+    /// Its stream.
+    pub stream: Rc<Stream>,
+    /// The kind that it is.
+    pub generation: Generation,
+    /// The gateway it came to: of those of an older configuration some may still wait.
+    pub gateway: Rc<Gateway>,
+}
+
+/// One pool, as one configuration of this VM has it.
 pub struct Gateway {
+    /// The pool's name.
+    pub name: String,
     /// The root context that calls belong to.
     pub root_id: u32,
     /// As it was configured.
-    pub config: Config,
+    pub config: Rc<Config>,
+    /// What it shares with other pools, and with other configurations.
+    pub vm: Rc<Vm>,
     /// Who goes where.
-    pub router: RefCell<Router>,
-    /// The requests that wait for a worker, each with the kind that it is.
-    pub waiting: RefCell<HashMap<Waiter, (Rc<Stream>, Generation)>>,
+    pub router: Rc<RefCell<Router>>,
+    /// The requests that wait for a worker.
+    pub waiting: Rc<RefCell<Waiting>>,
     /// The headers that may name a session, where a policy goes by it.
     pub session_headers: Vec<String>,
     /// Prefill calls, waiting and under way.
     pub calls: RefCell<Calls>,
     /// What is told to the outside.
-    pub telemetry: Telemetry,
+    pub telemetry: Rc<Telemetry>,
     /// Bytes of request bodies buffered now.
     bodies: Budget,
     /// Bytes of requests whose clients have left, held for the leg that cleans up.
@@ -43,56 +61,44 @@ pub struct Gateway {
     open: RefCell<HashMap<u32, Rc<Stream>>>,
     /// When the time was last told.
     now: Cell<Duration>,
-    /// Whether this VM has had a request: the main thread's never has.
-    serves: Cell<bool>,
-    /// Whether this VM holds the lease: the one whose log tells of changes that all see.
-    leads: Cell<bool>,
+    /// Whether its router has rooms of its own.
+    has_rooms: Cell<bool>,
     /// The version of the published fleet that was last looked at.
-    fleet_seen: Cell<u32>,
+    fleet_seen: Rc<Cell<u32>>,
 }
 
 impl Gateway {
-    /// The state for a checked configuration.
-    pub fn new(root_id: u32, config: Config, pool: Pool, seed: u64) -> Self {
-        let bodies = Budget::of(config.limits.bodies_in_flight_bytes);
-        let estates = Budget::of(pool.cleanup.held_bytes);
-        let spares = Budget::of(pool.decode.recovery_bytes);
-        let gateway = Self {
-            session_headers: session_headers(&pool),
+    /// A pool of a checked configuration. What an earlier one has left of it in this VM is taken over.
+    pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
+        let kept = vm.adopt(pool, root_id);
+        if config.sharing.decisions {
+            kept.router.borrow_mut().keep_decisions();
+        }
+        Self {
+            name: pool.name.clone(),
+            session_headers: session_headers(pool),
             root_id,
-            router: RefCell::new(Router::new(pool, seed, seed)),
-            waiting: RefCell::default(),
+            router: kept.router,
+            waiting: kept.waiting,
             calls: RefCell::default(),
-            telemetry: Telemetry::new(),
-            bodies,
-            estates,
-            spares,
+            telemetry: Rc::clone(&vm.telemetry),
+            bodies: Budget::of(config.limits.bodies_in_flight_bytes, &vm.bodies),
+            estates: Budget::of(pool.cleanup.held_bytes, &kept.estates),
+            spares: Budget::of(pool.decode.recovery_bytes, &kept.spares),
             open: RefCell::default(),
             now: Cell::default(),
-            serves: Cell::new(false),
-            leads: Cell::new(false),
-            fleet_seen: Cell::new(0),
-            config,
-        };
-        gateway.tell_of_fleet();
-        gateway
-    }
-
-    /// Whether this VM has had a request.
-    pub fn serves(&self) -> bool {
-        self.serves.get()
-    }
-
-    /// Notes whether this VM leads.
-    pub fn set_leading(&self, leads: bool) {
-        self.leads.set(leads);
+            has_rooms: Cell::new(false),
+            fleet_seen: kept.fleet_seen,
+            config: Rc::clone(config),
+            vm: Rc::clone(vm),
+        }
     }
 
     /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: it takes a number of
     /// its own. A fleet is adopted if there is none and one has been published: another thread may have said already that
     /// the gateway is ready.
     pub fn request_came(&self) {
-        if !self.serves.replace(true) {
+        if !self.has_rooms.replace(true) {
             self.router.borrow_mut().own_rooms(shared::unique_number());
         }
         let is_empty = self.router.borrow().fleet().workers().next().is_none();
@@ -101,41 +107,39 @@ impl Gateway {
         }
     }
 
-    /// Adopts the published fleet if there is a newer one.
-    pub fn adopt_published(&self) {
-        let pool = self.router.borrow().pool().name.clone();
-        if let Some(fleet) = shared::read_fleet(&pool, &self.fleet_seen) {
-            self.adopt(fleet);
+    /// Adopts the published fleet if there is a newer one, and tells who has left by that. Workers that are listed in the
+    /// configuration are not published: what is was so by an older one.
+    pub fn adopt_published(&self) -> Vec<WorkerId> {
+        if matches!(self.router.borrow().pool().discovery, Discovery::Static(_)) {
+            return Vec::new();
+        }
+        match shared::read_fleet(&self.name, &self.fleet_seen) {
+            Some(fleet) => self.adopt(fleet),
+            None => Vec::new(),
         }
     }
 
-    /// Adopts a fleet.
-    pub fn adopt(&self, fleet: Fleet) {
-        self.router.borrow_mut().adopt(fleet);
-        self.tell_of_fleet();
+    /// Adopts a fleet, and tells who has left by that.
+    fn adopt(&self, fleet: Fleet) -> Vec<WorkerId> {
+        let mut router = self.router.borrow_mut();
+        let before = router.fleet().workers().map(|worker| worker.id);
+        let gone = before.filter(|id| !fleet.contains(*id)).collect();
+        router.adopt(fleet);
+        gone
     }
 
     /// A prefill worker has answered what it was asked; false where that does not tell.
     pub fn told(&self, worker: WorkerId, answer: &[u8]) -> bool {
-        let is_told = self.router.borrow_mut().told(worker, answer);
-        self.tell_of_fleet();
-        is_told
+        self.router.borrow_mut().told(worker, answer)
     }
 
-    /// Tells the outside of the fleet and of the states that follow from it. Every VM sees the same changes; the one that
-    /// leads logs and counts them.
-    fn tell_of_fleet(&self) {
-        let mut router = self.router.borrow_mut();
-        let changes = router.take_transitions();
-        self.telemetry.fleet(router.fleet());
-        self.telemetry
-            .places(router.places().map(|(_, place)| place.state));
-        if !self.leads.get() {
-            return;
-        }
-        for change in changes {
+    /// Tells of changes of state. Every VM sees the same ones; the one that leads logs and counts them.
+    pub fn tell_of_changes(&self) {
+        let changes = self.router.borrow_mut().take_transitions();
+        for change in changes.iter().filter(|_| self.vm.leads()) {
             log::info!(
-                "model {} in namespace \"{}\": {} -> {}",
+                "pool {}: model {} in namespace \"{}\": {} -> {}",
+                self.name,
                 change.place.model.as_deref().unwrap_or("(any)"),
                 change.place.namespace,
                 change.from.map_or("(new)", |state| state.name()),
@@ -146,11 +150,14 @@ impl Gateway {
     }
 
     /// A request waits for a worker.
-    pub fn wait(&self, waiter: Waiter, stream: &Rc<Stream>, generation: Generation) {
+    pub fn wait(self: &Rc<Self>, waiter: Waiter, stream: &Rc<Stream>, generation: Generation) {
         stream.stage.set(Stage::Waiting(waiter));
-        let waiting = (Rc::clone(stream), generation);
-        self.waiting.borrow_mut().insert(waiter, waiting);
-        self.report_load();
+        let waits = Waits {
+            stream: Rc::clone(stream),
+            generation,
+            gateway: Rc::clone(self),
+        };
+        self.waiting.borrow_mut().insert(waiter, waits);
     }
 
     /// Its client has left.
@@ -187,6 +194,13 @@ impl Gateway {
         self.open.borrow_mut().remove(&stream.id());
     }
 
+    /// The streams whose clients wait for a worker that is among these.
+    pub fn waiting_for(&self, workers: &[WorkerId]) -> Vec<Rc<Stream>> {
+        let open = self.open.borrow();
+        let found = open.values().filter(|stream| stream.awaits(workers));
+        found.cloned().collect()
+    }
+
     /// The streams whose workers are late, and those whose answers must end badly.
     pub fn late_or_doomed(&self) -> Vec<Rc<Stream>> {
         let now = self.now.get();
@@ -209,13 +223,6 @@ impl Gateway {
             );
             self.telemetry.ejection(ejection.worker.role);
         }
-        self.telemetry.ejected(router.ejected());
-    }
-
-    /// Tells the outside what is booked now. To be called after every change.
-    pub fn report_load(&self) {
-        let router = self.router.borrow();
-        self.telemetry.load(router.total_load(), router.waiting());
     }
 
     /// Takes a share of the budget for buffered bodies; none when it is used up.
@@ -248,10 +255,10 @@ struct Budget {
 }
 
 impl Budget {
-    fn of(limit: usize) -> Self {
+    fn of(limit: usize, held: &Rc<Cell<usize>>) -> Self {
         Self {
             limit,
-            held: Rc::default(),
+            held: Rc::clone(held),
         }
     }
 

@@ -8,18 +8,24 @@ mod cleanup;
 mod context;
 mod discovery;
 mod endpoints;
+mod exchange;
 mod gateway;
 mod headers;
 mod host;
 mod planning;
+mod pools;
 mod prefill_call;
 mod recovery;
 mod response;
 mod rewrite;
 mod root;
+mod scrape;
 mod shared;
 mod stream;
 mod telemetry;
+#[cfg(feature = "trap")]
+mod trap;
+mod vm;
 
 use proxy_wasm::traits::RootContext;
 use proxy_wasm::types::LogLevel;

@@ -8,7 +8,7 @@ use routing::route::{Explain, Plan, Refusal, Told, Turn};
 use routing::selection::eligibility::Subset;
 
 use crate::calls::{self, Task};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Waits};
 use crate::headers;
 use crate::host::{self, Buffer, Header};
 use crate::prefill_call::Job;
@@ -134,7 +134,6 @@ pub fn carry_out(
             Ok(Next::Stays)
         }
     };
-    gateway.report_load();
     done.unwrap_or_else(|error| {
         log::error!(
             "[{}] the request could not be forwarded: {error}",
@@ -170,19 +169,21 @@ enum Outcome {
 }
 
 fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
-    let Some((stream, generation)) = gateway.waiting.borrow_mut().remove(&waiter) else {
+    let waits = gateway.waiting.borrow_mut().remove(&waiter);
+    let Some(Waits {
+        stream,
+        generation,
+        gateway,
+    }) = waits.filter(|waits| waits.stream.enter())
+    else {
         gateway.router.borrow_mut().gives_up(waiter);
         return Outcome::Decided;
     };
-    if !stream.enter() {
-        gateway.router.borrow_mut().gives_up(waiter);
-        return Outcome::Decided;
-    }
-    match plan(gateway, &stream, generation, Turn::Called(waiter)) {
+    match plan(&gateway, &stream, generation, Turn::Called(waiter)) {
         Next::GoesOn => {
             if let Err(error) = host::resume_request() {
                 log::error!("[{}] could not go on: {error}", stream.request_id());
-                stream.refuse(gateway, &Refusal::Internal);
+                stream.refuse(&gateway, &Refusal::Internal);
             }
             Outcome::Decided
         }
@@ -196,11 +197,13 @@ pub fn refuse_late(gateway: &Rc<Gateway>) {
     let late = gateway.router.borrow_mut().late(host::now());
     for (waiter, refusal) in late {
         let waiting = gateway.waiting.borrow_mut().remove(&waiter);
-        if let Some((stream, _)) = waiting
+        if let Some(Waits {
+            stream, gateway, ..
+        }) = waiting
             && stream.enter()
         {
             log::info!("[{}] refused: {refusal}", stream.request_id());
-            stream.refuse(gateway, &refusal);
+            stream.refuse(&gateway, &refusal);
         }
     }
 }

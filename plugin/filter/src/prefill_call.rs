@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::config::Legs;
-use routing::fleet::Worker;
+use routing::fleet::{Worker, WorkerId};
 use routing::handoff::terminal::Terminal;
 use routing::route::{
     AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
@@ -131,24 +131,36 @@ pub fn hedge_late(gateway: &Gateway) {
     };
     let after = Duration::from_millis(u64::from(after_ms));
     let now = gateway.now();
-    let hedges: Vec<Job> = {
-        let calls = gateway.calls.borrow();
-        let late = calls.prefills().filter(|job| {
-            let is_alone = job.client.racing.get() == 1;
-            is_alone && job.is_waited_for() && now.saturating_sub(job.since) >= after
-        });
-        late.filter_map(|job| {
-            let phase = job.phase.hedge(&mut gateway.router.borrow_mut())?;
-            Some(Job::new(gateway, phase, &job.client))
-        })
-        .collect()
-    };
-    for hedge in hedges {
+    for hedge in hedges(gateway, |job| now.saturating_sub(job.since) >= after) {
         let (id, worker) = (hedge.client.request_id(), hedge.phase.worker());
         log::info!("[{id}] its prefill is late, {} is called too", worker.name);
         gateway.telemetry.hedged();
         start(gateway, hedge);
     }
+}
+
+/// Calls a second worker where the one that was called has left the fleet. The first call cannot be taken back; should it be
+/// answered after all, that is the answer.
+pub fn replace_left(gateway: &Gateway, left: &[WorkerId]) {
+    for next in hedges(gateway, |job| left.contains(&job.phase.worker().id)) {
+        let (id, worker) = (next.client.request_id(), next.phase.worker());
+        log::warn!("[{id}] its prefill worker has left, {} is next", worker.name);
+        gateway.telemetry.prefill_retried();
+        start(gateway, next);
+    }
+}
+
+/// Second calls for those of the only calls of their clients that `is_due` picks, as far as there are other workers.
+fn hedges(gateway: &Gateway, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
+    let calls = gateway.calls.borrow();
+    let due = calls
+        .prefills()
+        .filter(|job| job.client.racing.get() == 1 && job.is_waited_for() && is_due(job));
+    due.filter_map(|job| {
+        let phase = job.phase.hedge(&mut gateway.router.borrow_mut())?;
+        Some(Job::new(gateway, phase, &job.client))
+    })
+    .collect()
 }
 
 /// Takes a call's answer. To be called on the root.

@@ -38,6 +38,8 @@ pub enum Failure {
     Silent,
     /// Its worker ended the answer without having said anything.
     Empty,
+    /// One of its workers is in the fleet no more.
+    Left,
     /// The prefill beside it failed.
     Prefill(Refusal),
 }
@@ -50,6 +52,7 @@ impl Failure {
             Self::Unreached => "no connection",
             Self::Silent => "silence",
             Self::Empty => "an empty answer",
+            Self::Left => "its worker has left",
             Self::Prefill(_) => "its prefill failed",
         }
     }
@@ -129,6 +132,8 @@ fn failed(gateway: &Gateway, client: &Stream, failure: &Failure) -> Vec<WorkerId
             return router.decoders_at(&client.destinations.borrow());
         }
         Failure::Prefill(_) => &seat.prefill,
+        // Nobody is to blame, and who has left is not picked.
+        Failure::Left => &None,
         Failure::Status | Failure::Told { .. } | Failure::Silent | Failure::Empty => &seat.decode,
     };
     worker.iter().map(|worker| worker.id).collect()
@@ -270,6 +275,7 @@ pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
         Failure::Unreached => client.refuse(gateway, &unreached),
         Failure::Silent => client.refuse(gateway, &Refusal::DecodeTimeout),
         Failure::Empty => client.refuse(gateway, &Refusal::EmptyAnswer),
+        Failure::Left => client.refuse(gateway, &Refusal::WorkerLeft),
         Failure::Prefill(refusal) => client.refuse(gateway, refusal),
     }
 }
@@ -292,6 +298,24 @@ pub fn see_to_late(gateway: &Gateway) {
                 log::warn!("[{}] its worker fell silent", client.request_id());
                 client.break_off(gateway, "silent");
             }
+        }
+    }
+}
+
+/// Sees to the streams whose clients have read nothing and wait for a worker that has left the fleet: they are not left to its
+/// deadline.
+pub fn see_to_left(gateway: &Gateway, left: &[WorkerId]) {
+    if left.is_empty() {
+        return;
+    }
+    prefill_call::replace_left(gateway, left);
+    if !gateway.router.borrow().can_serve_any() {
+        // Nobody could take over, and an answer may still come.
+        return;
+    }
+    for client in gateway.waiting_for(left) {
+        if client.may_recover() && client.enter() {
+            recover(gateway, &client, Failure::Left);
         }
     }
 }

@@ -56,7 +56,6 @@ impl Reading {
             stream.response.set(Response::Flowing);
             stream.clock.stir();
         }
-        gateway.report_load();
         action
     }
 
@@ -219,7 +218,6 @@ impl Reading {
         if has_begun_now {
             seat.first_token(host::now());
             drop(seat);
-            gateway.report_load();
             planning::call_waiting(gateway);
             stream.enter();
         }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
@@ -10,28 +11,87 @@ use routing::config::{BootstrapSource, Config, Pool, Protocol};
 use crate::bindings::Asker;
 use crate::calls;
 use crate::context::StreamContext;
-use crate::discovery::{Poller, TICK};
+use crate::discovery::Poller;
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
 use crate::planning;
+use crate::pools::Pools;
 use crate::prefill_call;
 use crate::recovery;
-use crate::shared::Lease;
 
-thread_local! {
-    /// The root that was configured last in this VM. After an update the old one goes on ticking until its streams have
-    /// drained; only the newest may poll.
-    static NEWEST: Cell<u32> = const { Cell::new(0) };
-}
+/// How often it is looked whether somebody is late, whether there is a newer fleet, and whether a poll is due.
+const ROUND: Duration = Duration::from_millis(100);
 
 /// A root context.
 pub struct Root {
     id: u32,
-    gateway: Option<Rc<Gateway>>,
+    site: Option<Site>,
+    /// Ticks until the next round.
+    until_round: Cell<u32>,
+}
+
+/// What a configured root works with.
+struct Site {
+    pools: Rc<Pools>,
+    errands: Vec<Errands>,
+    /// Ticks in one round.
+    ticks_per_round: u32,
+}
+
+/// What the root asks of others for one pool.
+struct Errands {
+    gateway: Rc<Gateway>,
     poller: Option<Poller>,
     asker: Option<Asker>,
-    /// Decides who tells of changes where nobody polls.
-    lease: Lease,
+}
+
+impl Errands {
+    fn of(gateway: &Rc<Gateway>) -> Self {
+        let router = gateway.router.borrow();
+        let pool = router.pool();
+        Self {
+            gateway: Rc::clone(gateway),
+            poller: Poller::new(pool),
+            asker: must_ask(pool).then(Asker::default),
+        }
+    }
+
+    /// Takes the answer to a call; false where the token is another's.
+    fn answered(&mut self, token: u32, has_headers: bool) -> bool {
+        let gateway = &self.gateway;
+        let polled = self
+            .poller
+            .as_mut()
+            .is_some_and(|poller| poller.answered(token, has_headers, gateway));
+        let is_taken = polled
+            || self
+                .asker
+                .as_mut()
+                .is_some_and(|asker| asker.answered(token, has_headers, gateway))
+            || calls::answered(gateway, token, has_headers);
+        if is_taken {
+            planning::call_waiting(gateway);
+        }
+        is_taken
+    }
+
+    /// What is due in each round, for the VM as a whole.
+    fn go_round(&mut self) {
+        let gateway = &self.gateway;
+        let left = gateway.adopt_published();
+        recovery::see_to_left(gateway, &left);
+        if let Some(poller) = &mut self.poller {
+            poller.tick(gateway);
+        }
+        if let Some(asker) = &mut self.asker {
+            asker.tick(gateway);
+        }
+        gateway.tell_of_changes();
+        gateway.tell_of_health();
+        planning::refuse_late(gateway);
+        // The fleet may have changed.
+        planning::call_waiting(gateway);
+    }
 }
 
 impl Root {
@@ -39,26 +99,24 @@ impl Root {
     pub fn new(id: u32) -> Self {
         Self {
             id,
-            gateway: None,
-            poller: None,
-            asker: None,
-            lease: Lease::new(),
+            site: None,
+            until_round: Cell::new(0),
         }
     }
 
     fn configure(&mut self) -> Result<(), String> {
         let document = host::buffer(Buffer::Configuration).map_err(|error| error.to_string())?;
         let config = Config::parse(&document).map_err(|error| error.to_string())?;
-        let Some(pool) = config.pools.first().cloned() else {
-            return Err("pools: exactly one pool is required".to_owned());
-        };
-        self.poller = Poller::new(&pool);
-        self.asker = must_ask(&pool).then(Asker::default);
-        host::set_tick(TICK).map_err(|error| error.to_string())?;
+        let tick = Duration::from_millis(config.sharing.interval_ms);
+        host::set_tick(tick).map_err(|error| error.to_string())?;
         proxy_wasm::set_log_level(host::log_level());
-        let seed = host::now_ns() ^ u64::from(self.id).rotate_left(32);
-        self.gateway = Some(Rc::new(Gateway::new(self.id, config, pool, seed)));
-        NEWEST.set(self.id);
+        let ticks_per_round = (ROUND.as_millis() / tick.as_millis().max(1)).max(1);
+        let pools = Rc::new(Pools::new(self.id, config));
+        self.site = Some(Site {
+            errands: pools.all().iter().map(Errands::of).collect(),
+            ticks_per_round: u32::try_from(ticks_per_round).unwrap_or(1),
+            pools,
+        });
         Ok(())
     }
 }
@@ -72,6 +130,29 @@ fn must_ask(pool: &Pool) -> bool {
     }
 }
 
+impl Site {
+    fn go_round(&mut self, root: u32) {
+        proxy_wasm::set_log_level(host::log_level());
+        for gateway in self.pools.all() {
+            gateway.advance();
+            prefill_call::hedge_late(gateway);
+            recovery::see_to_late(gateway);
+        }
+        // An older root goes on seeing to its own streams, and to nothing else.
+        let vm = &self.pools.vm;
+        if !vm.is_newest(root) {
+            return;
+        }
+        vm.run_for_lead();
+        #[cfg(feature = "trap")]
+        crate::trap::spring(vm);
+        for errands in &mut self.errands {
+            errands.go_round();
+        }
+        vm.tell_of_fleets(&self.pools);
+    }
+}
+
 impl Context for Root {
     fn on_http_call_response(
         &mut self,
@@ -80,25 +161,16 @@ impl Context for Root {
         _body: usize,
         _trailers: usize,
     ) {
-        let Some(gateway) = &self.gateway else {
+        let Some(site) = &mut self.site else {
             return;
         };
         // Without headers the answer broke off. The gRPC status that then says so stays behind for later calls, so
         // only the count of headers is believed.
         let has_headers = headers > 0;
-        let polled = self
-            .poller
-            .as_mut()
-            .is_some_and(|poller| poller.answered(token, has_headers, gateway));
-        let told = !polled
-            && self
-                .asker
-                .as_mut()
-                .is_some_and(|asker| asker.answered(token, has_headers, gateway));
-        if !polled && !told && !calls::answered(gateway, token, has_headers) {
+        let mut errands = site.errands.iter_mut();
+        if !errands.any(|errands| errands.answered(token, has_headers)) {
             log::error!("an answer came to call {token}, which nobody made");
         }
-        planning::call_waiting(gateway);
     }
 }
 
@@ -115,40 +187,35 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        if NEWEST.get() != self.id {
-            return;
-        }
-        let Some(gateway) = &self.gateway else {
+        let Some(site) = &mut self.site else {
             return;
         };
-        proxy_wasm::set_log_level(host::log_level());
-        gateway.advance();
-        planning::refuse_late(gateway);
-        prefill_call::hedge_late(gateway);
-        recovery::see_to_late(gateway);
-        gateway.tell_of_health();
-        if let Some(poller) = &mut self.poller {
-            poller.tick(gateway);
+        let left = self.until_round.get();
+        self.until_round.set(match left {
+            0 => site.ticks_per_round.saturating_sub(1),
+            more => more.saturating_sub(1),
+        });
+        if left == 0 {
+            site.go_round(self.id);
         }
-        if let Some(asker) = &mut self.asker {
-            if self.poller.is_none() {
-                gateway.set_leading(self.lease.tick(gateway.serves()));
-            }
-            asker.tick(gateway);
+        let vm = &site.pools.vm;
+        if vm.is_newest(self.id) {
+            vm.exchange(&site.pools, left == 0);
         }
-        // The fleet may have changed.
-        planning::call_waiting(gateway);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
-        if let Some(gateway) = &self.gateway {
-            calls::start_waiting(gateway, queue);
+        if let Some(site) = &self.site {
+            for gateway in site.pools.all() {
+                calls::start_waiting(gateway, queue);
+            }
         }
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
-        let gateway = Rc::clone(self.gateway.as_ref()?);
-        Some(Box::new(StreamContext::new(id, gateway)))
+        let pools = Rc::clone(&self.site.as_ref()?.pools);
+        let first = Rc::clone(pools.all().first()?);
+        Some(Box::new(StreamContext::new(id, pools, first)))
     }
 
     fn get_type(&self) -> Option<ContextType> {

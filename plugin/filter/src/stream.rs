@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use routing::admission::Waiter;
 use routing::answer::Form;
-use routing::fleet::Worker;
+use routing::fleet::{Worker, WorkerId};
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
@@ -229,6 +229,20 @@ impl Stream {
         self.stage.get() == Stage::Forwarded && self.clock.has_run_out(self.response.get(), now)
     }
 
+    /// Whether its client has read nothing yet, and waits for a worker that is among these.
+    pub fn awaits(&self, workers: &[WorkerId]) -> bool {
+        let is_open = self.stage.get() == Stage::Forwarded
+            && matches!(self.response.get(), Response::Awaited | Response::Held);
+        let seat = self.seat.borrow();
+        let is_among =
+            |worker: &Option<Rc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
+        is_open && (is_among(&seat.decode) || self.prefills_beside() && is_among(&seat.prefill))
+    }
+
+    fn prefills_beside(&self) -> bool {
+        self.beside.get() == Beside::Running
+    }
+
     /// The id that both legs carry.
     pub fn request_id(&self) -> &str {
         &self.request_id
@@ -326,7 +340,6 @@ impl Stream {
         sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
         self.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
         self.seat.borrow_mut().release();
-        gateway.report_load();
     }
 
     /// Writes what was decided into the request, which may then go on. Its body is kept where it may have to be placed again.
@@ -360,7 +373,7 @@ impl Stream {
         self.body.replace(None);
         self.keep_spare(gateway, body);
         self.clock.start(dispatch.patience, gateway.now());
-        if self.clock.runs() {
+        if self.clock.runs() || self.seat.borrow().decode.is_some() {
             gateway.watch_over(self);
         }
         Ok(())
@@ -464,7 +477,6 @@ impl Stream {
         self.spare.replace(None);
         gateway.watch_no_more(self);
         gateway.telemetry.stream_closed();
-        gateway.report_load();
     }
 
     /// Keeps a copy of the request for the leg that cleans up, of a client who is still being served: more was computed for it

@@ -5,9 +5,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use routing::fleet::{Fleet, Role};
-use routing::load::Load;
+use routing::fleet::Role;
 use routing::rendezvous::State;
+use routing::route::Router;
+use routing::sharing::Totals;
 
 use crate::host::{self, MetricKind};
 
@@ -42,7 +43,6 @@ pub struct Telemetry {
     hedges: Metric,
     recoveries: Metric,
     ejected: Metric,
-    reported_ejected: Cell<u64>,
     decode_retries: Metric,
     leaked_handoffs: Metric,
     leaked_blocks: Metric,
@@ -54,8 +54,14 @@ pub struct Telemetry {
     by_word: RefCell<BTreeMap<String, Metric>>,
     clean_ups: Metric,
     places: [Metric; State::ALL.len()],
-    reported: Cell<Load>,
-    reported_waiting: Cell<u64>,
+    vms: Metric,
+    lapped: Metric,
+    told_lapped: Cell<u64>,
+    /// Streams of this VM that are open.
+    open: Cell<u64>,
+    /// What the gauges were set to last by this VM.
+    told: Cell<Option<(Totals, usize)>>,
+    told_of: RefCell<Census>,
 }
 
 impl Telemetry {
@@ -78,7 +84,6 @@ impl Telemetry {
             hedges: counter("pd_router_hedges_total"),
             recoveries: counter("pd_router_recoveries_total"),
             ejected: gauge("pd_router_ejected"),
-            reported_ejected: Cell::default(),
             decode_retries: counter("pd_router_decode_retries_total"),
             leaked_handoffs: counter("pd_router_kv_leaked_handoffs_total"),
             leaked_blocks: counter("pd_router_kv_leaked_blocks_total"),
@@ -90,20 +95,29 @@ impl Telemetry {
             by_word: RefCell::default(),
             clean_ups: counter("pd_router_clean_ups_total"),
             places: State::ALL.map(of_state),
-            reported: Cell::default(),
-            reported_waiting: Cell::default(),
+            vms: gauge("pd_router_vms"),
+            lapped: counter("pd_router_decisions_lapped_total"),
+            told_lapped: Cell::default(),
+            open: Cell::default(),
+            told: Cell::default(),
+            told_of: RefCell::default(),
         }
     }
 
     /// A request came that is not for the filter itself.
     pub fn stream_opened(&self) {
         self.requests.add(1);
-        self.streams.add(1);
+        self.open.set(self.open.get().saturating_add(1));
     }
 
     /// Its stream ended.
     pub fn stream_closed(&self) {
-        self.streams.add(-1);
+        self.open.set(self.open.get().saturating_sub(1));
+    }
+
+    /// Streams of this VM that are open.
+    pub fn streams(&self) -> u64 {
+        self.open.get()
     }
 
     /// A prefill worker is called.
@@ -134,17 +148,6 @@ impl Telemetry {
     /// A worker that keeps failing is passed over for a time.
     pub fn ejection(&self, role: Role) {
         self.count_word("ejections_total", "role", role.name());
-    }
-
-    /// How many workers are passed over so by this VM; the gauge is the sum over all VMs.
-    pub fn ejected(&self, now: usize) {
-        let now = now as u64;
-        let before = self.reported_ejected.replace(now);
-        if now != before {
-            let difference = i64::try_from(now).unwrap_or(i64::MAX);
-            self.ejected
-                .add(difference - i64::try_from(before).unwrap_or(i64::MAX));
-        }
     }
 
     /// A decode worker took no connection and another one answers.
@@ -189,33 +192,61 @@ impl Telemetry {
         metric.add(1);
     }
 
-    /// How many places are in which state; every VM tells the same.
-    pub fn places(&self, states: impl Iterator<Item = State> + Clone) {
-        for (state, metric) in State::ALL.into_iter().zip(self.places) {
-            metric.set(states.clone().filter(|known| *known == state).count() as u64);
+    /// Segments of other VMs' decisions that this VM came too late for, all in all.
+    pub fn lapped(&self, all: u64) {
+        let new = all.saturating_sub(self.told_lapped.replace(all));
+        if new > 0 {
+            self.lapped.add(i64::try_from(new).unwrap_or(i64::MAX));
         }
     }
 
-    /// What is booked in this VM now; the gauges are sums over all VMs, so only the difference is told.
-    pub fn load(&self, now: Load, waiting: usize) {
-        let before = self.reported.replace(now);
-        let waited = self.reported_waiting.replace(waiting as u64);
-        let tell = |metric: Metric, before: u64, now: u64| {
-            let difference =
-                i64::try_from(now).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX);
-            if difference != 0 {
-                metric.add(difference);
-            }
-        };
-        tell(self.prefill_charges, before.prefills, now.prefills);
-        tell(self.decode_charges, before.decodes, now.decodes);
-        tell(self.waiting, waited, waiting as u64);
+    /// What all VMs have under way, and how many VMs there are. Gauges are set, and by the VM that leads alone: what a VM that
+    /// crashed had added to them would stay.
+    pub fn totals(&self, now: &Totals, vms: usize) {
+        if self.told.replace(Some((*now, vms))) == Some((*now, vms)) {
+            return;
+        }
+        self.streams.set(now.streams);
+        self.prefill_charges.set(now.prefills);
+        self.decode_charges.set(now.decodes);
+        self.waiting.set(now.waiting);
+        self.ejected.set(now.ejected);
+        self.vms.set(vms as u64);
     }
 
-    /// The fleet that is routed to; every VM tells the same.
-    pub fn fleet(&self, fleet: &Fleet) {
-        for (role, metric) in Role::ALL.into_iter().zip(self.fleet_workers) {
-            metric.set(fleet.of_role(role).count() as u64);
+    /// The fleets and the states of the places that are routed to, those of all pools together. Told by the VM that leads.
+    pub fn census(&self, now: Census) {
+        if *self.told_of.borrow() == now {
+            return;
+        }
+        for (metric, count) in self.fleet_workers.into_iter().zip(now.workers) {
+            metric.set(count);
+        }
+        for (metric, count) in self.places.into_iter().zip(now.places) {
+            metric.set(count);
+        }
+        self.told_of.replace(now);
+    }
+}
+
+/// How many workers and places there are.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Of each role.
+    pub workers: [u64; Role::ALL.len()],
+    /// In each state.
+    pub places: [u64; State::ALL.len()],
+}
+
+impl Census {
+    /// Those of a pool are added.
+    pub fn add(&mut self, router: &Router) {
+        for (role, count) in Role::ALL.into_iter().zip(&mut self.workers) {
+            *count = count.saturating_add(router.fleet().of_role(role).count() as u64);
+        }
+        for (state, count) in State::ALL.into_iter().zip(&mut self.places) {
+            let here = router.places().filter(|(_, place)| place.state == state);
+            *count = count.saturating_add(here.count() as u64);
         }
     }
 }

@@ -100,6 +100,11 @@ impl Health {
         }
     }
 
+    /// From now on these rules hold.
+    pub(super) fn follow(&mut self, rules: config::Health) {
+        self.rules = rules;
+    }
+
     /// Whether nobody is passed over, so that nobody need be looked up.
     pub(super) fn is_clear(&self, now: Duration) -> bool {
         let mut records = self.records.values();
@@ -158,7 +163,7 @@ impl Health {
         if record.failed(&self.rules, now) == Verdict::Stays {
             return;
         }
-        let mut peers = fleet.workers().filter(|other| are_peers(other, worker));
+        let mut peers = fleet.open().filter(|other| are_peers(other, worker));
         let is_another_left = peers.any(|peer| !self.is_ejected(peer.id));
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;

@@ -136,6 +136,12 @@ pub enum Refusal {
     /// The worker that was to answer ended without having said anything.
     #[error("the worker answered nothing")]
     EmptyAnswer,
+    /// The worker that was to answer is in the fleet no more, and nobody could take its place.
+    #[error("the worker that was to answer has left, and no other one could take its place")]
+    WorkerLeft,
+    /// There are several pools, and the request's route names none of them.
+    #[error("this route belongs to no pool of the gateway's")]
+    NoPool,
     /// The proxy would not carry out what was decided.
     #[error("the request could not be forwarded")]
     Internal,
@@ -173,6 +179,9 @@ pub enum PinProblem {
         /// How many there are.
         dp_size: u32,
     },
+    /// It gets nothing new, and will be gone.
+    #[error("that worker is draining: it takes no new requests")]
+    Draining,
     /// It exists, but cannot take this request: its topology forbids it, or it is not connected yet.
     #[error("that worker cannot take this request now")]
     NotEligible,
@@ -204,7 +213,7 @@ impl Refusal {
             | Self::Pin { .. }
             | Self::RankOutOfRange { .. }
             | Self::WorkerIdRequired { .. } => 400,
-            Self::UnknownModel { .. } => 404,
+            Self::UnknownModel { .. } | Self::NoPool => 404,
             Self::Encoded => 415,
             Self::Backpressure { .. }
             | Self::Overloaded { .. }
@@ -224,7 +233,8 @@ impl Refusal {
             | Self::NoFleet
             | Self::Busy
             | Self::PrefillFailed { .. }
-            | Self::Unreachable { .. } => 503,
+            | Self::Unreachable { .. }
+            | Self::WorkerLeft => 503,
         }
     }
 
@@ -260,6 +270,8 @@ impl Refusal {
             Self::Unreachable { .. } => "unreachable",
             Self::DecodeTimeout => "decode_timeout",
             Self::EmptyAnswer => "empty_answer",
+            Self::WorkerLeft => "worker_left",
+            Self::NoPool => "no_pool",
             Self::Internal => "internal",
         }
     }

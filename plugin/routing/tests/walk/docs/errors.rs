@@ -111,6 +111,11 @@ fn lines() -> Vec<Line> {
             "it has fewer ranks",
         ),
         line(
+            pin(PinProblem::Draining),
+            "pinned worker not allowed",
+            "its source says that it drains",
+        ),
+        line(
             pin(PinProblem::NotEligible),
             "pinned worker not allowed",
             "its topology, or the request's own constraints, forbid it",
@@ -256,6 +261,16 @@ fn lines() -> Vec<Line> {
             "the worker that was to answer ended without a token, and nobody could take its place",
         ),
         line(
+            Refusal::WorkerLeft,
+            "",
+            "a worker that the request waited for left the fleet, and nobody could take its place",
+        ),
+        line(
+            Refusal::NoPool,
+            "",
+            "there are several pools, and neither the route's metadata (`pd_router`: `pool`) nor its name is one of them",
+        ),
+        line(
             Refusal::Internal,
             "",
             "the proxy would not carry out what was decided",
@@ -281,6 +296,7 @@ fn name(refusal: &Refusal) -> &'static str {
             PinProblem::Elsewhere => "pin: elsewhere",
             PinProblem::WrongRole { .. } => "pin: wrong role",
             PinProblem::RankOutOfRange { .. } => "pin: rank",
+            PinProblem::Draining => "pin: draining",
             PinProblem::NotEligible => "pin: not eligible",
         },
         Refusal::RankOutOfRange { .. } => "rank out of range",
@@ -305,12 +321,14 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::Unreachable { .. } => "unreachable",
         Refusal::DecodeTimeout => "decode timeout",
         Refusal::EmptyAnswer => "empty answer",
+        Refusal::WorkerLeft => "worker left",
+        Refusal::NoPool => "no pool",
         Refusal::Internal => "internal",
     }
 }
 
 /// How many names there are.
-const NAMES: usize = 34;
+const NAMES: usize = 37;
 
 fn table() -> String {
     let mut text = String::new();

@@ -1,0 +1,132 @@
+//! Owns the exchange between the VMs of this proxy: what is booked and decided here is told, what the others tell is heard.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use routing::config::Sharing;
+use routing::sharing::{Board, Desk, Heard, PoolShares, Totals, Wrote, pool_key};
+
+use crate::gateway::Gateway;
+use crate::host::{self, Written};
+use crate::shared;
+
+/// The board is the proxy's shared data.
+struct SharedData;
+
+impl Board for SharedData {
+    fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
+        host::shared(key)
+    }
+
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
+        match host::set_shared(key, value, version) {
+            Ok(Written::Yes) => Wrote::Done,
+            Ok(Written::Outrun) => Wrote::Outrun,
+            Err(_) => Wrote::Failed,
+        }
+    }
+}
+
+/// This VM's part in the exchange.
+#[derive(Default)]
+pub struct Exchange {
+    /// Taken at the first tick: a configuration that is only on trial leaves no trace.
+    desk: Option<Desk>,
+    ticks: u64,
+    /// When the others were heard last.
+    heard_at: Duration,
+    was_busy: bool,
+}
+
+impl Exchange {
+    /// Tells and hears, if this VM is busy, or a round begins anyway. To be called at each tick; what all VMs together have is
+    /// told back where anything was exchanged.
+    pub fn tick(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing, begins_round: bool) -> Option<Heard> {
+        self.ticks = self.ticks.wrapping_add(1);
+        let own = totals(gateways);
+        let is_busy = own != Totals::default();
+        let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
+        if !is_busy && !was_busy && !begins_round {
+            return None;
+        }
+        let shares = match rules.load {
+            true => gateways.iter().map(|gateway| shares(gateway)).collect(),
+            false => Vec::new(),
+        };
+        let mut decisions = Vec::new();
+        for gateway in gateways {
+            let taken = gateway.router.borrow_mut().take_decisions();
+            let key = pool_key(&gateway.name);
+            decisions.extend(taken.into_iter().map(|decision| (key, decision)));
+        }
+        let desk = self.desk.get_or_insert_with(|| Desk::new(shared::unique_number(), rules.interval_ms));
+        desk.publish(&SharedData, &own, &shares, &decisions);
+        Some(self.hear(gateways))
+    }
+
+    /// Hears the others before a choice is made, where that was too long ago: a VM that is idle listens seldom.
+    pub fn refresh(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing, now: Duration) {
+        let since = now.saturating_sub(self.heard_at);
+        if self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms) {
+            self.hear(gateways);
+        }
+    }
+
+    fn hear(&mut self, gateways: &[Rc<Gateway>]) -> Heard {
+        let Some(desk) = &mut self.desk else {
+            return Heard::default();
+        };
+        let heard = desk.listen(&SharedData, self.ticks);
+        for gateway in gateways {
+            let key = pool_key(&gateway.name);
+            let others = heard.shares.iter().find(|pool| pool.pool == key);
+            let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
+            gateway.router.borrow_mut().hear_shares(shares);
+            // The VM that leads serves nobody, as a rule: what prompts went where is of no use to it.
+            if gateway.vm.serves() || !gateway.vm.leads() {
+                learn(gateway, key, &heard);
+            }
+        }
+        self.heard_at = host::now();
+        heard
+    }
+
+    /// Segments of others' decisions that were overwritten before they were read here.
+    pub fn lapped(&self) -> u64 {
+        self.desk.as_ref().map_or(0, Desk::lapped)
+    }
+}
+
+fn learn(gateway: &Gateway, key: u64, heard: &Heard) {
+    let mut router = gateway.router.borrow_mut();
+    for (_, decision) in heard.decisions.iter().filter(|(pool, _)| *pool == key) {
+        router.hear_decision(decision);
+    }
+}
+
+fn shares(gateway: &Gateway) -> PoolShares {
+    PoolShares {
+        pool: pool_key(&gateway.name),
+        shares: gateway.router.borrow().shares(),
+    }
+}
+
+/// What this VM has under way.
+fn totals(gateways: &[Rc<Gateway>]) -> Totals {
+    let streams = gateways.first().map_or(0, |gateway| gateway.telemetry.streams());
+    let none = Totals {
+        streams,
+        ..Totals::default()
+    };
+    gateways.iter().fold(none, |sum, gateway| {
+        let router = gateway.router.borrow();
+        let load = router.total_load();
+        Totals {
+            prefills: sum.prefills.saturating_add(load.prefills),
+            decodes: sum.decodes.saturating_add(load.decodes),
+            waiting: sum.waiting.saturating_add(router.waiting() as u64),
+            ejected: sum.ejected.saturating_add(router.ejected() as u64),
+            ..sum
+        }
+    })
+}

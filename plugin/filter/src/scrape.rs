@@ -1,0 +1,134 @@
+//! Owns the engines' own figures: the VM that leads asks every worker for its metrics, in turn, and publishes them for all.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use routing::config::{EngineMetrics, Pool};
+use routing::engine_metrics;
+use routing::fleet::{Role, Worker, WorkerId};
+use routing::route::Report;
+
+use crate::gateway::Gateway;
+use crate::headers;
+use crate::host::{self, Buffer, Map};
+use crate::shared;
+
+/// Asks the workers of a pool while this VM leads.
+pub struct Scraper {
+    rules: EngineMetrics,
+    asked: HashMap<u32, WorkerId>,
+    reports: HashMap<WorkerId, Report>,
+    /// Whose turn it is: a place in the fleet.
+    turn: usize,
+    /// Workers that may be asked now, and the fraction that is left over.
+    allowance: f64,
+    last_round: Option<Duration>,
+    /// Whether anything was heard that is not published.
+    has_news: bool,
+}
+
+impl Scraper {
+    /// The scraper of a pool; none where it wants none, or its workers are out of reach.
+    pub fn new(pool: &Pool) -> Option<Self> {
+        let rules = pool.engine_metrics.clone()?;
+        pool.protocol.reaches_workers().then(|| Self {
+            rules,
+            asked: HashMap::new(),
+            reports: HashMap::new(),
+            turn: 0,
+            allowance: 0.0,
+            last_round: None,
+            has_news: false,
+        })
+    }
+
+    /// Asks those whose turn it is, if this VM leads, and publishes what was heard. To be called in each round.
+    pub fn tick(&mut self, gateway: &Gateway) {
+        if !gateway.vm.leads() {
+            self.last_round = None;
+            return;
+        }
+        self.publish(gateway);
+        let fleet: Vec<Rc<Worker>> = {
+            let router = gateway.router.borrow();
+            let reachable = router.fleet().workers().filter(|w| w.address.is_some());
+            reachable.cloned().collect()
+        };
+        let due = self.due(fleet.len(), gateway.now());
+        for place in (self.turn..).take(due) {
+            if let Some(worker) = place.checked_rem(fleet.len()).and_then(|at| fleet.get(at)) {
+                self.ask(gateway, worker);
+            }
+        }
+        self.turn = self.turn.wrapping_add(due).checked_rem(fleet.len()).unwrap_or(0);
+    }
+
+    /// How many workers are asked now, so that each has its turn once in an interval, and no more are asked in a second than
+    /// may be.
+    fn due(&mut self, workers: usize, now: Duration) -> usize {
+        let before = self.last_round.replace(now).unwrap_or(now);
+        let elapsed = now.saturating_sub(before).as_secs_f64().min(1.0);
+        let interval = self.rules.interval_ms as f64 / 1000.0;
+        let per_second = (workers as f64 / interval).min(f64::from(self.rules.most_per_second));
+        self.allowance = (self.allowance + elapsed * per_second).min(workers as f64);
+        let due = self.allowance.floor();
+        self.allowance -= due;
+        due as usize
+    }
+
+    fn ask(&mut self, gateway: &Gateway, worker: &Worker) {
+        let Some(address) = worker.address else {
+            return;
+        };
+        if self.asked.values().any(|asked| *asked == worker.id) {
+            return;
+        }
+        let destination = address.to_string();
+        let sent = vec![
+            (":method", "GET"),
+            (":path", self.rules.path.as_str()),
+            (":authority", destination.as_str()),
+            (headers::DESTINATION, destination.as_str()),
+        ];
+        let timeout = Duration::from_millis(self.rules.timeout_ms);
+        let cluster = {
+            let router = gateway.router.borrow();
+            let clusters = &router.pool().clusters;
+            match worker.role {
+                Role::Prefill => clusters.prefill.clone(),
+                Role::Decode | Role::Aggregated => clusters.decode.clone(),
+            }
+        };
+        // What cannot be asked says nothing: its last figures grow old.
+        if let Ok(token) = host::call(&cluster, sent, None, timeout) {
+            self.asked.insert(token, worker.id);
+        }
+    }
+
+    /// Takes an answer; false where the token is another call's.
+    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Gateway) -> bool {
+        let Some(worker) = self.asked.remove(&token) else {
+            return false;
+        };
+        let is_good =
+            has_headers && host::header(Map::CallResponse, ":status").as_deref() == Some(b"200");
+        if let Ok(text) = host::buffer(Buffer::CallResponse)
+            && is_good
+        {
+            let figures = engine_metrics::parse(&text);
+            self.reports.insert(worker, Report::of(worker, gateway.now(), figures));
+            self.has_news = true;
+        }
+        true
+    }
+
+    fn publish(&mut self, gateway: &Gateway) {
+        if !std::mem::take(&mut self.has_news) {
+            return;
+        }
+        let router = gateway.router.borrow();
+        self.reports.retain(|id, _| router.fleet().contains(*id));
+        shared::publish_reports(&gateway.name, self.reports.values());
+    }
+}

@@ -1,0 +1,57 @@
+//! Owns what a new configuration leaves as it is: workers, what is booked on them, and what they are thought to hold.
+
+use std::time::Duration;
+
+use super::Router;
+use crate::config::{Discovery, Pool};
+use crate::discovery::static_workers;
+use crate::fleet::Fleet;
+use crate::prefix::index::{Bounds, Index};
+use crate::selection::policy;
+
+impl Router {
+    /// Goes on as `pool` says. Who is known stays known, unless the workers are listed in the configuration itself or come from
+    /// another source; what is booked stays booked, and what is remembered stays so, unless blocks are of another size now.
+    /// Requests under way end as they were begun.
+    pub fn reconfigure(&mut self, pool: Pool) {
+        let before = std::mem::replace(&mut self.pool, pool);
+        let pool = &self.pool;
+        if before.selection.prefill != pool.selection.prefill {
+            self.prefill_policy = policy(pool.selection.prefill);
+        }
+        if before.selection.decode != pool.selection.decode {
+            self.decode_policy = policy(pool.selection.decode);
+        }
+        self.health.follow(pool.health.clone());
+        if before.protocol != pool.protocol || before.bootstrap != pool.bootstrap {
+            self.bindings.clear();
+        }
+        if before.block_tokens != pool.block_tokens || before.prefixes != pool.prefixes {
+            self.prefixes = index(pool);
+            self.opened.clear();
+        }
+        let workers = match &pool.discovery {
+            Discovery::Static(list) => static_workers(&list.workers),
+            now if is_same_source(&before.discovery, now) => {
+                let known = self.fleet.workers();
+                known.map(|worker| (**worker).clone()).collect()
+            }
+            _ => Vec::new(),
+        };
+        let version = self.fleet.version();
+        self.adopt(Fleet::new(version, workers));
+    }
+}
+
+/// Whether what one told is what the other one tells.
+fn is_same_source(before: &Discovery, now: &Discovery) -> bool {
+    std::mem::discriminant(before) == std::mem::discriminant(now)
+}
+
+/// An index of nothing, as large as the pool allows.
+pub(super) fn index(pool: &Pool) -> Index {
+    Index::new(Bounds {
+        max_pairs: pool.prefixes.max_blocks,
+        ttl: Duration::from_millis(pool.prefixes.ttl_ms),
+    })
+}
