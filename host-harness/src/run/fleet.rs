@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use routing::config::{BootstrapSource, Config, Discovery, Pool, Protocol};
+use routing::config::{BootstrapSource, Config, Destinations, Discovery, Pool, Protocol};
 use routing::fleet::Role;
 use serde_json::json;
 
@@ -197,17 +197,21 @@ impl Members {
         self.add_members(&ways.members);
         for cluster in &ways.clusters {
             let kind = cluster.kind(ways.dns_server)?;
-            self.clusters.insert(cluster.name.clone(), kind);
+            self.set(&cluster.name, kind);
         }
         if let Some(name) = &ways.admin_cluster {
-            self.clusters.insert(name.clone(), Kind::Admin);
+            self.set(name, Kind::Admin);
         }
         Ok(())
     }
 
     fn add(&mut self, pool: &Pool) {
-        self.enlist(&pool.clusters.prefill, []);
-        self.enlist(&pool.clusters.decode, []);
+        for cluster in [&pool.clusters.prefill, &pool.clusters.decode] {
+            match pool.destinations {
+                Destinations::Members => self.enlist(cluster, []),
+                Destinations::OriginalDst(_) => self.set(cluster, Kind::OriginalDst),
+            }
+        }
         self.frontends.extend(&pool.frontends);
         let mut engines = Vec::new();
         let mut model = None;
@@ -222,8 +226,16 @@ impl Members {
             }
             Discovery::Dynamo(poll) => model = poll.models.values().next().cloned(),
             Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
-            // Whose hosts and workers are known only later.
-            Discovery::EnvoyClusters(_) | Discovery::Registration(_) => {}
+            Discovery::EnvoyClusters(poll) => {
+                self.set(&poll.cluster, Kind::Admin);
+                let mut members = poll.members.iter();
+                model = members.find_map(|(_, members)| members.model.clone());
+                for cluster in poll.members.keys() {
+                    self.enlist(cluster, []);
+                }
+            }
+            // Whose workers are known only later.
+            Discovery::Registration(_) => {}
         }
         self.model = self.model.take().or(model);
         self.engines.extend(&engines);
@@ -251,8 +263,13 @@ impl Members {
         }
     }
 
+    /// This is where the cluster has its hosts from, whatever was said before.
+    pub fn set(&mut self, cluster: &str, kind: Kind) {
+        self.clusters.insert(cluster.to_owned(), kind);
+    }
+
     /// One address is one host of a cluster, however often it is named. A cluster whose hosts come from elsewhere stays as it is.
-    fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
+    pub fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
         let none = || Kind::Static(Vec::new());
         let kind = self.clusters.entry(cluster.to_owned()).or_insert_with(none);
         let Kind::Static(hosts) = kind else {

@@ -195,7 +195,7 @@ mod tests {
     use crate::host::routes::Route;
     use clusters::load_assignment;
 
-    const SHIPPED: &str = include_str!("../../../envoy/bootstrap.yaml");
+    const SHIPPED: &str = include_str!("../../../../envoy/bootstrap.yaml");
     const MANAGER_AT: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 
     fn at(port: u16) -> SocketAddr {
