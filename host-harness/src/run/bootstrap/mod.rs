@@ -190,12 +190,15 @@ fn list<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::host::names::Name;
     use crate::host::routes::Route;
     use clusters::load_assignment;
 
     const SHIPPED: &str = include_str!("../../../../envoy/bootstrap.yaml");
+    const BY_CLUSTERS: &str = include_str!("../../../../envoy/bootstrap-clusters.yaml");
     const MANAGER_AT: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 
     fn at(port: u16) -> SocketAddr {
@@ -343,6 +346,46 @@ mod tests {
             };
             assert_eq!(cluster["load_assignment"], load_assignment(name, hosts));
         }
+    }
+
+    #[test]
+    fn the_one_that_reads_envoys_clusters_has_those_that_it_speaks_of_and_can_be_filled_in() {
+        let shipped: Value = serde_yaml_ng::from_str(BY_CLUSTERS).unwrap();
+        let manager = shipped.pointer(MANAGER_AT).unwrap();
+        let plugin = &manager["http_filters"][0]["typed_config"]["config"];
+        let document = plugin["configuration"]["value"].as_str().unwrap();
+        let config = Config::parse(document.as_bytes()).unwrap();
+        let members = super::super::fleet::Members::of(&config);
+        let clusters = shipped["static_resources"]["clusters"].as_array().unwrap();
+        let names: BTreeSet<_> = clusters.iter().map(|one| &one["name"]).collect();
+        let spoken_of = members.clusters.keys();
+        assert_eq!(
+            names,
+            spoken_of
+                .map(|name| json!(name))
+                .collect::<Vec<_>>()
+                .iter()
+                .collect()
+        );
+        let settings = Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("p"),
+            plugin_config: document,
+            clusters: &members.clusters,
+            routes: &members.routes,
+            buffer_limit: 7,
+            callers: members.callers,
+        };
+        let bootstrap = render(BY_CLUSTERS, &settings, Some(Path::new("/a.sock"))).unwrap();
+        let listeners = bootstrap["static_resources"]["listeners"].as_array();
+        assert_eq!(listeners.map(Vec::len), Some(1));
+        let decode = &bootstrap["static_resources"]["clusters"][0];
+        assert_eq!(
+            (&decode["name"], &decode["type"]),
+            (&json!("decode"), &json!("STATIC"))
+        );
+        assert!(decode["cluster_type"].is_null());
     }
 
     #[test]
