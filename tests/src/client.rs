@@ -59,6 +59,11 @@ impl Ask {
         Ask::post("/v1/chat/completions", body.to_string())
     }
 
+    /// To this authority, over HTTP/1.1, instead of the address that is connected to.
+    pub fn to(self, authority: &str) -> Ask {
+        self.header("host", authority)
+    }
+
     /// With this header too.
     pub fn header(self, name: &str, value: &str) -> Ask {
         self.header_bytes(name, value.as_bytes())
@@ -87,8 +92,9 @@ impl Ask {
 
     fn http1(self, host: SocketAddr) -> Request<Full<Bytes>> {
         let mut request = self.request("");
+        let headers = request.headers_mut();
         if let Ok(host) = HeaderValue::from_str(&host.to_string()) {
-            request.headers_mut().insert(HOST, host);
+            headers.entry(HOST).or_insert(host);
         }
         request
     }

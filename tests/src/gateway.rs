@@ -14,24 +14,10 @@ use crate::paths;
 use crate::process::{Process, StartFailure, unique_name};
 use crate::wait::{GENEROUS, eventually};
 
-/// How many worker threads a gateway has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Threads {
-    /// For what one thread alone knows: its queue, its prefixes, its status page.
-    One,
-    /// The usual case: nothing is correct that is correct only with one.
-    Two,
-}
-
-impl Threads {
-    /// The value of `pd-harness run --concurrency`.
-    fn as_str(self) -> &'static str {
-        match self {
-            Threads::One => "1",
-            Threads::Two => "2",
-        }
-    }
-}
+/// For what one thread alone knows: its queue, its prefixes, its status page.
+const ONE_THREAD: u16 = 1;
+/// The usual case: nothing is correct that is correct only with one.
+const THREADS: u16 = 2;
 
 #[derive(Deserialize)]
 struct Ready {
@@ -86,21 +72,33 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        let command = configured(proxy, Threads::Two, config, arguments);
+        Gateway::start_with(proxy, THREADS, config, arguments).await
+    }
+
+    /// The same with so many worker threads. [`Plan`](crate::plan::Plan) writes the arguments.
+    ///
+    /// # Errors
+    /// How it ended, and what it said.
+    pub async fn start_with(
+        proxy: Proxy,
+        threads: u16,
+        config: &Value,
+        arguments: &[&str],
+    ) -> Result<Gateway, StartFailure> {
+        let command = configured(proxy, threads, config, arguments);
         Gateway::launch(proxy, command).await
     }
 
     /// The same as [`Gateway::start`] with one worker thread.
     pub async fn start_on_one_thread(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
-        let command = configured(proxy, Threads::One, config, arguments);
-        Gateway::launch(proxy, command)
+        Gateway::start_with(proxy, ONE_THREAD, config, arguments)
             .await
             .unwrap_or_else(|failure| failure.fail("the gateway"))
     }
 
     /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
     pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
-        let mut command = basic(proxy, Threads::Two);
+        let mut command = basic(proxy, THREADS);
         command.args(["--simulate", size]);
         Gateway::launch(proxy, command)
             .await
@@ -233,12 +231,12 @@ impl Gateway {
 }
 
 /// The command line that all gateways share.
-fn basic(proxy: Proxy, threads: Threads) -> Command {
+fn basic(proxy: Proxy, threads: u16) -> Command {
     let mut command = Command::new(paths::harness());
     command
         .args(["run", "--proxy", proxy.as_str()])
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-        .args(["--concurrency", threads.as_str()])
+        .args(["--concurrency", &threads.to_string()])
         .args(["--json", "--until-stdin-closes"]);
     name_files(&mut command, proxy);
     command
@@ -256,7 +254,7 @@ pub fn name_files(command: &mut Command, proxy: Proxy) {
     }
 }
 
-fn configured(proxy: Proxy, threads: Threads, config: &Value, arguments: &[&str]) -> Command {
+fn configured(proxy: Proxy, threads: u16, config: &Value, arguments: &[&str]) -> Command {
     let file = paths::scratch().join(format!("{}.json", unique_name("config")));
     std::fs::write(&file, config.to_string())
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));

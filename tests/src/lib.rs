@@ -6,12 +6,15 @@
 pub mod client;
 pub mod crew;
 pub mod dynamo;
+pub mod endpoints;
 pub mod engines;
 pub mod gateway;
 pub mod golden;
 pub mod json_text;
 pub mod metrics;
+pub mod names;
 pub mod paths;
+pub mod plan;
 pub mod process;
 pub mod protocols;
 pub mod raw;
