@@ -39,7 +39,8 @@ impl Conversation {
 
     /// One about `topic` that shares its beginning with no other.
     pub fn alone(topic: &str) -> Conversation {
-        let instruction = format!("Speak of {topic} as one who has seen it all before, and briefly. ");
+        let instruction =
+            format!("Speak of {topic} as one who has seen it all before, and briefly. ");
         Conversation::beginning(topic, Spelling::Text, &instruction)
     }
 

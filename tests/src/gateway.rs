@@ -95,12 +95,7 @@ impl Gateway {
     }
 
     /// The same as [`Gateway::start`] with other parts.
-    pub async fn build(
-        proxy: Proxy,
-        build: &Build,
-        config: &Value,
-        arguments: &[&str],
-    ) -> Gateway {
+    pub async fn build(proxy: Proxy, build: &Build, config: &Value, arguments: &[&str]) -> Gateway {
         let command = configured(proxy, build, config, arguments);
         Gateway::launch(proxy, command)
             .await

@@ -133,7 +133,10 @@ impl Roster {
 
     /// A configuration whose one pool finds its workers here, with these further fields of the pool.
     pub fn config(&self, pool: Value) -> Value {
-        config(with(json!({"discovery": {"document": self.source()}}), pool))
+        config(with(
+            json!({"discovery": {"document": self.source()}}),
+            pool,
+        ))
     }
 }
 
@@ -210,10 +213,7 @@ async fn serve(listener: TcpListener, page: Page) {
     }
 }
 
-fn answer(
-    page: &Page,
-    request: &hyper::Request<hyper::body::Incoming>,
-) -> Response<Full<Bytes>> {
+fn answer(page: &Page, request: &hyper::Request<hyper::body::Incoming>) -> Response<Full<Bytes>> {
     if request.uri().path() != PATH {
         return self::page(404, Bytes::new());
     }

@@ -143,7 +143,10 @@ pub async fn a_chunk_that_carries_only_a_role_ends_no_prefill_charge(proxy: Prox
     let prompt_blocks = decode_blocks(&gateway).await;
     answer.delta(json!({"content": "The"})).await;
     client.read_until("The", 1).await;
-    assert!(client.seen().contains("assistant"), "the role comes with the first word");
+    assert!(
+        client.seen().contains("assistant"),
+        "the role comes with the first word"
+    );
     until_booked(&gateway, 0, 1).await;
     for _ in 0..63 {
         answer.delta(json!({"content": " word"})).await;
