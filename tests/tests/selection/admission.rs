@@ -81,8 +81,11 @@ pub async fn requests_wait_for_a_busy_decode_worker_and_are_served_in_order(prox
     for (content, place) in [("the second", 1), ("the third", 2), ("the fourth", 3)] {
         asked.push(wait_in_line(&gateway, content, place).await);
     }
-    let metrics = gateway.metrics().await;
-    assert_eq!(metrics.expect("pd_router_queue_requests"), 3.0);
+    eventually("all three are in the queue", GENEROUS, || async {
+        let waiting = gateway.metrics().await.expect("pd_router_queue_requests");
+        (waiting == 3.0).then_some(()).ok_or(waiting.to_string())
+    })
+    .await;
     assert_eq!(
         fleet.prefill_total().await.requests,
         1,

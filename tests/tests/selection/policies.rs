@@ -1,6 +1,7 @@
 //! Policies by their names, and those by which gateways that never talk agree.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
@@ -27,6 +28,9 @@ const FLEETS: [(&str, [(Role, usize); 2]); 3] = [
     ("two", [(Role::Prefill, 2), (Role::Decode, 2)]),
     ("whole", [(Role::Aggregated, 1), (Role::Prefill, 0)]),
 ];
+
+/// Twice as long as a thread takes to tell the others and they to hear it.
+const UNTIL_TOLD: Duration = Duration::from_millis(100);
 
 /// An engine, the model it serves and its id.
 type Placed = (Engine, &'static str, u64);
@@ -140,6 +144,8 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
         for gateway in gateways.iter().cycle().take(8) {
             let ask = Ask::post(CHAT, body.clone()).header("x-session-id", &session);
             seen.insert(gateway.send(ask).await.expect(200).pair());
+            // The policy bounds how many a worker has at once. Until the other thread has told that it is done, it has this one.
+            tokio::time::sleep(UNTIL_TOLD).await;
         }
         assert_eq!(seen.len(), 1, "prompt {number}: {seen:?}");
         pairs.extend(seen);
