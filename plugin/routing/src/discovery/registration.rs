@@ -9,7 +9,6 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::document::Written;
-use super::fixed::identity;
 use super::{Answer, Change, Heard, Leases, Named, Poll, Registry, RegistryError};
 use super::{Source, SourceError};
 use crate::config::check_workers;
@@ -313,9 +312,10 @@ impl Office<'_> {
             let age_ms = leases
                 .age(entry, tick)
                 .map(|age| age.saturating_mul(tick_ms));
-            let mut worker = serde_json::to_value(&entry.worker).unwrap_or_default();
+            let worker = entry.worker().ok();
+            let mut worker = serde_json::to_value(worker).unwrap_or_default();
             if let Some(fields) = worker.as_object_mut() {
-                fields.insert("id".to_owned(), identity(&entry.worker).0.into());
+                fields.insert("id".to_owned(), entry.id().0.into());
                 fields.insert("lease_age_ms".to_owned(), age_ms.into());
             }
             worker

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::fixed::identity;
 use super::static_workers;
@@ -18,20 +19,23 @@ use crate::fleet::{Worker, WorkerId};
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
 /// The workers that have registered.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Registry {
-    /// Grows with every change that lists somebody, so that no counter ever has a value twice.
+    /// Grows with every change, so that no counter ever has a value twice.
     beats: u64,
+    /// The beat of the last change that was more than a renewal.
+    revision: u64,
     entries: Vec<Entry>,
 }
 
-/// One that has registered.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// One that has registered. What it said of itself stays text: a thousand workers register again every few seconds, and each
+/// time the registry is read and written whole.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Entry {
-    /// What it said of itself.
-    pub worker: ListedWorker,
-    /// Grows whenever it registers again.
-    pub renewal: u64,
+    id: WorkerId,
+    address: Option<SocketAddr>,
+    renewal: u64,
+    worker: Box<RawValue>,
 }
 
 /// What changes in a registry.
@@ -70,6 +74,21 @@ pub enum RegistryError {
     TooLarge,
 }
 
+impl Entry {
+    /// Its id: the one that it gave, else one that follows from its address.
+    pub fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    /// What it said of itself.
+    ///
+    /// # Errors
+    /// Where that cannot be read: another version of the gateway wrote it.
+    pub fn worker(&self) -> Result<ListedWorker, RegistryError> {
+        Ok(serde_json::from_str(self.worker.get())?)
+    }
+}
+
 impl Registry {
     /// Where a pool's registry lies on the board.
     pub fn key(pool: &str) -> String {
@@ -81,9 +100,15 @@ impl Registry {
         &self.entries
     }
 
+    /// Changes whenever [`Registry::workers`] may have: a renewal alone leaves it as it is.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
     /// The same as workers, but for those whom requests may not go to.
     pub fn workers(&self, destinations: &Destinations) -> Vec<Worker> {
-        let listed: Vec<ListedWorker> = self.entries.iter().map(|e| e.worker.clone()).collect();
+        let entries = self.entries.iter();
+        let listed: Vec<ListedWorker> = entries.filter_map(|entry| entry.worker().ok()).collect();
         let mut workers = static_workers(&listed);
         workers.retain(|worker| {
             let address = worker.address;
@@ -104,40 +129,32 @@ impl Registry {
     }
 
     fn put(&mut self, workers: &[ListedWorker], max: usize) -> Result<usize, RegistryError> {
-        let renewal = self.beats.saturating_add(1);
-        let mut coming: HashMap<WorkerId, &ListedWorker> =
-            workers.iter().map(|w| (identity(w), w)).collect();
-        let taken: HashSet<SocketAddr> = workers.iter().filter_map(|w| w.address).collect();
-        let mut entries = Vec::with_capacity(self.entries.len().saturating_add(workers.len()));
-        for entry in &self.entries {
-            let id = identity(&entry.worker);
-            let address = entry.worker.address;
-            let same = coming.get(&id).copied().filter(|w| w.address == address);
-            if let Some(worker) = same {
-                coming.remove(&id);
-                let worker = worker.clone();
-                entries.push(Entry { worker, renewal });
-                continue;
-            }
-            let is_replaced =
-                coming.contains_key(&id) || address.is_some_and(|address| taken.contains(&address));
-            if !is_replaced {
-                entries.push(entry.clone());
-            }
-        }
-        let new = workers
-            .iter()
-            .filter(|worker| coming.remove(&identity(worker)).is_some());
-        entries.extend(new.map(|worker| Entry {
-            worker: worker.clone(),
-            renewal,
-        }));
+        let beat = self.beats.saturating_add(1);
+        let mut coming = Coming::of(workers, beat)?;
+        let count = |is: &dyn Fn(&Entry) -> bool| self.entries.iter().filter(|e| is(e)).count();
+        let renewed = count(&|entry| coming.renew(entry));
+        let kept = count(&|entry| coming.renew(entry) || !coming.replace(entry));
+        let new = coming.order.len().saturating_sub(renewed);
         // A smaller bound than before drives nobody away.
-        if entries.len() > max.max(self.entries.len()) {
+        if kept.saturating_add(new) > max.max(self.entries.len()) {
             return Err(RegistryError::Full { max });
         }
-        self.beats = renewal;
-        self.entries = entries;
+        let mut is_changed = kept < self.entries.len() || new > 0;
+        self.entries
+            .retain(|entry| coming.renew(entry) || !coming.replace(entry));
+        for entry in &mut self.entries {
+            if let Some(new) = coming.entries.remove(&entry.id) {
+                is_changed |= new.worker.get() != entry.worker.get();
+                *entry = new;
+            }
+        }
+        let order = coming.order.iter();
+        let new = order.filter_map(|id| coming.entries.remove(id));
+        self.entries.extend(new);
+        self.beats = beat;
+        if is_changed {
+            self.revision = beat;
+        }
         Ok(workers.len())
     }
 
@@ -145,11 +162,16 @@ impl Registry {
         let named: HashSet<Name> = named.iter().map(|named| Name::of(*named)).collect();
         let before = self.entries.len();
         self.entries.retain(|entry| {
-            let by_address = entry.worker.address.map(|address| Name(Some(address), 0));
-            let by_id = Name(None, identity(&entry.worker).0);
+            let by_address = entry.address.map(|address| Name(Some(address), 0));
+            let by_id = Name(None, entry.id.0);
             !named.contains(&by_id) && !by_address.is_some_and(|name| named.contains(&name))
         });
-        before.saturating_sub(self.entries.len())
+        let gone = before.saturating_sub(self.entries.len());
+        if gone > 0 {
+            self.beats = self.beats.saturating_add(1);
+            self.revision = self.beats;
+        }
+        gone
     }
 
     /// The form in which it lies on the board.
@@ -173,6 +195,50 @@ impl Registry {
             return Err(RegistryError::TooLarge);
         }
         Ok(serde_json::from_slice(bytes)?)
+    }
+}
+
+/// Workers that register.
+struct Coming {
+    entries: HashMap<WorkerId, Entry>,
+    /// Their ids, each once.
+    order: Vec<WorkerId>,
+    addresses: HashSet<SocketAddr>,
+}
+
+impl Coming {
+    fn of(workers: &[ListedWorker], renewal: u64) -> Result<Self, RegistryError> {
+        let mut coming = Self {
+            entries: HashMap::with_capacity(workers.len()),
+            order: Vec::with_capacity(workers.len()),
+            addresses: workers.iter().filter_map(|w| w.address).collect(),
+        };
+        for listed in workers {
+            let id = identity(listed);
+            let entry = Entry {
+                id,
+                address: listed.address,
+                renewal,
+                worker: to_raw_value(listed)?,
+            };
+            if coming.entries.insert(id, entry).is_none() {
+                coming.order.push(id);
+            }
+        }
+        Ok(coming)
+    }
+
+    /// Whether one that is registered is one of them.
+    fn renew(&self, entry: &Entry) -> bool {
+        let new = self.entries.get(&entry.id);
+        new.is_some_and(|new| new.address == entry.address)
+    }
+
+    /// Whether its id or its address is one of theirs now.
+    fn replace(&self, entry: &Entry) -> bool {
+        let address = entry.address;
+        self.entries.contains_key(&entry.id)
+            || address.is_some_and(|address| self.addresses.contains(&address))
     }
 }
 
@@ -208,8 +274,7 @@ impl Leases {
         let mut expired = Vec::new();
         let before = std::mem::take(&mut self.seen);
         for entry in registry.entries() {
-            let id = identity(&entry.worker);
-            let renewal = entry.renewal;
+            let (id, renewal) = (entry.id, entry.renewal);
             let seen = before.get(&id).copied();
             let seen = seen.filter(|seen| seen.renewal == renewal);
             let seen = seen.unwrap_or(Seen { renewal, tick });
@@ -223,7 +288,7 @@ impl Leases {
 
     /// How many ticks ago a worker was seen to register; none where this VM has not looked since.
     pub fn age(&self, entry: &Entry, tick: u64) -> Option<u64> {
-        let seen = self.seen.get(&identity(&entry.worker))?;
+        let seen = self.seen.get(&entry.id)?;
         (seen.renewal == entry.renewal).then(|| tick.saturating_sub(seen.tick))
     }
 }
@@ -279,6 +344,42 @@ mod tests {
     }
 
     #[test]
+    fn a_renewal_alone_is_no_revision() {
+        let mut registry = Registry::default();
+        let (one, two) = (worker("10.0.0.1:1", None), worker("10.0.0.2:1", Some(2)));
+        let mut steps = vec![registry.revision()];
+        let draining = ListedWorker {
+            draining: true,
+            ..one.clone()
+        };
+        let again = ListedWorker {
+            id: Some(3),
+            ..two.clone()
+        };
+        for (said, is_new) in [
+            (&one, true),
+            (&one, false),
+            (&two, true),
+            (&one, false),
+            (&draining, true),
+            (&two, false),
+            (&again, true),
+            (&again, false),
+        ] {
+            put(&mut registry, std::slice::from_ref(said));
+            assert_eq!(!steps.contains(&registry.revision()), is_new, "{said:?}");
+            steps.push(registry.revision());
+        }
+        let nobody = Change::Delete(vec![Named::Id(99)]);
+        registry.apply(&nobody, 8).unwrap();
+        assert!(steps.contains(&registry.revision()));
+        registry
+            .apply(&Change::Delete(vec![Named::Id(3)]), 8)
+            .unwrap();
+        assert!(!steps.contains(&registry.revision()));
+    }
+
+    #[test]
     fn it_takes_a_change_whole_or_not_at_all_and_only_so_many() {
         let mut registry = Registry::default();
         put(&mut registry, &[worker("10.0.0.1:1", None)]);
@@ -286,7 +387,7 @@ mod tests {
         let more = [worker("10.0.0.2:1", None), worker("10.0.0.3:1", None)];
         let full = registry.apply(&Change::Put(more.to_vec()), 2);
         assert!(matches!(full, Err(RegistryError::Full { max: 2 })));
-        assert_eq!(registry, before);
+        assert_eq!(registry.encode().unwrap(), before.encode().unwrap());
         put(&mut registry, &more);
         // Those who are there stay, whatever the bound has become.
         assert_eq!(registry.apply(&Change::Put(more.to_vec()), 1).unwrap(), 2);
@@ -346,9 +447,11 @@ mod tests {
         let mut registry = Registry::default();
         put(&mut registry, &[worker("10.0.0.1:1", Some(u64::MAX))]);
         let bytes = registry.encode().unwrap();
-        assert_eq!(Registry::decode(&bytes).unwrap(), registry);
-        // 4,096 of them are half a megabyte.
-        assert!(bytes.len() < 160, "{}", String::from_utf8_lossy(&bytes));
+        let read = Registry::decode(&bytes).unwrap();
+        assert_eq!(read.encode().unwrap(), bytes);
+        assert_eq!(read.entries()[0].worker().unwrap().id, Some(u64::MAX));
+        // 4,096 of them are less than a megabyte.
+        assert!(bytes.len() < 240, "{}", String::from_utf8_lossy(&bytes));
         let mut large = worker("10.0.0.1:1", None);
         large.adapters = vec!["a".repeat(MAX_BYTES)];
         put(&mut registry, &[large]);
@@ -372,8 +475,8 @@ mod tests {
                         registry.apply(&Change::Delete(named), 8).unwrap();
                     }
                 }
-                let addresses: HashSet<_> = registry.entries().iter().map(|e| e.worker.address).collect();
-                let ids: HashSet<_> = registry.entries().iter().map(|e| identity(&e.worker)).collect();
+                let addresses: HashSet<_> = registry.entries().iter().map(|e| e.address).collect();
+                let ids: HashSet<_> = registry.entries().iter().map(Entry::id).collect();
                 prop_assert_eq!(addresses.len(), registry.entries().len());
                 prop_assert_eq!(ids.len(), registry.entries().len());
                 prop_assert_eq!(addresses.contains(&listed.address), !goes);
