@@ -143,8 +143,8 @@ pub struct Registrar {
     key: String,
     leases: Leases,
     rounds: u64,
-    /// The version that was made the fleet.
-    seen: Option<u32>,
+    /// The revision that was made the fleet.
+    seen: Option<u64>,
 }
 
 impl Registrar {
@@ -185,7 +185,8 @@ impl Registrar {
             self.take_out(registry, expired, version);
             return;
         }
-        if self.seen.replace(version) == Some(version) {
+        let revision = registry.revision();
+        if self.seen.replace(revision) == Some(revision) {
             return;
         }
         let workers = {
