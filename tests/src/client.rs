@@ -27,6 +27,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 pub struct Ask {
     method: Method,
     path: String,
+    authority: Option<String>,
     headers: HeaderMap,
     body: Bytes,
 }
@@ -40,6 +41,12 @@ impl Ask {
     /// `DELETE path`, without a body.
     pub fn delete(path: &str) -> Ask {
         Ask::new(Method::DELETE, path, Bytes::new())
+    }
+
+    /// `DELETE path` with this JSON as its body.
+    pub fn delete_with(path: &str, body: &Value) -> Ask {
+        let body = Bytes::from(body.to_string());
+        Ask::new(Method::DELETE, path, body).header("content-type", "application/json")
     }
 
     /// `POST path` with a JSON body of these bytes.
@@ -59,9 +66,10 @@ impl Ask {
         Ask::post("/v1/chat/completions", body.to_string())
     }
 
-    /// To this authority, over HTTP/1.1, instead of the address that is connected to.
-    pub fn to(self, authority: &str) -> Ask {
-        self.header("host", authority)
+    /// To this authority, whoever listens there.
+    pub fn to(mut self, authority: &str) -> Ask {
+        self.authority = Some(authority.to_owned());
+        self
     }
 
     /// With this header too.
@@ -85,21 +93,23 @@ impl Ask {
         Ask {
             method,
             path: path.to_owned(),
+            authority: None,
             headers: HeaderMap::new(),
             body,
         }
     }
 
     fn http1(self, host: SocketAddr) -> Request<Full<Bytes>> {
+        let host = self.authority.clone().unwrap_or(host.to_string());
         let mut request = self.request("");
-        let headers = request.headers_mut();
-        if let Ok(host) = HeaderValue::from_str(&host.to_string()) {
-            headers.entry(HOST).or_insert(host);
+        if let Ok(host) = HeaderValue::from_str(&host) {
+            request.headers_mut().insert(HOST, host);
         }
         request
     }
 
     fn http2(self, host: SocketAddr) -> Request<Full<Bytes>> {
+        let host = self.authority.clone().unwrap_or(host.to_string());
         self.request(&format!("http://{host}"))
     }
 

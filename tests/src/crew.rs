@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::Proxy;
 use crate::engines::{Engine, Role, State, with};
-use crate::gateway::Gateway;
+use crate::gateway::{Build, Gateway};
 use crate::roster::{Roster, own_loopback};
 use crate::wait::{GENEROUS, eventually};
 
@@ -170,13 +170,18 @@ impl Crew {
 
     /// The same with one worker thread.
     pub async fn gateway_on_one_thread(&self, proxy: Proxy, pool: Value) -> Gateway {
+        self.gateway_of(proxy, &Build::on_threads(1), pool).await
+    }
+
+    /// The same with other parts.
+    pub async fn gateway_of(&self, proxy: Proxy, build: &Build, pool: Value) -> Gateway {
         let members = self.members();
         let config = self.roster.config(pool);
-        Gateway::start_on_one_thread(proxy, &config, &arguments(&members)).await
+        Gateway::build(proxy, build, &config, &arguments(&members)).await
     }
 
     /// All places as members of the proxy's clusters.
-    fn members(&self) -> Vec<String> {
+    pub fn members(&self) -> Vec<String> {
         [("prefill", &self.prefill), ("decode", &self.decode)]
             .into_iter()
             .flat_map(|(cluster, posts)| {
@@ -234,6 +239,22 @@ impl Crew {
     /// Takes all of this role off the roster.
     pub fn dismiss(&mut self, role: Role) {
         self.set_listed(role, |_| false);
+    }
+
+    /// Says of one of this role that it drains, or no longer does.
+    pub fn set_draining(&mut self, role: Role, at: usize, draining: bool) {
+        let post = &mut self.posts_mut(role)[at];
+        let more = std::mem::take(&mut post.more);
+        post.more = with(more, json!({"draining": draining}));
+        self.publish();
+    }
+
+    /// Says that who is in this place is somebody else, with this id and name, although nobody was restarted.
+    pub fn rename(&mut self, role: Role, at: usize, id: u64, name: &str) {
+        let post = &mut self.posts_mut(role)[at];
+        let more = std::mem::take(&mut post.more);
+        post.more = with(more, json!({"id": id, "name": name}));
+        self.publish();
     }
 
     /// Puts one of this role on the roster, as it is now.

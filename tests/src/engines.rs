@@ -399,6 +399,15 @@ impl Fleet {
     }
 }
 
+/// The engines as a configuration lists them: named by `letter` and number, with ids that are always the same.
+pub fn named(engines: &[Engine], letter: &str, first_id: u64) -> Vec<Value> {
+    let one = |(at, engine): (usize, &Engine)| {
+        let fields = json!({"name": format!("{letter}{at}"), "id": first_id + at as u64});
+        with(engine.listed(), fields)
+    };
+    engines.iter().enumerate().map(one).collect()
+}
+
 /// A configuration with one pool of these workers and these further fields, response headers and the status page on.
 pub fn static_config(workers: Vec<Value>, pool: Value) -> Value {
     let base = json!({"discovery": {"static": {"workers": workers}}});

@@ -1,6 +1,7 @@
 //! A gateway: `pd-harness run` with one of the two hosts and a configuration of the test's.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde::Deserialize;
@@ -14,10 +15,27 @@ use crate::paths;
 use crate::process::{Process, StartFailure, unique_name};
 use crate::wait::{GENEROUS, eventually};
 
-/// For what one thread alone knows: its queue, its prefixes, its status page.
-const ONE_THREAD: u16 = 1;
-/// The usual case: nothing is correct that is correct only with one.
-const THREADS: u16 = 2;
+/// What a gateway is made of, where the usual will not do.
+#[derive(Clone, Debug)]
+pub struct Build {
+    /// Its worker threads. Two are the usual case: nothing is correct that is correct only with one.
+    pub threads: u16,
+    /// The plugin.
+    pub plugin: PathBuf,
+    /// Envoy's bootstrap.
+    pub bootstrap: PathBuf,
+}
+
+impl Build {
+    /// As shipped, with so many worker threads.
+    pub fn on_threads(threads: u16) -> Build {
+        Build {
+            threads,
+            plugin: paths::plugin(),
+            bootstrap: paths::bootstrap(),
+        }
+    }
+}
 
 #[derive(Deserialize)]
 struct Ready {
@@ -72,7 +90,7 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        Gateway::start_with(proxy, THREADS, config, arguments).await
+        Gateway::start_with(proxy, 2, config, arguments).await
     }
 
     /// The same with so many worker threads. [`Plan`](crate::plan::Plan) writes the arguments.
@@ -85,20 +103,26 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        let command = configured(proxy, threads, config, arguments);
+        let command = configured(proxy, &Build::on_threads(threads), config, arguments);
         Gateway::launch(proxy, command).await
     }
 
-    /// The same as [`Gateway::start`] with one worker thread.
-    pub async fn start_on_one_thread(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
-        Gateway::start_with(proxy, ONE_THREAD, config, arguments)
+    /// The same as [`Gateway::start`] with other parts.
+    pub async fn build(proxy: Proxy, build: &Build, config: &Value, arguments: &[&str]) -> Gateway {
+        let command = configured(proxy, build, config, arguments);
+        Gateway::launch(proxy, command)
             .await
             .unwrap_or_else(|failure| failure.fail("the gateway"))
     }
 
+    /// The same as [`Gateway::start`] with one worker thread.
+    pub async fn start_on_one_thread(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
+        Gateway::build(proxy, &Build::on_threads(1), config, arguments).await
+    }
+
     /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
     pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
-        let mut command = basic(proxy, THREADS);
+        let mut command = basic(proxy, &Build::on_threads(2));
         command.args(["--simulate", size]);
         Gateway::launch(proxy, command)
             .await
@@ -230,35 +254,46 @@ impl Gateway {
     }
 }
 
+/// What the status page says of the worker of this name; null where it is not there.
+pub fn worker(status: &Value, name: &str) -> Value {
+    let workers = status["workers"].as_array().cloned().unwrap_or_default();
+    let found = workers.into_iter().find(|worker| worker["name"] == name);
+    found.unwrap_or_default()
+}
+
 /// The command line that all gateways share.
-fn basic(proxy: Proxy, threads: u16) -> Command {
+fn basic(proxy: Proxy, build: &Build) -> Command {
     let mut command = Command::new(paths::harness());
     command
         .args(["run", "--proxy", proxy.as_str()])
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-        .args(["--concurrency", &threads.to_string()])
+        .args(["--concurrency", &build.threads.to_string()])
         .args(["--json", "--until-stdin-closes"]);
-    name_files(&mut command, proxy);
+    name_parts(&mut command, proxy, build);
     command
 }
 
-/// Names the files that a gateway is made of.
+/// Names the files that a usual gateway is made of.
 pub fn name_files(command: &mut Command, proxy: Proxy) {
-    command.arg("--plugin").arg(paths::plugin());
+    name_parts(command, proxy, &Build::on_threads(2));
+}
+
+fn name_parts(command: &mut Command, proxy: Proxy, build: &Build) {
+    command.arg("--plugin").arg(&build.plugin);
     if proxy == Proxy::Envoy {
         command
             .arg("--envoy")
             .arg(paths::envoy())
             .arg("--bootstrap")
-            .arg(paths::bootstrap());
+            .arg(&build.bootstrap);
     }
 }
 
-fn configured(proxy: Proxy, threads: u16, config: &Value, arguments: &[&str]) -> Command {
+fn configured(proxy: Proxy, build: &Build, config: &Value, arguments: &[&str]) -> Command {
     let file = paths::scratch().join(format!("{}.json", unique_name("config")));
     std::fs::write(&file, config.to_string())
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
-    let mut command = basic(proxy, threads);
+    let mut command = basic(proxy, build);
     command.arg("--config").arg(file).args(arguments);
     command
 }

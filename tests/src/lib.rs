@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod conversation;
 pub mod crew;
 pub mod dynamo;
 pub mod endpoints;
@@ -22,6 +23,7 @@ pub mod roster;
 pub mod scripted;
 pub mod sse;
 pub mod stage;
+pub mod threads;
 pub mod traffic;
 pub mod wait;
 

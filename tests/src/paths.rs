@@ -20,6 +20,15 @@ pub fn plugin() -> PathBuf {
     part("PD_PLUGIN", "target/pd_router.wasm", "the plugin")
 }
 
+/// The plugin that a header may kill: `PD_PLUGIN_TRAP`, else `target/pd_router_trap.wasm`.
+pub fn trap_plugin() -> PathBuf {
+    part(
+        "PD_PLUGIN_TRAP",
+        "target/pd_router_trap.wasm",
+        "the plugin with a trap",
+    )
+}
+
 /// The Envoy binary: `PD_ENVOY`, else the one that make installs.
 pub fn envoy() -> PathBuf {
     part("PD_ENVOY", "target/envoy/envoy", "Envoy")

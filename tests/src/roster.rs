@@ -1,13 +1,15 @@
 //! The document of workers that a gateway polls, served by the test itself.
 
 use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Response;
+use hyper::header::{CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -21,20 +23,23 @@ use crate::wait::{GENEROUS, eventually};
 const PATH: &str = "/workers";
 
 /// How often a gateway asks, in milliseconds.
-const INTERVAL_MS: u64 = 250;
+pub const INTERVAL_MS: u64 = 250;
 
 /// A small server with one page, which says whatever the test wants.
 pub struct Roster {
     address: SocketAddr,
     page: Page,
     // Its end ends the serving.
-    _open: oneshot::Sender<()>,
+    open: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Clone)]
 struct Page {
     text: Arc<Mutex<Bytes>>,
+    status: Arc<AtomicU16>,
+    tagged: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
+    unchanged: Arc<AtomicU64>,
 }
 
 impl Roster {
@@ -42,13 +47,17 @@ impl Roster {
     pub async fn start() -> Roster {
         let page = Page {
             text: Arc::new(Mutex::new(document(&[]))),
+            status: Arc::new(AtomicU16::new(200)),
+            tagged: Arc::default(),
             asked: Arc::default(),
+            unchanged: Arc::default(),
         };
-        let (address, open) = serve_apart(page.clone());
+        let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (address, open) = serve_apart(anywhere, page.clone());
         Roster {
             address,
             page,
-            _open: open,
+            open: Some(open),
         }
     }
 
@@ -60,6 +69,41 @@ impl Roster {
     /// From now on the page is this text, whatever it is.
     pub fn say(&self, text: &str) {
         self.page.set(Bytes::from(text.to_owned()));
+    }
+
+    /// From now on the page has this status.
+    pub fn answer_with(&self, status: u16) {
+        self.page.status.store(status, Ordering::Relaxed);
+    }
+
+    /// From now on the page has an ETag, and who knows the page is told so.
+    pub fn tag(&self) {
+        self.page.tagged.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on connections are refused. Those that are open end.
+    pub fn close(&mut self) {
+        self.open = None;
+    }
+
+    /// Serves the same page at the same address again.
+    pub async fn reopen(&mut self) {
+        // The one of before may still be ending.
+        let open = eventually("its port is free", GENEROUS, || async {
+            match std::net::TcpListener::bind(self.address) {
+                Ok(free) => {
+                    drop(free);
+                    Ok(serve_apart(self.address, self.page.clone()).1)
+                }
+                Err(error) => Err(error.to_string()),
+            }
+        });
+        self.open = Some(open.await);
+    }
+
+    /// How often somebody who knew the page was told that it is the same.
+    pub fn unchanged(&self) -> u64 {
+        self.page.unchanged.load(Ordering::Relaxed)
     }
 
     /// Waits until the page was asked for this many times more.
@@ -76,16 +120,23 @@ impl Roster {
         .await;
     }
 
-    /// A configuration whose one pool finds its workers here, with these further fields of the pool.
-    pub fn config(&self, pool: Value) -> Value {
-        let source = json!({
+    /// What says that workers are found here.
+    pub fn source(&self) -> Value {
+        json!({
             "cluster": "discovery",
             "addresses": [self.address.to_string()],
             "path": PATH,
             "interval_ms": INTERVAL_MS,
             "timeout_ms": 1000,
-        });
-        config(with(json!({"discovery": {"document": source}}), pool))
+        })
+    }
+
+    /// A configuration whose one pool finds its workers here, with these further fields of the pool.
+    pub fn config(&self, pool: Value) -> Value {
+        config(with(
+            json!({"discovery": {"document": self.source()}}),
+            pool,
+        ))
     }
 }
 
@@ -94,11 +145,34 @@ impl Page {
         *self.text.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
 
-    fn read(&self) -> Bytes {
+    /// What is said to somebody who knows the page by this tag.
+    fn answer(&self, known: Option<&[u8]>) -> Response<Full<Bytes>> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
-        text.clone()
+        let status = self.status.load(Ordering::Relaxed);
+        if status != 200 || !self.tagged.load(Ordering::Relaxed) {
+            return page(status, text.clone());
+        }
+        let tag = tag(&text);
+        let mut response = match known == Some(tag.as_bytes()) {
+            true => {
+                self.unchanged.fetch_add(1, Ordering::Relaxed);
+                page(304, Bytes::new())
+            }
+            false => page(200, text.clone()),
+        };
+        if let Ok(tag) = HeaderValue::from_str(&tag) {
+            response.headers_mut().insert(ETAG, tag);
+        }
+        response
     }
+}
+
+/// A page's tag, which changes with the page.
+fn tag(text: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("\"{:x}\"", hasher.finish())
 }
 
 fn document(workers: &[Value]) -> Bytes {
@@ -106,9 +180,9 @@ fn document(workers: &[Value]) -> Bytes {
 }
 
 /// Serves on a thread of its own: a roster may outlive the test, and the runtime, that started it.
-fn serve_apart(page: Page) -> (SocketAddr, oneshot::Sender<()>) {
-    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
+fn serve_apart(at: SocketAddr, page: Page) -> (SocketAddr, oneshot::Sender<()>) {
+    let listener = std::net::TcpListener::bind(at);
+    let listener = listener.unwrap_or_else(|error| panic!("cannot listen on {at}: {error}"));
     let address = listener.local_addr();
     let address = address.unwrap_or_else(|error| panic!("no address: {error}"));
     let (open, closed) = oneshot::channel();
@@ -130,8 +204,8 @@ async fn serve(listener: TcpListener, page: Page) {
     while let Ok((stream, _)) = listener.accept().await {
         let page = page.clone();
         let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            let text = (request.uri().path() == PATH).then(|| page.read());
-            async move { Ok::<_, Infallible>(answer(text)) }
+            let response = answer(&page, &request);
+            async move { Ok::<_, Infallible>(response) }
         });
         let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
         // A gateway that leaves breaks its connections off.
@@ -139,14 +213,19 @@ async fn serve(listener: TcpListener, page: Page) {
     }
 }
 
-fn answer(page: Option<Bytes>) -> Response<Full<Bytes>> {
-    let status = if page.is_some() { 200 } else { 404 };
-    let mut response = Response::new(Full::new(page.unwrap_or_default()));
+fn answer(page: &Page, request: &hyper::Request<hyper::body::Incoming>) -> Response<Full<Bytes>> {
+    if request.uri().path() != PATH {
+        return self::page(404, Bytes::new());
+    }
+    let known = request.headers().get(IF_NONE_MATCH);
+    page.answer(known.map(HeaderValue::as_bytes))
+}
+
+fn page(status: u16, text: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text));
     *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
-    let json = hyper::header::HeaderValue::from_static("application/json");
-    response
-        .headers_mut()
-        .insert(hyper::header::CONTENT_TYPE, json);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
     response
 }
 
@@ -180,6 +259,24 @@ mod tests {
         roster.publish(&[json!({"address": "127.0.0.1:1"})]);
         assert_eq!(workers().await, json!([{"address": "127.0.0.1:1"}]));
         send(roster.address, Ask::get("/")).await.expect(404);
+    }
+
+    #[tokio::test]
+    async fn who_knows_the_page_is_told_so() {
+        let mut roster = Roster::start().await;
+        roster.tag();
+        let ask = |tag: &str| send(roster.address, Ask::get(PATH).header("if-none-match", tag));
+        let first = ask("\"none\"").await.expect(200);
+        let tag = first.header("etag").unwrap_or_default().to_owned();
+        ask(&tag).await.expect(304);
+        roster.say("[]");
+        assert_ne!(ask(&tag).await.expect(200).header("etag"), Some(&*tag));
+        assert_eq!(roster.unchanged(), 1);
+        roster.answer_with(500);
+        ask(&tag).await.expect(500);
+        roster.close();
+        roster.reopen().await;
+        send(roster.address, Ask::get(PATH)).await.expect(500);
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub struct Sharing {
     pub load: bool,
     /// Which prompts each has sent where.
     pub decisions: bool,
-    /// Milliseconds between two tellings; from 20 to 1000.
+    /// Milliseconds between two tellings; from 20 to 100.
     pub interval_ms: u64,
 }
 
@@ -30,10 +30,10 @@ impl Default for Sharing {
 
 impl Sharing {
     pub(super) fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if !(20..=1_000).contains(&self.interval_ms) {
+        if !(20..=100).contains(&self.interval_ms) {
             return Err(value(
                 &format!("{at}.interval_ms"),
-                "must be from 20 to 1000; to share nothing set load and decisions to false",
+                "must be from 20 to 100; to share nothing set load and decisions to false",
             ));
         }
         Ok(())

@@ -201,15 +201,11 @@ fn what_sources_and_destinations_cannot_mean_is_refused() {
             &["members.a", "address", "dp_size"],
         ),
         (
-            format!(
-                r#""protocol":"aggregated","discovery":{{"envoy_clusters":{{"members":{{"a":{{"role":"decode"}}}}}}}}"#
-            ),
+            r#""protocol":"aggregated","discovery":{"envoy_clusters":{"members":{"a":{"role":"decode"}}}}"#.to_owned(),
             &["members.a.role", "aggregated"],
         ),
         (
-            format!(
-                r#""protocol":"direct","frontends":["10.0.0.1:1"],"discovery":{{"envoy_clusters":{{"members":{{"a":{{"role":"decode"}}}}}}}}"#
-            ),
+            r#""protocol":"direct","frontends":["10.0.0.1:1"],"discovery":{"envoy_clusters":{"members":{"a":{"role":"decode"}}}}"#.to_owned(),
             &["discovery.envoy_clusters", "discovery.dynamo"],
         ),
         (registration(""), &["discovery.registration", "token"]),

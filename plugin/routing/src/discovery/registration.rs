@@ -197,6 +197,13 @@ pub fn read_put(body: &[u8], office: Office<'_>) -> Result<Change, Problem> {
     struct Shape {
         workers: Option<IgnoredAny>,
     }
+    // A list would be read as the fields of one, in their order.
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(Problem::Body {
+            field: None,
+            problem: "must be a worker, or {\"workers\": [...]}".into(),
+        });
+    }
     let shape: Shape = read(body)?;
     let (workers, prefix) = match shape.workers {
         Some(_) => (read::<Written>(body)?.workers, ""),

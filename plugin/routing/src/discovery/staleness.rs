@@ -36,14 +36,10 @@ impl Staleness {
     /// A good answer came, also one that says that nothing has changed.
     pub fn good(&mut self, now: Duration) {
         *self = Self {
+            keep: self.keep,
             last_good: Some(now),
             ..Self::new(None, now)
-        }
-        .keeping(self.keep);
-    }
-
-    fn keeping(self, keep: Option<Duration>) -> Self {
-        Self { keep, ..self }
+        };
     }
 
     /// A poll failed, or its answer was none.

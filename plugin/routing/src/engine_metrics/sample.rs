@@ -1,8 +1,5 @@
 //! Owns one line of a `/metrics` text: its name, its labels, its value. Nothing is copied.
 
-/// The longest name that routing knows is shorter; keeps a line without any end to its name cheap.
-const LONGEST_NAME: usize = 64;
-
 /// A line that has a name.
 pub(super) struct Sample<'a> {
     /// Before the labels.
@@ -18,8 +15,7 @@ impl<'a> Sample<'a> {
         if !matches!(line.first(), Some(b'v' | b's' | b't' | b'n' | b'p')) {
             return None;
         }
-        let ends = |byte: &u8| matches!(byte, b'{' | b' ' | b'\t');
-        let name_end = line.iter().take(LONGEST_NAME).position(ends)?;
+        let name_end = memchr::memchr3(b'{', b' ', b'\t', line)?;
         let (name, rest) = line.split_at_checked(name_end)?;
         Some(Self { name, rest })
     }

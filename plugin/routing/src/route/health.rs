@@ -100,6 +100,11 @@ impl Health {
         }
     }
 
+    /// What was held against a worker is held against it no more.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.records.remove(&worker);
+    }
+
     /// From now on these rules hold.
     pub(super) fn follow(&mut self, rules: config::Health) {
         self.rules = rules;

@@ -10,8 +10,12 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::Router;
+use crate::engine_metrics::Figures;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
 use crate::load::{Foreign, Load};
+
+/// Times of one start that differ by no more are the same: some engines work theirs out from how long they have run.
+const SAME_START: Duration = Duration::from_secs(1);
 
 /// How old a report may be where the pool does not say, since it asks for none itself.
 const STALE_AFTER: Duration = Duration::from_secs(5);
@@ -23,6 +27,8 @@ pub struct Report {
     pub worker: WorkerId,
     /// When it was asked, since 1970.
     pub at: Duration,
+    /// When its engine started, since 1970.
+    pub started: Option<Duration>,
     /// Requests that wait.
     pub waiting: Option<u32>,
     /// Requests that it computes.
@@ -36,9 +42,31 @@ pub struct Report {
 }
 
 impl Report {
+    /// What a worker's engine has told `at` that time, since 1970.
+    pub fn of(worker: WorkerId, at: Duration, figures: Figures) -> Self {
+        let started = figures.started.map(Duration::try_from_secs_f64);
+        Self {
+            worker,
+            at,
+            started: started.and_then(Result::ok),
+            waiting: figures.waiting,
+            running: figures.running,
+            kv_use: figures.kv_use,
+            kv_blocks: figures.kv_blocks,
+            block_tokens: figures.block_tokens,
+        }
+    }
+
+    /// Whether the engine is another process than the one that told `earlier`.
+    fn is_of_another_life(&self, earlier: &Self) -> bool {
+        let lives = self.started.zip(earlier.started);
+        lives.is_some_and(|(now, before)| now.abs_diff(before) > SAME_START)
+    }
+
     /// What does not change in a worker's life is taken over from an earlier report where this one lacks it.
     fn after(self, earlier: Option<&Self>) -> Self {
         Self {
+            started: self.started.or(earlier.and_then(|it| it.started)),
             kv_blocks: self.kv_blocks.or(earlier.and_then(|it| it.kv_blocks)),
             block_tokens: self.block_tokens.or(earlier.and_then(|it| it.block_tokens)),
             ..self
@@ -128,6 +156,10 @@ impl Router {
             if last.is_some_and(|last| last.at >= report.at) {
                 continue;
             }
+            if last.is_some_and(|last| report.is_of_another_life(last)) {
+                self.begins_anew(&worker);
+            }
+            let last = self.reports.get(worker.id);
             let report = report.after(last);
             let before = last.map(|last| (last.kv_blocks, last.block_tokens));
             has_capacity_changed |= before != Some((report.kv_blocks, report.block_tokens));
@@ -147,6 +179,14 @@ impl Router {
     /// What is wrong with what was reported, since this was last asked; each told once for each worker.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.reports.warnings)
+    }
+
+    /// The engine at a known address is another process: what it had cached, and what was held against it, is gone.
+    fn begins_anew(&mut self, worker: &Rc<Worker>) {
+        self.forget_cache(worker);
+        self.unbind(worker.id);
+        self.health.forget(worker.id);
+        self.reports.of.remove(&worker.id);
     }
 
     fn hear_report(&mut self, worker: &Rc<Worker>, report: Report, mean_prompt: f64) {

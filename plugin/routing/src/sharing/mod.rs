@@ -11,12 +11,14 @@ mod bytes;
 mod desk;
 mod log;
 mod place;
+mod reports;
 
 pub use crate::load::Share;
 pub use crate::prefix::Decision;
 pub use blob::{PoolShares, Totals};
 pub use board::{Board, Wrote};
 pub use desk::{Desk, Heard};
+pub use reports::{decode_reports, encode_reports};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -39,3 +41,6 @@ pub const DEAD_TICKS: u64 = 80;
 pub fn pool_number(name: &str) -> u64 {
     xxh3_64(name.as_bytes())
 }
+
+#[cfg(test)]
+mod tests;

@@ -138,7 +138,7 @@ fn a_worker_registers_alone_or_with_others_and_an_error_names_the_field() {
             "twice",
         ),
         (r#"{"workers":[],"x":1}"#, Some("x"), "unknown field"),
-        ("[]", None, "invalid type"),
+        ("[]", None, "must be a worker"),
         ("", None, "EOF"),
         ("{} {}", None, "trailing"),
     ] {

@@ -1,0 +1,139 @@
+//! Which connection is on which of a gateway's threads, found out by what each thread says it has booked itself.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::client::{Ask, Connection, Failure, Reply, chat_body};
+use crate::conversation::CHAT;
+use crate::engines::with;
+use crate::gateway::Gateway;
+use crate::wait::{GENEROUS, eventually};
+
+/// So many connections, dealt out to a few threads by chance, leave none of four out: (3/4)^64 is 10^-8.
+const ENOUGH: usize = 64;
+
+/// Requests under way.
+pub type Asked = JoinHandle<Result<Reply, Failure>>;
+
+/// Connections, all HTTP/2, that one thread serves. Requests over them do not wait for each other.
+pub struct Thread {
+    connections: Vec<Connection>,
+}
+
+impl Thread {
+    /// Begins a request; its answer is read whole. Who drops the handle and aborts the task leaves.
+    pub fn ask(&self, ask: Ask) -> Asked {
+        let connection = self.handle();
+        tokio::spawn(async move { connection?.send(ask).await })
+    }
+
+    /// Sends a request and fails where no answer comes.
+    pub async fn send(&self, ask: Ask) -> Reply {
+        let reply = self.try_send(ask).await;
+        reply.unwrap_or_else(|failure| panic!("no answer: {failure}"))
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    /// Where no answer comes.
+    pub async fn try_send(&self, ask: Ask) -> Result<Reply, Failure> {
+        self.handle()?.send(ask).await
+    }
+
+    /// What its status page says.
+    pub async fn status(&self) -> Value {
+        status(&self.connections[0]).await
+    }
+
+    /// Waits until it has so many decodes booked itself.
+    pub async fn until_decodes(&self, count: u64) {
+        until_decodes(&self.connections[0], count).await;
+    }
+
+    /// A connection of it for somebody else's use.
+    ///
+    /// # Errors
+    /// Never, where connections are HTTP/2.
+    pub fn handle(&self) -> Result<Connection, Failure> {
+        let shared = self.connections.first().and_then(Connection::share);
+        shared.ok_or_else(|| Failure::NoConnection("no HTTP/2 connection".to_owned()))
+    }
+}
+
+/// An endless stream.
+pub fn endless(content: &str) -> Value {
+    with(
+        chat_body(content),
+        json!({"stream": true, "max_tokens": 1_000_000}),
+    )
+}
+
+/// A request for an endless stream. Engines should take their time between tokens.
+pub fn endless_ask(content: &str) -> Ask {
+    Ask::post(CHAT, endless(content).to_string())
+}
+
+/// Connections to each of so many threads of a gateway that nobody else uses now. Its status page must be on, and its
+/// route must lead to its first pool.
+pub async fn told_apart(gateway: &Gateway, threads: usize) -> Vec<Thread> {
+    let mut unknown = Vec::new();
+    for _ in 0..ENOUGH {
+        unknown.push(open(gateway.listen).await);
+    }
+    let mut found = Vec::new();
+    while let Some(first) = unknown.pop() {
+        let mut thread = Thread {
+            connections: vec![first],
+        };
+        thread.until_decodes(0).await;
+        let marker = thread.ask(endless_ask("which thread is this?"));
+        thread.until_decodes(1).await;
+        let mut others = Vec::new();
+        for connection in unknown {
+            match own_decodes(&status(&connection).await) {
+                0 => others.push(connection),
+                _ => thread.connections.push(connection),
+            }
+        }
+        unknown = others;
+        marker.abort();
+        thread.until_decodes(0).await;
+        found.push(thread);
+    }
+    assert_eq!(found.len(), threads, "threads that answer");
+    found
+}
+
+async fn open(gateway: SocketAddr) -> Connection {
+    let connection = Connection::open_http2(gateway).await;
+    connection.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+async fn status(connection: &Connection) -> Value {
+    let shared = connection.share();
+    let mut shared = shared.unwrap_or_else(|| panic!("not an HTTP/2 connection"));
+    let page = shared.send(Ask::get("/pd-router/status")).await;
+    let page = page.unwrap_or_else(|failure| panic!("no status page: {failure}"));
+    page.expect(200).json()
+}
+
+/// The decodes that the thread of this page has booked itself.
+fn own_decodes(status: &Value) -> u64 {
+    let decodes = status["pools"][0]["bookings"]["decodes"].as_u64();
+    decodes.unwrap_or_else(|| panic!("no count of decodes in {status}"))
+}
+
+async fn until_decodes(connection: &Connection, count: u64) {
+    let what = format!("{count} decodes are booked on one thread");
+    eventually(&what, GENEROUS, || async {
+        let page = status(connection).await;
+        match own_decodes(&page) == count {
+            true => Ok(()),
+            false => Err(page.to_string()),
+        }
+    })
+    .await;
+}

@@ -1,0 +1,110 @@
+//! Who is at an address: a new id is somebody new.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Reply;
+use pd_router_e2e::conversation::Conversation;
+use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engines::{FAST, Role};
+use pd_router_e2e::gateway::{Gateway, worker};
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::threads::endless;
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::{Value, json};
+
+use crate::rig::{UNHURRIED, until_listed};
+
+const PIN: &str = "x-prefill-instance-id";
+const EXPLAIN: &str = "x-pd-router-explain";
+
+/// What each prefill worker would have saved of the prompt, in blocks, by name.
+fn credit(reply: &Reply, name: &str) -> f64 {
+    let text = reply.header(EXPLAIN).unwrap_or_default();
+    let choices: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+    let of_prefill = choices.iter().filter(|choice| choice["role"] == "prefill");
+    let mut candidates = of_prefill.flat_map(|choice| choice["candidates"].as_array());
+    let of_name = candidates
+        .next()
+        .and_then(|all| all.iter().find(|one| one["worker"] == name));
+    let credit = of_name.and_then(|one| one["terms"]["credit_blocks"].as_f64());
+    credit.unwrap_or_else(|| panic!("no credit of {name} in {text}"))
+}
+
+/// The next turn, of which the answer tells why it went where it went.
+async fn explained(conversation: &mut Conversation, gateway: &Gateway) -> Reply {
+    let ask = conversation.ask().header(EXPLAIN, "1");
+    let reply = gateway.send(ask).await.expect(200);
+    conversation.hear(&reply);
+    reply
+}
+
+pub async fn a_new_id_at_a_known_address_is_a_new_worker(proxy: Proxy) {
+    let mut crew = Crew::hire(2, 1, FAST).await;
+    crew.bring(Role::Prefill).await;
+    crew.bring(Role::Decode).await;
+    let pool = json!({"trust_clients": true});
+    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
+    gateway.is_ready().await;
+    let old = crew.prefill[0].name();
+    let mut conversation = Conversation::alone("the old one");
+    let id = crew.prefill[0].id().to_string();
+    conversation
+        .pinned_turn(gateway.listen, &[(PIN, &id)])
+        .await;
+    let reply = explained(&mut conversation, &gateway).await;
+    assert_eq!(reply.pair().prefill, old);
+    assert!(credit(&reply, &old) > 20.0, "{reply:?}");
+
+    crew.prefill[0].kill().await;
+    crew.prefill[0].start().await;
+    crew.list_one(Role::Prefill, 0);
+    let new = crew.prefill[0].name();
+    until_listed(&gateway, &new, true).await;
+    let status = gateway.status().await;
+    assert!(worker(&status, &old).is_null(), "{status}");
+    let found = worker(&status, &new);
+    assert_eq!(found["prefix_blocks"], 0, "{status}");
+    assert_eq!(found["bookings"]["prefill_tokens"], 0, "{status}");
+    let reply = explained(&mut conversation, &gateway).await;
+    assert_eq!(credit(&reply, &new), 0.0, "{reply:?}");
+    gateway.assert_comes_to_rest().await;
+}
+
+pub async fn a_stream_outlives_the_identity_of_its_worker(proxy: Proxy) {
+    let mut crew = Crew::hire(1, 1, UNHURRIED).await;
+    crew.bring(Role::Prefill).await;
+    crew.bring(Role::Decode).await;
+    let gateway = crew.gateway_on_one_thread(proxy, json!({})).await;
+    gateway.is_ready().await;
+    let mut client = Raw::connect(gateway.listen).await;
+    let body = endless("for ever").to_string();
+    let request = raw::post("/v1/chat/completions", &[], body.as_bytes());
+    client.write(&request).await;
+    client.read_until("data:", 3).await;
+    let name = crew.decode[0].name();
+    eventually("the stream is booked", GENEROUS, || async {
+        let status = gateway.status().await;
+        match worker(&status, &name)["bookings"]["decodes"] == 1 {
+            true => Ok(()),
+            false => Err(status.to_string()),
+        }
+    })
+    .await;
+
+    // Nobody was restarted, but the source says that somebody else is there.
+    crew.rename(Role::Decode, 0, 7, "somebody");
+    until_listed(&gateway, "somebody", true).await;
+    let status = gateway.status().await;
+    assert!(worker(&status, &name).is_null(), "{status}");
+    let bookings = &worker(&status, "somebody")["bookings"];
+    assert_eq!(bookings["decodes"], 0, "{status}");
+    assert_eq!(bookings["decode_blocks"], 0, "{status}");
+    let seen = client.seen().matches("data:").count();
+    client.read_until("data:", seen + 10).await;
+
+    drop(client);
+    gateway.assert_comes_to_rest().await;
+    let status = gateway.status().await;
+    let bookings = &worker(&status, "somebody")["bookings"];
+    assert_eq!(bookings["decodes"], 0, "{status}");
+    assert_eq!(bookings["decode_blocks"], 0, "{status}");
+}

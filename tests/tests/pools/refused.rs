@@ -1,0 +1,38 @@
+//! Configurations of several pools that are wrong: refused whole, and told where.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::engines::with;
+use pd_router_e2e::gateway::Gateway;
+use serde_json::{Value, json};
+
+use crate::rig::{ONE, TWO, configuration, pool};
+
+/// What is said where these two pools are not taken.
+async fn refusal(proxy: Proxy, first: Value, second: Value) -> String {
+    let config = configuration(vec![first, second]);
+    match Gateway::try_start(proxy, &config, &[]).await {
+        Ok(_) => panic!("the gateway starts with {config}"),
+        Err(failure) => failure.log,
+    }
+}
+
+/// Nothing gets as far as asking its workers.
+fn sound(name: &str) -> Value {
+    let worker = |port: u16, role| json!({"address": format!("127.0.0.1:{port}"), "role": role});
+    pool(
+        name,
+        "nixl",
+        vec![worker(1, "prefill"), worker(2, "decode")],
+    )
+}
+
+pub async fn two_pools_of_one_name_are_refused(proxy: Proxy) {
+    let said = refusal(proxy, sound(ONE), sound(ONE)).await;
+    assert!(said.contains("pools[1].name"), "{said}");
+}
+
+pub async fn a_wrong_second_pool_is_refused_by_its_place(proxy: Proxy) {
+    let wrong = with(sound(TWO), json!({"prefill": {"attempts": "many"}}));
+    let said = refusal(proxy, sound(ONE), wrong).await;
+    assert!(said.contains("pools[1].prefill.attempts"), "{said}");
+}

@@ -1,0 +1,59 @@
+//! A wrong configuration: refused whole, with the reason in Envoy's log, and the old one goes on.
+
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::{FAST, with};
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::json;
+
+use crate::rig::Rig;
+
+pub async fn a_wrong_configuration_is_refused_whole_and_the_old_one_goes_on() {
+    let rig = Rig::start(2, FAST, json!({})).await;
+    // Each of these would have the status page, and no names in response headers.
+    let changed = json!({"status": true, "response_headers": false});
+    let right = with(rig.configuration(json!({})), changed);
+    let without_a_role = {
+        let mut wrong = right.clone();
+        wrong["pools"][0]["discovery"]["static"]["workers"][3]["role"] = json!("cook");
+        wrong
+    };
+    let twice = {
+        let mut wrong = right.clone();
+        wrong["pools"] = json!([right["pools"][0], right["pools"][0]]);
+        wrong
+    };
+    let unknown = with(right.clone(), json!({"sharing": {"lode": true}}));
+    for (wrong, named) in [
+        (
+            without_a_role.to_string(),
+            "pools[0].discovery.static.workers[3].role",
+        ),
+        (twice.to_string(), "pools[1].name"),
+        (unknown.to_string(), "lode"),
+        ("{\"pools\": ".to_owned(), "EOF"),
+    ] {
+        let refused = rig
+            .metric("envoy_listener_manager_lds_update_rejected")
+            .await;
+        let said = rig.log().len();
+        rig.publish(&wrong);
+        rig.until_metric("envoy_listener_manager_lds_update_rejected", refused + 1.0)
+            .await;
+        eventually("the reason is logged", GENEROUS, || async {
+            let log = rig.log().split_off(said);
+            match log.contains(named) {
+                true => Ok(()),
+                false => Err(log),
+            }
+        })
+        .await;
+        for _ in 0..8 {
+            rig.send(Ask::chat("hello")).await.expect_tokens(4).pair();
+            rig.send(Ask::get("/pd-router/status")).await.expect(404);
+        }
+    }
+    // The right one is still taken.
+    rig.reconfigure(rig.configuration(json!({}))).await;
+    rig.send(Ask::chat("hello")).await.expect_tokens(4);
+    rig.comes_to_rest().await;
+}

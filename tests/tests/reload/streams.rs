@@ -1,0 +1,77 @@
+//! Streams that flow while the configuration changes.
+
+use pd_router_e2e::client::{Ask, chat_body};
+use pd_router_e2e::conversation::CHAT;
+use pd_router_e2e::engines::with;
+use pd_router_e2e::raw::{self, Raw};
+use serde_json::{Value, json};
+
+use crate::rig::Rig;
+
+/// Tokens of the stream that flows meanwhile, and milliseconds between two of them.
+const TOKENS: u64 = 100;
+const OPTIONS: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "100"];
+
+async fn begin(rig: &Rig) -> Raw {
+    let body = with(
+        chat_body("a long story"),
+        json!({"max_tokens": TOKENS, "stream": true}),
+    );
+    let request = raw::post(CHAT, &[], body.to_string().as_bytes());
+    let mut reader = Raw::connect(rig.gateway).await;
+    reader.write(&request).await;
+    reader.read_until("data:", 3).await;
+    rig.until_streams_are(1.0).await;
+    reader
+}
+
+pub async fn a_new_configuration_ends_no_stream_and_forgets_no_booking() {
+    let rig = Rig::start(2, OPTIONS, json!({})).await;
+    let mut reader = begin(&rig).await;
+    rig.reconfigure(rig.configuration(json!({}))).await;
+    rig.send(Ask::chat("hello")).await.expect_tokens(4);
+    // That one is through; the stream of before is still booked.
+    rig.until_streams_are(1.0).await;
+    reader.read_reply().await.expect_tokens(TOKENS);
+    rig.comes_to_rest().await;
+    rig.send(Ask::chat("hello")).await.expect_tokens(4);
+}
+
+/// The new configuration's own choices count the stream of before.
+pub async fn what_was_booked_before_weighs_after() {
+    let rig = Rig::start(2, OPTIONS, json!({})).await;
+    let mut reader = begin(&rig).await;
+    rig.reconfigure(rig.configuration(json!({}))).await;
+    let running = match rig.decode[0].state().await.running {
+        0 => "d1",
+        _ => "d0",
+    };
+    // On whatever thread: the other worker is idle, and known to be.
+    for number in 0..8 {
+        let reply = rig.send(Ask::chat(&format!("question {number}"))).await;
+        let pair = reply.expect(200).pair();
+        assert_ne!(pair.decode, running);
+    }
+    reader.read_reply().await.expect_tokens(TOKENS);
+    rig.comes_to_rest().await;
+}
+
+pub async fn a_worker_that_the_new_configuration_lacks_finishes_its_stream() {
+    let rig = Rig::start(2, OPTIONS, json!({})).await;
+    let mut reader = begin(&rig).await;
+    let running = match rig.decode[0].state().await.running {
+        0 => "d1",
+        _ => "d0",
+    };
+    let mut fewer = rig.configuration(json!({}));
+    if let Some(workers) = fewer["pools"][0]["discovery"]["static"]["workers"].as_array_mut() {
+        workers.retain(|worker: &Value| worker["name"] != running);
+    }
+    rig.reconfigure(fewer).await;
+    for _ in 0..8 {
+        let pair = rig.send(Ask::chat("hello")).await.expect(200).pair();
+        assert_ne!(pair.decode, running);
+    }
+    reader.read_reply().await.expect_tokens(TOKENS);
+    rig.comes_to_rest().await;
+}

@@ -1,0 +1,105 @@
+//! Requests that wait while the configuration changes: in the queue, and for a prefill that hangs.
+
+use std::time::Duration;
+
+use pd_router_e2e::client::{self, Ask, Failure, Reply};
+use pd_router_e2e::conversation::CHAT;
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::threads::endless;
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::rig::Rig;
+
+const OPTIONS: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "50"];
+
+/// What a prefill may take.
+const DEADLINE_MS: u64 = 12_000;
+
+fn ask(rig: &Rig, content: &str) -> JoinHandle<Result<Reply, Failure>> {
+    tokio::spawn(client::try_send(rig.gateway, Ask::chat(content)))
+}
+
+async fn answer(asked: JoinHandle<Result<Reply, Failure>>) -> Reply {
+    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+    outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
+}
+
+/// A queue is one thread's own, so there is one.
+pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
+    let pool = json!({"admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": 120_000}}});
+    let rig = Rig::start(1, OPTIONS, pool.clone()).await;
+    let mut busy = Vec::new();
+    for _ in &rig.decode {
+        let mut client = Raw::connect(rig.gateway).await;
+        let body = endless("for ever").to_string();
+        client.write(&raw::post(CHAT, &[], body.as_bytes())).await;
+        client.read_until("data:", 3).await;
+        busy.push(client);
+    }
+    let waits = [ask(&rig, "one"), ask(&rig, "two")];
+    rig.until_metric("pd_router_queue_requests", 2.0).await;
+    rig.reconfigure(rig.configuration(pool)).await;
+    let later = ask(&rig, "three");
+    rig.until_metric("pd_router_queue_requests", 3.0).await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(waits.iter().all(|asked| !asked.is_finished()));
+    assert!(!later.is_finished(), "it was to wait as well");
+
+    drop(busy);
+    for asked in waits {
+        answer(asked).await.expect_tokens(4);
+    }
+    answer(later).await.expect_tokens(4);
+    rig.comes_to_rest().await;
+}
+
+pub async fn the_deadline_of_a_prefill_holds_after_a_new_configuration() {
+    let pool = json!({
+        "prefill": {"timeout_ms": DEADLINE_MS, "base_timeout_ms": DEADLINE_MS},
+        "selection": {"prefill": "round_robin"},
+    });
+    let rig = Rig::start(1, OPTIONS, pool.clone()).await;
+    rig.prefill[0].fault(&json!({"kind": "hang"})).await;
+    let before = rig.prefill[0].state().await.requests;
+    // In turns: one of the two meets the one that hangs.
+    let asked = [ask(&rig, "one"), ask(&rig, "two")];
+    eventually("a prefill hangs", GENEROUS, || async {
+        let state = rig.prefill[0].state().await;
+        match state.requests > before {
+            true => Ok(()),
+            false => Err(format!("{state:?}")),
+        }
+    })
+    .await;
+    rig.reconfigure(rig.configuration(pool)).await;
+    let waiting = asked.iter().filter(|asked| !asked.is_finished()).count();
+    assert_eq!(waiting, 1, "one was to hang, and to hang still");
+    for asked in asked {
+        let reply = answer(asked).await.expect_tokens(4);
+        assert_eq!(reply.pair().prefill, "p1");
+    }
+    rig.comes_to_rest().await;
+}
+
+pub async fn a_prefill_that_is_answered_after_a_new_configuration_is_heard() {
+    let rig = Rig::start(1, OPTIONS, json!({})).await;
+    let late = json!({"kind": "delay", "ms": DEADLINE_MS, "leg": "prefill"});
+    for engine in &rig.prefill {
+        engine.fault(&late).await;
+    }
+    let asked = ask(&rig, "hello");
+    eventually("a prefill is late", GENEROUS, || async {
+        match rig.metric("pd_router_prefill_charges").await == 1.0 {
+            true => Ok(()),
+            false => Err("none".to_owned()),
+        }
+    })
+    .await;
+    rig.reconfigure(rig.configuration(json!({}))).await;
+    assert!(!asked.is_finished(), "it was to be late");
+    answer(asked).await.expect_tokens(4);
+    rig.comes_to_rest().await;
+}

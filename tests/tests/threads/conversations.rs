@@ -1,0 +1,64 @@
+//! What one thread has decided is known to all: a conversation stays where its beginning is held.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::conversation::{Conversation, Spelling};
+use pd_router_e2e::engines::FAST;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::scene::Scene;
+
+const TURNS: usize = 10;
+const PREFILLS: usize = 4;
+
+/// Nobody reads an answer and asks the next thing in less. Some ticks in which threads hear of each other.
+const THINKING: Duration = Duration::from_millis(250);
+
+/// The prefill workers that each conversation met. The first turn names one, another for each: so none is where a
+/// thread that knows nothing would look for all. Every turn comes over a new connection, and threads take turns or chances.
+async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
+    let scene = Scene::open(proxy, (PREFILLS, 2), FAST, sharing).await;
+    let gateway = scene.gateway.listen;
+    let mut conversations: Vec<Conversation> = (0..PREFILLS)
+        .map(|at| Conversation::about(&format!("part {at}"), Spelling::Text))
+        .collect();
+    let mut seen = vec![BTreeSet::new(); PREFILLS];
+    for turn in 0..TURNS {
+        for (at, conversation) in conversations.iter_mut().enumerate() {
+            let reply = match turn {
+                0 => {
+                    let id = (11 + at).to_string();
+                    let pin = [("x-prefill-instance-id", id.as_str())];
+                    conversation.pinned_turn(gateway, &pin).await
+                }
+                _ => conversation.turn_at(gateway).await,
+            };
+            seen[at].insert(reply.pair().prefill);
+        }
+        sleep(THINKING).await;
+    }
+    scene.fleet.assert_no_decode_refused().await;
+    scene.gateway.assert_comes_to_rest().await;
+    seen
+}
+
+pub async fn conversations_stick_on_whatever_thread_they_go_on(proxy: Proxy) {
+    for (at, seen) in converse(proxy, json!({"decisions": true}))
+        .await
+        .iter()
+        .enumerate()
+    {
+        assert_eq!(seen, &BTreeSet::from([format!("p{at}")]));
+    }
+}
+
+pub async fn without_sharing_conversations_move(proxy: Proxy) {
+    // A thread that knows nothing picks one worker for all that begin so, or draws one. Either way it is the right one for
+    // four conversations at four workers in nine turns each so seldom that nobody will see it.
+    let seen = converse(proxy, json!({"decisions": false})).await;
+    let moved = seen.iter().filter(|seen| seen.len() > 1).count();
+    assert!(moved > 0, "{seen:?}");
+}

@@ -1,0 +1,180 @@
+//! The VM that leads dies: another asks for the workers in its place, and no request is touched.
+
+use std::time::Duration;
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engines::{FAST, Role};
+use pd_router_e2e::gateway::{Build, Gateway, worker};
+use pd_router_e2e::paths;
+use pd_router_e2e::roster::INTERVAL_MS;
+use pd_router_e2e::threads::{Thread, told_apart};
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::json;
+
+use crate::clients::Clients;
+use crate::scene::{THREADS, VMS};
+
+pub const TRAP: &str = "x-pd-router-trap";
+
+/// A lease lasts a second: two may pass until somebody else leads.
+const TWO_LEASES: Duration = Duration::from_secs(2);
+
+/// What a machine that is busy with other tests may add. Far less than for ever.
+const SLACK: Duration = Duration::from_secs(4);
+
+const CLIENTS_EACH: usize = 2;
+
+struct Company {
+    crew: Crew,
+    gateway: Gateway,
+    threads: Vec<Thread>,
+}
+
+impl Company {
+    /// Two workers of each role, with a place for a third that decodes.
+    async fn open(proxy: Proxy) -> Company {
+        // 20 ms between two tokens: an endless stream floods nobody.
+        let options = [FAST, &["--token-ms", "1000"]].concat();
+        let mut crew = Crew::hire(2, 3, &options).await;
+        crew.bring(Role::Prefill).await;
+        crew.start(Role::Decode).await;
+        crew.list_one(Role::Decode, 0);
+        crew.list_one(Role::Decode, 1);
+        let build = Build {
+            plugin: paths::trap_plugin(),
+            ..Build::on_threads(THREADS)
+        };
+        let gateway = crew.gateway_of(proxy, &build, json!({})).await;
+        gateway.is_ready().await;
+        let threads = told_apart(&gateway, THREADS.into()).await;
+        Company {
+            crew,
+            gateway,
+            threads,
+        }
+    }
+
+    /// The threads that say they lead, this one, of which nothing is asked, left out.
+    async fn leading(&self, left_out: Option<usize>) -> Vec<usize> {
+        let mut leading = Vec::new();
+        for (at, thread) in self.threads.iter().enumerate() {
+            if Some(at) != left_out && thread.status().await["leads"] == true {
+                leading.push(at);
+            }
+        }
+        leading
+    }
+
+    /// Waits until one of the threads, this one left out, leads: two leases at most.
+    async fn until_one_leads(&self, left_out: Option<usize>) -> usize {
+        eventually("a thread leads", TWO_LEASES + SLACK, || async {
+            match self.leading(left_out).await.as_slice() {
+                [one] => Ok(*one),
+                others => Err(format!("{others:?} lead")),
+            }
+        })
+        .await
+    }
+
+    /// Waits until all threads know of this decode worker, or know that it is gone: within an interval.
+    async fn until_all_know(&self, name: &str, listed: bool) {
+        let interval = Duration::from_millis(INTERVAL_MS);
+        let what = format!("all threads have heard of {name}");
+        eventually(&what, interval + SLACK, || async {
+            for thread in &self.threads {
+                let page = thread.try_send(Ask::get("/pd-router/status")).await;
+                let page = page.map_err(|failure| failure.to_string())?;
+                if page.status != 200 {
+                    return Err(format!("{}: {}", page.status, page.text()));
+                }
+                let pool = page.json()["pools"][0].take();
+                if worker(&pool, name).is_null() == listed {
+                    return Err(pool.to_string());
+                }
+            }
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Kills the VM that leads, by a request to another thread.
+    async fn kill_the_leader(&self, by: usize) {
+        let ask = Ask::chat("a last wish").header(TRAP, "leader");
+        self.threads[by].send(ask).await.expect(200);
+    }
+
+    /// A worker joins and another leaves, and all threads know.
+    async fn a_change_is_adopted_by_all(&mut self) {
+        let names = self.crew.names(Role::Decode);
+        self.crew.list_one(Role::Decode, 2);
+        self.until_all_know(&names[2], true).await;
+        self.crew.dismiss_one(Role::Decode, 0);
+        self.until_all_know(&names[0], false).await;
+    }
+}
+
+pub async fn when_the_leader_dies_a_thread_takes_over(proxy: Proxy) {
+    let mut company = Company::open(proxy).await;
+    // The main thread's VM serves nobody, and leads by preference.
+    assert_eq!(company.leading(None).await, [0; 0]);
+    let threads = company.threads.iter();
+    let clients: Vec<Clients> = threads
+        .map(|thread| Clients::start(thread, CLIENTS_EACH, |ask| ask))
+        .collect();
+    for clients in &clients {
+        clients.until_answered(4).await;
+    }
+    company.kill_the_leader(0).await;
+    company.until_one_leads(None).await;
+    company.a_change_is_adopted_by_all().await;
+    for clients in clients {
+        clients.until_answered(4).await;
+        clients.stop_untouched().await;
+    }
+    company.gateway.assert_comes_to_rest().await;
+    // Nobody makes the main thread a new VM, for no request reaches it.
+    until_vms_are(&company.gateway, VMS - 1.0).await;
+}
+
+pub async fn when_that_one_dies_too_another_takes_over(proxy: Proxy) {
+    let mut company = Company::open(proxy).await;
+    company.kill_the_leader(0).await;
+    let second = company.until_one_leads(None).await;
+    company
+        .kill_the_leader((second + 1) % company.threads.len())
+        .await;
+    // Only a request would have its VM made anew, and none reaches its thread.
+    company.until_one_leads(Some(second)).await;
+    serves_again(&company.threads[second]).await;
+    company.a_change_is_adopted_by_all().await;
+    company.gateway.assert_comes_to_rest().await;
+    until_vms_are(&company.gateway, VMS - 1.0).await;
+}
+
+/// Waits until requests on this thread, whose VM has died, are answered again; until then they get 503.
+pub async fn serves_again(thread: &Thread) {
+    eventually("the thread serves again", GENEROUS, || async {
+        let reply = thread.try_send(Ask::chat("hello")).await;
+        let reply = reply.map_err(|failure| failure.to_string())?;
+        match reply.status {
+            200 => Ok(()),
+            503 => Err("503".to_owned()),
+            _ => panic!("{reply:?}"),
+        }
+    })
+    .await;
+}
+
+/// Waits until so many VMs are thought to live.
+pub async fn until_vms_are(gateway: &Gateway, count: f64) {
+    eventually("living VMs", GENEROUS, || async {
+        let vms = gateway.metrics().await.expect("pd_router_vms");
+        match vms == count {
+            true => Ok(()),
+            false => Err(format!("{vms}, not {count}")),
+        }
+    })
+    .await;
+}

@@ -1,0 +1,134 @@
+//! What one thread has booked counts for all.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, chat_body};
+use pd_router_e2e::conversation::CHAT;
+use pd_router_e2e::engines::with;
+use pd_router_e2e::threads::{Asked, Thread, endless_ask};
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::scene::{SUBSET, Scene, UNHURRIED};
+
+const LONG_STREAMS: u64 = 32;
+const REQUESTS: usize = 16;
+
+/// Dozens of the ticks in which threads hear of each other.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Some twenty blocks that no other stream shares.
+fn long_prompt(number: u64) -> String {
+    format!("Story number {number} is a long one. ").repeat(40)
+}
+
+/// Begins the long streams on one thread, all on the first two decode workers.
+async fn load_half(scene: &Scene, thread: &Thread) -> Vec<Asked> {
+    let half = scene.only(&[0, 1]);
+    let one = |number| {
+        let ask = endless_ask(&long_prompt(number)).header(SUBSET, &half);
+        thread.ask(ask)
+    };
+    let streams: Vec<Asked> = (0..LONG_STREAMS).map(one).collect();
+    thread.until_decodes(LONG_STREAMS).await;
+    let counts = running(scene).await;
+    assert_eq!(counts[0] + counts[1], LONG_STREAMS, "{counts:?}");
+    assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+    streams
+}
+
+/// What each decode worker runs, once all streams have begun there.
+async fn running(scene: &Scene) -> Vec<u64> {
+    eventually("the streams run", GENEROUS, || async {
+        let states = join_all(scene.fleet.decode.iter().map(|engine| engine.state())).await;
+        let counts: Vec<u64> = states.iter().map(|state| state.running).collect();
+        match counts.iter().sum::<u64>() == LONG_STREAMS {
+            true => Ok(counts),
+            false => Err(format!("{counts:?}")),
+        }
+    })
+    .await
+}
+
+/// The decode workers that a thread's next requests get, each sent after the one before is answered.
+async fn next_requests(thread: &Thread) -> Vec<String> {
+    let body = with(chat_body("hello"), json!({"max_tokens": 1})).to_string();
+    let mut decodes = Vec::new();
+    for _ in 0..REQUESTS {
+        let reply = thread.send(Ask::post(CHAT, body.clone())).await.expect(200);
+        decodes.push(reply.pair().decode);
+    }
+    decodes
+}
+
+/// The same of all threads but the first, at once.
+async fn next_requests_elsewhere(scene: &Scene) -> Vec<Vec<String>> {
+    let others = scene.threads.iter().skip(1);
+    join_all(others.map(next_requests)).await
+}
+
+async fn leave(scene: &Scene, streams: Vec<Asked>) {
+    for stream in streams {
+        stream.abort();
+    }
+    scene.threads[0].until_decodes(0).await;
+    scene.gateway.assert_comes_to_rest().await;
+}
+
+fn is_loaded(decode: &String) -> bool {
+    ["d0", "d1"].contains(&decode.as_str())
+}
+
+pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
+    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({"load": true})).await;
+    let streams = load_half(&scene, &scene.threads[0]).await;
+    sleep(SETTLED).await;
+    for decodes in next_requests_elsewhere(&scene).await {
+        assert!(!decodes.iter().any(is_loaded), "{decodes:?}");
+    }
+    leave(&scene, streams).await;
+    scene.fleet.assert_no_decode_refused().await;
+}
+
+pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Proxy) {
+    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
+    let streams = load_half(&scene, &scene.threads[0]).await;
+    sleep(SETTLED).await;
+    // To each of them all four workers are idle. Forty-eight draws miss half of them once in 2^48 times.
+    let decodes = next_requests_elsewhere(&scene).await.concat();
+    assert!(decodes.iter().any(is_loaded), "{decodes:?}");
+    leave(&scene, streams).await;
+}
+
+pub async fn what_a_thread_lets_go_the_others_use_again(proxy: Proxy) {
+    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({})).await;
+    let streams = load_half(&scene, &scene.threads[0]).await;
+    leave(&scene, streams).await;
+    sleep(SETTLED).await;
+    let decodes = next_requests_elsewhere(&scene).await.concat();
+    let seen: BTreeSet<&String> = decodes.iter().collect();
+    assert_eq!(seen.len(), 4, "{decodes:?}");
+    assert_all_idle(&scene).await;
+}
+
+/// No thread has anything booked, in all or with a worker.
+async fn assert_all_idle(scene: &Scene) {
+    for thread in &scene.threads {
+        eventually("a thread has nothing booked", GENEROUS, || async {
+            let page = thread.status().await;
+            let pool = &page["pools"][0];
+            let workers = pool["workers"].as_array().cloned().unwrap_or_default();
+            let idle =
+                |of: &Value| of["bookings"]["prefills"] == 0 && of["bookings"]["decodes"] == 0;
+            match idle(pool) && workers.iter().all(idle) {
+                true => Ok(()),
+                false => Err(page.to_string()),
+            }
+        })
+        .await;
+    }
+}

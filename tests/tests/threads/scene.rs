@@ -1,0 +1,57 @@
+//! A gateway with four threads over engines with names, and connections to each thread.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::engines::{Fleet, named, static_config, with};
+use pd_router_e2e::gateway::{Build, Gateway};
+use pd_router_e2e::threads::{Thread, told_apart};
+use serde_json::{Value, json};
+
+pub const THREADS: u16 = 4;
+
+/// One main thread beside them.
+pub const VMS: f64 = THREADS as f64 + 1.0;
+
+/// Engines that compute at once and then take their time: a stream of a thousand tokens outlasts a test.
+pub const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "100"];
+
+/// By it trusted callers leave only some workers.
+pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+
+pub struct Scene {
+    pub fleet: Fleet,
+    pub gateway: Gateway,
+    pub threads: Vec<Thread>,
+}
+
+impl Scene {
+    /// So many prefill and decode workers, `p0` and so on with the ids 11 and so on, `d0` with 21.
+    pub async fn open(
+        proxy: Proxy,
+        (prefill, decode): (usize, usize),
+        options: &[&str],
+        sharing: Value,
+    ) -> Scene {
+        let fleet = Fleet::start(prefill, decode, options).await;
+        let workers = [
+            named(&fleet.prefill, "p", 11),
+            named(&fleet.decode, "d", 21),
+        ];
+        let config = static_config(workers.concat(), json!({"trust_clients": true}));
+        let config = with(config, json!({"sharing": sharing}));
+        let gateway = Gateway::build(proxy, &Build::on_threads(THREADS), &config, &[]).await;
+        let threads = told_apart(&gateway, THREADS.into()).await;
+        Scene {
+            fleet,
+            gateway,
+            threads,
+        }
+    }
+
+    /// What leaves all prefill workers and these decode workers.
+    pub fn only(&self, decodes: &[usize]) -> String {
+        let mut left = self.fleet.prefill_addresses();
+        let all = self.fleet.decode_addresses();
+        left.extend(decodes.iter().map(|&at| all[at].clone()));
+        left.join(",")
+    }
+}
