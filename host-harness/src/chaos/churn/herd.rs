@@ -517,3 +517,58 @@ fn free_places(role: Role, ip: IpAddr, count: usize) -> std::io::Result<Vec<Plac
     });
     places.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use serde_json::json;
+
+    use super::*;
+
+    async fn herd(source: Source) -> Herd {
+        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let mut herd = Herd::start(source, Dialect::Vllm, ip, 1).await.unwrap();
+        // Nothing happens by itself.
+        herd.next_deed = Instant::now() + Duration::from_secs(3600);
+        herd
+    }
+
+    async fn ask(herd: &Herd, address: SocketAddr) {
+        // Refused, for it is no leg; but it came.
+        let asked = herd.http.post(address, "/v1/completions", &json!({})).await;
+        assert!(asked.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_comes_long_after_a_removal_is_counted_and_an_earlier_one_is_not() {
+        let mut herd = herd(Source::Document).await;
+        let removed = herd.workers[0].address;
+        herd.workers[0].stand = Stand::Removed {
+            since: Instant::now(),
+            requests: None,
+        };
+        ask(&herd, removed).await;
+        let begin = Instant::now();
+        let mut late = false;
+        while herd.workers.iter().any(|worker| worker.address == removed) {
+            herd.live().await.unwrap();
+            assert!(herd.lines().iter().all(|line| line.address != removed));
+            if !late && begin.elapsed() > GRACE + 4 * LOOK {
+                late = true;
+                ask(&herd, removed).await;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        assert_eq!(herd.stop().await.removed_worker_requests, 1);
+    }
+
+    #[tokio::test]
+    async fn enough_stay_and_whoever_is_written_down_only_dies() {
+        let herd = herd(Source::Static).await;
+        let later = Instant::now() + 2 * KNOWN;
+        assert_eq!(herd.possible(Role::Prefill, later), [Deed::Die]);
+        assert_eq!(herd.possible(Role::Prefill, Instant::now()), []);
+        herd.stop().await;
+    }
+}
