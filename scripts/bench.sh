@@ -23,4 +23,6 @@ stamp=$target/bench.stamp
 touch "$stamp"
 cargo bench --package pd-router-bench --bench route "${features[@]}" -- --noplot ${ONLY:+"$ONLY"}
 "$python" scripts/bench_table.py "$target" "$stamp"
-[ -n "${ONLY:-}" ] || cargo bench --quiet --package pd-router-bench --bench memory "${features[@]}"
+[ -z "${ONLY:-}" ] || exit 0
+cargo bench --quiet --package pd-router-bench --bench engine_metrics "${features[@]}" -- --noplot
+cargo bench --quiet --package pd-router-bench --bench memory "${features[@]}"

@@ -90,7 +90,20 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        let command = configured(proxy, &Build::on_threads(2), config, arguments);
+        Gateway::start_with(proxy, 2, config, arguments).await
+    }
+
+    /// The same with so many worker threads. [`Plan`](crate::plan::Plan) writes the arguments.
+    ///
+    /// # Errors
+    /// How it ended, and what it said.
+    pub async fn start_with(
+        proxy: Proxy,
+        threads: u16,
+        config: &Value,
+        arguments: &[&str],
+    ) -> Result<Gateway, StartFailure> {
+        let command = configured(proxy, &Build::on_threads(threads), config, arguments);
         Gateway::launch(proxy, command).await
     }
 

@@ -285,21 +285,27 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
+/// The name of what has no script, and is not among all.
+const CHURN: &str = "churn";
+
 /// What is to be played.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked {
     /// One scenario.
     One(&'static Scenario),
-    /// All.
+    /// All scenarios, churn not among them.
     All,
+    /// Workers that come and go.
+    Churn,
 }
 
 impl Asked {
-    /// The scenarios meant.
+    /// The scenarios meant that have a script.
     pub fn scenarios(self) -> Vec<&'static Scenario> {
         match self {
             Self::One(scenario) => vec![scenario],
             Self::All => SCENARIOS.iter().collect(),
+            Self::Churn => Vec::new(),
         }
     }
 }
@@ -308,14 +314,16 @@ impl FromStr for Asked {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        if name == "all" {
-            return Ok(Self::All);
+        match name {
+            "all" => return Ok(Self::All),
+            CHURN => return Ok(Self::Churn),
+            _ => {}
         }
         let found = SCENARIOS.iter().find(|scenario| scenario.name == name);
         let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
         found.map(Self::One).ok_or_else(|| {
             format!(
-                "there is no such scenario; there are all, {}",
+                "there is no such scenario; there are all, {CHURN}, {}",
                 names.join(", ")
             )
         })
@@ -330,7 +338,9 @@ pub fn in_words() -> String {
         let Scenario { name, what, .. } = scenario;
         format!("\n  {name:width$}  {what}")
     });
-    format!("Scenarios:{}", lines.collect::<String>())
+    let churn = "workers join, drain, leave, die and return at random; not among all; see --source";
+    let lines = lines.collect::<String>();
+    format!("Scenarios:{lines}\n  {CHURN:width$}  {churn}")
 }
 
 #[cfg(test)]

@@ -43,6 +43,9 @@ pub enum FleetError {
     /// An engine died by itself.
     #[error("the {0} engine died before it was killed")]
     NoLastCounts(Seat),
+    /// The machine refused a port or a file.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
     /// The script is wrong.
     #[error("the script speaks of an engine that is not there: {0}")]
     NoEngine(Seat),
@@ -200,16 +203,7 @@ impl Post {
     fn new(seat: Seat, dialect: Dialect, ip: IpAddr) -> Self {
         Self {
             seat,
-            config: EngineConfig {
-                dialect,
-                listen: SocketAddr::new(ip, 0),
-                speedup: SPEEDUP,
-                token_ms: TOKEN_MS,
-                lease: LEASE,
-                kv_blocks: KV_BLOCKS,
-                partner_timeout: PARTNER_TIMEOUT,
-                ..EngineConfig::new(engine_role(seat.role))
-            },
+            config: engine_config(dialect, seat.role, SocketAddr::new(ip, 0)),
             engine: None,
             lost: 0,
         }
@@ -264,14 +258,28 @@ impl Post {
     }
 }
 
+/// An engine as all scenarios have it.
+pub fn engine_config(dialect: Dialect, role: Role, listen: SocketAddr) -> EngineConfig {
+    EngineConfig {
+        dialect,
+        listen,
+        speedup: SPEEDUP,
+        token_ms: TOKEN_MS,
+        lease: LEASE,
+        kv_blocks: KV_BLOCKS,
+        partner_timeout: PARTNER_TIMEOUT,
+        ..EngineConfig::new(engine_role(role))
+    }
+}
+
 /// Hand-offs that nobody has fetched or given up, whether or not their lease has ended.
-fn unfetched(issued: u64, pulled: u64, given_up: u64) -> u64 {
+pub fn unfetched(issued: u64, pulled: u64, given_up: u64) -> u64 {
     issued.saturating_sub(pulled + given_up)
 }
 
 /// An address of this machine that no other run uses: a port that an engine leaves for a while stays free there, since
 /// connections are made from 127.0.0.1.
-fn own_loopback() -> IpAddr {
+pub fn own_loopback() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
     // The tests' own engines take 127.1.0.0 and up; no two runs of one process meet within 254.

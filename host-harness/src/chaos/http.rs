@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use hyper::header::AUTHORIZATION;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -72,6 +73,25 @@ impl Http {
         self.send(Method::POST, address, path, body).await.map(drop)
     }
 
+    /// Sends JSON as one who has this token.
+    ///
+    /// # Errors
+    /// When it is not answered with 200.
+    pub async fn send_as(
+        &self,
+        method: Method,
+        address: SocketAddr,
+        path: &'static str,
+        json: &Value,
+        token: &str,
+    ) -> Result<(), HttpError> {
+        let body = Bytes::from(json.to_string());
+        let token = Some(format!("Bearer {token}"));
+        self.exchange(method, address, path, body, token)
+            .await
+            .map(drop)
+    }
+
     /// Deletes what is at the path.
     ///
     /// # Errors
@@ -89,15 +109,30 @@ impl Http {
         path: &'static str,
         body: Bytes,
     ) -> Result<Bytes, HttpError> {
+        self.exchange(method, address, path, body, None).await
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        address: SocketAddr,
+        path: &'static str,
+        body: Bytes,
+        authorization: Option<String>,
+    ) -> Result<Bytes, HttpError> {
         let failed = |why: String| HttpError {
             method: method.clone(),
             address,
             path,
             why,
         };
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method.clone())
-            .uri(format!("http://{address}{path}"))
+            .uri(format!("http://{address}{path}"));
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request
             .body(Full::new(body))
             .map_err(|error| failed(error.to_string()))?;
         let response = self.0.request(request).await;

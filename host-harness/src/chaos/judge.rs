@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::churn::Churned;
 use super::reply::Ending;
 use super::scenario::Leaks;
 use super::wellbeing::Wellbeing;
@@ -84,6 +85,9 @@ pub struct Figures {
     pub bookings_left: u64,
     /// Requests that their clients left on purpose.
     pub left: u64,
+    /// What befell the workers, where they come and go.
+    #[serde(flatten)]
+    pub churned: Option<Churned>,
     /// The engines' own errors by status.
     pub engine_statuses: BTreeMap<u16, u64>,
     /// The failures by reason.

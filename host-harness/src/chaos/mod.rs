@@ -13,6 +13,7 @@ use crate::run::{EnvoyLog, Proxy, RunError};
 
 mod asks;
 mod catalogue;
+mod churn;
 mod client;
 mod fleet;
 mod http;
@@ -26,6 +27,7 @@ mod scenario;
 mod wellbeing;
 
 use catalogue::Asked;
+use churn::Source;
 use output::Row;
 use play::{PlayError, Setting, ticks};
 use scenario::Scenario;
@@ -41,11 +43,12 @@ everything else. failed_with_healthy_pair: those of them that failed though from
 and a decode engine without a fault. ejected_after_ms: from the fault to the first ejection in the role at fault; null where nothing is to be \
 ejected, or nothing was. kv_leaked: hand-offs that engines issued and nobody fetched, engines that were killed included; \
 kv_leaked_counted: the same by the filter's count. bookings_left: charges that are still booked. left: requests whose clients left on \
-purpose, not among sent.
+purpose, not among sent. churn: joined, returned, drained, removed, died count workers; removed_worker_requests: requests that \
+reached a worker later than one interval of its source and 500 ms after it was removed; draining_worker_requests: the same after it was said to drain.
 
 Rules, whose breach is exit status 1: failed_with_healthy_pair is 0; no answer that lacks anything looks whole to its client, or \
 ends with [DONE]; an engine's error is passed on unchanged; bookings_left is 0; kv_leaked_counted is at least kv_leaked, and equal where no \
-decode ends before its first byte; something is answered.";
+decode ends before its first byte; something is answered; in churn, removed_worker_requests is 0, and no stream and no request is left.";
 
 /// Arguments of `pd-harness chaos`.
 #[derive(Debug, clap::Args)]
@@ -63,6 +66,12 @@ pub struct Args {
     /// How long clients ask, in each scenario.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
+    /// churn: how the gateway learns of its workers; without it, each of them in turn.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    source: Vec<Source>,
+    /// churn: what happens when follows from this number; without it, from chance.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Scenarios at once, each with a fleet and a gateway of its own; times suffer.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     at_once: u16,
@@ -85,6 +94,24 @@ enum Carriers {
     Envoy,
     /// The one, then the other.
     Both,
+}
+
+/// What is played in one host at a time.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// What a script says.
+    Scripted(&'static Scenario),
+    /// What follows from this number, told by this source.
+    Churn(Source, u64),
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Scripted(scenario) => scenario.name,
+            Self::Churn(source, _) => source.scenario(),
+        }
+    }
 }
 
 /// Why chaos is not content.
@@ -152,6 +179,21 @@ impl Carriers {
 }
 
 impl Args {
+    fn parts(&self) -> Vec<Part> {
+        let Asked::Churn = self.scenario else {
+            let scenarios = self.scenario.scenarios().into_iter();
+            return scenarios.map(Part::Scripted).collect();
+        };
+        let sources = match self.source.is_empty() {
+            true => Source::ALL.to_vec(),
+            false => self.source.clone(),
+        };
+        let seed = self.seed.unwrap_or_else(rand::random);
+        eprintln!("churn: --seed {seed}");
+        let parts = sources.into_iter().map(|source| Part::Churn(source, seed));
+        parts.collect()
+    }
+
     fn setting(&self, proxy: Proxy) -> Setting {
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         Setting {
@@ -173,13 +215,13 @@ impl Args {
 /// Plays them, under a bar that only a person at a terminal sees.
 async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
     let proxies = args.proxy.proxies().iter();
-    let scenarios = args.scenario.scenarios();
+    let parts = args.parts();
     let plays: Vec<_> = proxies
-        .flat_map(|proxy| scenarios.iter().map(|scenario| (*scenario, *proxy)))
+        .flat_map(|proxy| parts.iter().map(|part| (*part, *proxy)))
         .collect();
     let bar = bar(plays.len() as u64 * ticks(Duration::from_secs(args.seconds)));
     let rows = stream::iter(plays)
-        .map(|(scenario, proxy)| play_one(scenario, args.setting(proxy), &bar))
+        .map(|(part, proxy)| play_one(part, args.setting(proxy), &bar))
         .buffered(args.at_once.into())
         .try_collect()
         .await;
@@ -187,21 +229,20 @@ async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
     rows
 }
 
-async fn play_one(
-    scenario: &'static Scenario,
-    setting: Setting,
-    bar: &ProgressBar,
-) -> Result<Row, ChaosError> {
-    let host = setting.gateway.proxy.name();
-    bar.set_message(format!("{} ({host})", scenario.name));
-    let verdict = play::play(scenario, &setting, bar).await;
+async fn play_one(part: Part, setting: Setting, bar: &ProgressBar) -> Result<Row, ChaosError> {
+    let (name, host) = (part.name(), setting.gateway.proxy.name());
+    bar.set_message(format!("{name} ({host})"));
+    let verdict = match part {
+        Part::Scripted(scenario) => play::play(scenario, &setting, bar).await,
+        Part::Churn(source, seed) => churn::play(source, &setting, seed, bar).await,
+    };
     let verdict = verdict.map_err(|source| ChaosError::Play {
-        name: scenario.name,
+        name,
         host,
         source: Box::new(source),
     })?;
     Ok(Row {
-        name: scenario.name,
+        name,
         host,
         verdict,
     })

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::churn::Churned;
 use super::judge::{Figures, Verdict};
 
 /// What a scenario came to in one host.
@@ -156,9 +157,31 @@ pub fn for_people(rows: &[Row]) -> String {
         let _ = writeln!(text, "{}", padded.trim_end());
     }
     for row in rows {
+        write_churn(&mut text, row);
         write_reasons(&mut text, row);
     }
     text
+}
+
+fn write_churn(text: &mut String, row: &Row) {
+    let Some(Churned {
+        joined,
+        returned,
+        drained,
+        removed,
+        died,
+        removed_worker_requests,
+        draining_worker_requests,
+    }) = row.verdict.figures.churned
+    else {
+        return;
+    };
+    let _ = writeln!(
+        text,
+        "\n{} in {}: {joined} workers joined, {returned} returned, {drained} drained, {removed} were removed, {died} died; \
+         {removed_worker_requests} requests reached removed workers, {draining_worker_requests} draining ones",
+        row.name, row.host
+    );
 }
 
 fn write_reasons(text: &mut String, row: &Row) {

@@ -63,6 +63,14 @@ pub enum PlayError {
     /// The gateway does not say how it is.
     #[error(transparent)]
     Http(#[from] HttpError),
+    /// Such workers cannot be found so.
+    #[error(
+        "{scenario} cannot tell where each worker's bootstrap server is: another --dialect can"
+    )]
+    CannotTell {
+        /// The scenario.
+        scenario: &'static str,
+    },
     /// The gateway says that it could not serve.
     #[error("the gateway was not ready after {} s: {why}", READY_LIMIT.as_secs())]
     NotReady {
@@ -105,7 +113,8 @@ pub async fn play(
     Ok(verdict)
 }
 
-enum Never {}
+/// What never comes to be.
+pub enum Never {}
 
 struct Stage<'a> {
     scenario: &'a Scenario,
@@ -119,14 +128,14 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     async fn play(&self, fleet: &mut Fleet) -> Result<(Seen, Aftermath), PlayError> {
-        self.until_ready().await?;
+        until_ready(&self.http, self.at.listen).await?;
         for step in self.scenario.script.iter().filter(|step| step.at == 0.0) {
             self.perform(step.act, fleet).await?;
         }
         let clients = Clients::start(self.at.listen, self.scenario.crowd);
         self.follow_script(fleet).await?;
         let seen = clients.stop().await;
-        let (census, metrics) = self.until_at_rest(fleet).await?;
+        let (census, metrics) = until_at_rest(&self.http, self.at.admin, &*fleet).await?;
         let aftermath = Aftermath {
             ejected_after: self.ejected_after.get(),
             kv_leaked: census.unfetched,
@@ -140,17 +149,6 @@ impl Stage<'_> {
             },
         };
         Ok((seen, aftermath))
-    }
-
-    async fn until_ready(&self) -> Result<(), PlayError> {
-        let deadline = Instant::now() + READY_LIMIT;
-        loop {
-            match all_threads_ready(&self.http, self.at.listen).await {
-                Ok(()) => return Ok(()),
-                Err(why) if Instant::now() > deadline => return Err(PlayError::NotReady { why }),
-                Err(_) => sleep(LOOK).await,
-            }
-        }
     }
 
     async fn follow_script(&self, fleet: &mut Fleet) -> Result<(), PlayError> {
@@ -198,25 +196,62 @@ impl Stage<'_> {
         let metrics = Metrics::ask(&self.http, self.at.admin).await?;
         Ok(metrics.ejections(role))
     }
+}
 
-    /// Waits until no engine has a request, nothing is booked, and all counts stand still; or long enough.
-    async fn until_at_rest(&self, fleet: &Fleet) -> Result<(Census, Metrics), PlayError> {
-        let deadline = Instant::now() + REST_LIMIT;
-        let (mut calm, mut before) = (0, None);
-        loop {
-            sleep(REST_LOOK).await;
-            let metrics = Metrics::ask(&self.http, self.at.admin).await?;
-            let census = fleet.census().await?;
-            let rests = census.requests + metrics.bookings() + metrics.streams() == 0;
-            let counts = Some((census.unfetched, metrics.leaked_handoffs()));
-            calm = match rests && counts == before {
-                true => calm + 1,
-                false => 0,
-            };
-            before = counts;
-            if calm == CALM_LOOKS || Instant::now() > deadline {
-                return Ok((census, metrics));
-            }
+/// Whoever knows what is in all engines.
+pub trait Counted {
+    /// What is in them.
+    ///
+    /// # Errors
+    /// When one that runs does not answer.
+    async fn census(&self) -> Result<Census, FleetError>;
+}
+
+impl Counted for Fleet {
+    async fn census(&self) -> Result<Census, FleetError> {
+        self.census().await
+    }
+}
+
+/// Waits until every thread of the gateway says that it could serve.
+///
+/// # Errors
+/// When that takes too long.
+pub async fn until_ready(http: &Http, gateway: SocketAddr) -> Result<(), PlayError> {
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        match all_threads_ready(http, gateway).await {
+            Ok(()) => return Ok(()),
+            Err(why) if Instant::now() > deadline => return Err(PlayError::NotReady { why }),
+            Err(_) => sleep(LOOK).await,
+        }
+    }
+}
+
+/// Waits until no engine has a request, nothing is booked, and all counts stand still; or long enough.
+///
+/// # Errors
+/// When the gateway or an engine does not say how it is.
+pub async fn until_at_rest(
+    http: &Http,
+    admin: SocketAddr,
+    engines: &impl Counted,
+) -> Result<(Census, Metrics), PlayError> {
+    let deadline = Instant::now() + REST_LIMIT;
+    let (mut calm, mut before) = (0, None);
+    loop {
+        sleep(REST_LOOK).await;
+        let metrics = Metrics::ask(http, admin).await?;
+        let census = engines.census().await?;
+        let rests = census.requests + metrics.bookings() + metrics.streams() == 0;
+        let counts = Some((census.unfetched, metrics.leaked_handoffs()));
+        calm = match rests && counts == before {
+            true => calm + 1,
+            false => 0,
+        };
+        before = counts;
+        if calm == CALM_LOOKS || Instant::now() > deadline {
+            return Ok((census, metrics));
         }
     }
 }
@@ -229,7 +264,7 @@ async fn all_threads_ready(http: &Http, gateway: SocketAddr) -> Result<(), HttpE
 }
 
 /// Moves the progress bar on, by as much as a scenario lasts.
-async fn tick(bar: &ProgressBar, lasts: Duration) -> Never {
+pub async fn tick(bar: &ProgressBar, lasts: Duration) -> Never {
     for _ in 0..ticks(lasts) {
         sleep(Duration::from_secs(1) / TICKS).await;
         bar.inc(1);

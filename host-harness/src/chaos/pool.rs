@@ -20,16 +20,26 @@ const TOKEN: Duration = Duration::from_millis(30);
 /// How long a worker is left alone at first.
 const EJECTED: Duration = Duration::from_millis(1000);
 
+/// The pool's name.
+pub const POOL: &str = "chaos";
+
 /// The plugin's configuration for these engines.
 pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)]) -> Vec<u8> {
     let workers: Vec<_> = engines
         .iter()
         .map(|(role, engine)| worker(*role, engine))
         .collect();
+    let discovery = json!({"static": {"workers": workers}});
+    plugin_config_over(dialect, discovery, json!("members"))
+}
+
+/// The plugin's configuration for engines that are found so, at destinations of this kind.
+pub fn plugin_config_over(dialect: Dialect, discovery: Value, destinations: Value) -> Vec<u8> {
     let pool = json!({
-        "name": "chaos",
+        "name": POOL,
         "protocol": protocol(dialect),
-        "discovery": {"static": {"workers": workers}},
+        "discovery": discovery,
+        "destinations": destinations,
         "prefill": {
             "timeout_ms": milliseconds(4 * PREFILL),
             "base_timeout_ms": milliseconds(PREFILL),

@@ -59,6 +59,9 @@ pub struct Args {
     /// sglang: how long after its KV was handed over a prefill marked to fail late does so, in milliseconds; not sped up.
     #[arg(long, default_value_t = defaults().late.as_millis() as u64)]
     late_ms: u64,
+    /// Bytes that /metrics has at least: a real engine's has some 60,000.
+    #[arg(long, value_name = "BYTES", default_value_t = defaults().metrics_padding)]
+    metrics_padding: usize,
     /// Print one JSON line when ready, for machines.
     #[arg(long)]
     json: bool,
@@ -89,6 +92,7 @@ impl Args {
             dp_size: self.dp_size,
             partner_timeout: Duration::from_millis(self.partner_timeout_ms),
             late: Duration::from_millis(self.late_ms),
+            metrics_padding: self.metrics_padding,
         }
     }
 }

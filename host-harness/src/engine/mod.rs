@@ -113,6 +113,8 @@ pub struct EngineConfig {
     pub partner_timeout: Duration,
     /// How long after its KV was handed over a prefill marked to fail late does so; not sped up.
     pub late: Duration,
+    /// Bytes that `/metrics` has at least.
+    pub metrics_padding: usize,
 }
 
 impl EngineConfig {
@@ -133,6 +135,7 @@ impl EngineConfig {
             dp_size: 1,
             partner_timeout: Duration::from_secs(300),
             late: Duration::from_millis(300),
+            metrics_padding: 0,
         }
     }
 

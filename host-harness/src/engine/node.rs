@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use serde::Serialize;
 use serde_json::json;
@@ -30,6 +31,8 @@ pub struct Node {
     pub config: EngineConfig,
     /// New with each start, so that a hand-off from before a restart is known as such.
     pub engine_id: String,
+    /// When it started, in seconds since 1970.
+    started: f64,
     /// KV blocks and leases.
     pub kv: Rc<Kv>,
     /// The place where prompts are computed.
@@ -50,6 +53,12 @@ pub struct Node {
     pub tally: Rc<Tally>,
     /// What was asked.
     pub recorder: Recorder,
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs_f64()
 }
 
 /// The answer to `GET /__state`, and what a stopped engine leaves.
@@ -100,6 +109,7 @@ impl Node {
         let lease = config.dialect.lease(&config);
         Rc::new(Self {
             engine_id: format!("{:032x}", rand::random::<u128>()),
+            started: now(),
             kv: Kv::new(config.kv_blocks, lease),
             rooms: Rc::default(),
             bootstrap,
@@ -212,6 +222,8 @@ impl Node {
             blocks_used,
             blocks: self.config.kv_blocks,
             block_tokens: self.config.block_tokens,
+            started: self.started,
+            padded_to: self.config.metrics_padding,
         };
         metrics::write(self.config.dialect, &load)
     }

@@ -1,4 +1,4 @@
-//! The admin listener: readiness and metrics, under Envoy's paths.
+//! The admin listener: readiness, metrics and clusters, under Envoy's paths.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -42,14 +42,24 @@ fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/ready") => text(StatusCode::OK, "LIVE\n".to_owned()),
         (&Method::GET, "/stats/prometheus") => text(StatusCode::OK, process.metrics.prometheus()),
+        // In the one shape that there is here, whatever `format` is asked for.
+        (&Method::GET, "/clusters") => json(process.clusters.to_json().to_string()),
         _ => text(StatusCode::NOT_FOUND, "not found\n".to_owned()),
     }
 }
 
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    page(status, "text/plain; charset=UTF-8", body)
+}
+
+fn json(body: String) -> Response<Full<Bytes>> {
+    page(StatusCode::OK, "application/json", body)
+}
+
+fn page(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=UTF-8");
-    response.headers_mut().insert(CONTENT_TYPE, plain);
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }

@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use super::body::Outgoing;
 use super::maps::Headers;
 use super::state::{CallReply, LocalReply, PreparedCall};
-use super::upstream::{Attempts, Failure, Upstreams};
+use super::upstream::{Attempts, Upstreams};
 use super::vm::Vm;
 
 /// The largest answer that Envoy buffers for a call, in bytes.
@@ -30,7 +30,7 @@ pub async fn run(vm: Weak<Vm>, call: Box<PreparedCall>) {
             let limit = Duration::from_millis(u64::from(limit));
             let exchange = exchange(upstreams, call, Rc::clone(&attempts));
             let answered = tokio::time::timeout(limit, exchange).await;
-            answered.unwrap_or_else(|_| local(Failure::Timeout.reply(attempts.count.get())))
+            answered.unwrap_or_else(|_| local(attempts.timed_out().reply(attempts.count.get())))
         }
     };
     if let Some(vm) = vm.upgrade() {

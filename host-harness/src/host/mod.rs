@@ -7,8 +7,12 @@ mod abi;
 mod admin;
 mod body;
 mod call;
+pub mod clusters;
+mod eds;
 mod maps;
 mod metrics;
+pub mod names;
+pub mod routes;
 mod shared;
 mod state;
 mod stream;
@@ -30,7 +34,11 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 
+use self::clusters::{Clusters, Kind};
+pub use self::upstream::DESTINATION;
+
 use self::metrics::Metrics;
+use self::routes::Routes;
 use self::shared::Shared;
 use self::state::Process;
 use self::vm::{Blueprint, StartError};
@@ -52,10 +60,10 @@ pub struct HostConfig {
     pub plugin: PathBuf,
     /// The plugin's configuration document.
     pub plugin_config: Vec<u8>,
-    /// Cluster names and their members.
-    pub clusters: BTreeMap<String, Vec<SocketAddr>>,
-    /// The cluster that requests are routed to.
-    pub route_cluster: String,
+    /// Cluster names, and where each has its hosts from.
+    pub clusters: BTreeMap<String, Kind>,
+    /// Which way requests take.
+    pub routes: Routes,
     /// Bytes of a body that may be buffered; a request body that reaches this gets 413.
     pub buffer_limit: usize,
 }
@@ -110,12 +118,13 @@ impl Host {
         let process = Arc::new(Process {
             shared: Shared::default(),
             metrics: Metrics::default(),
-            clusters: config.clusters,
-            route_cluster: config.route_cluster,
+            clusters: Clusters::new(config.clusters, admin),
+            routes: config.routes,
             plugin_config: config.plugin_config,
             buffer_limit: config.buffer_limit,
             connections: AtomicU64::new(0),
         });
+        process.clusters.refresh().await;
         let compiling = Arc::clone(&process);
         let blueprint = tokio::task::spawn_blocking(move || Blueprint::compile(&wasm, compiling));
         let blueprint = Arc::new(blueprint.await.map_err(|_| HostError::Thread)??);

@@ -10,10 +10,12 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc::UnboundedSender;
 use wasmtime::{Memory, StoreLimits, StoreLimitsBuilder, TypedFunc};
 
+use super::clusters::Clusters;
 use super::maps::Headers;
 use super::metrics::Metrics;
+use super::routes::{Route, Routes};
 use super::shared::{QueueOwner, Shared};
-use super::upstream::{Clusters, OutgoingRequest};
+use super::upstream::OutgoingRequest;
 
 /// The id of a root or stream context, unique within its thread.
 pub type ContextId = u32;
@@ -32,8 +34,8 @@ pub struct Process {
     pub metrics: Metrics,
     /// Where requests and calls may go.
     pub clusters: Clusters,
-    /// The cluster of the only route.
-    pub route_cluster: String,
+    /// Which way requests take.
+    pub routes: Routes,
     /// The plugin's configuration document.
     pub plugin_config: Vec<u8>,
     /// Bytes of one body that may be buffered.
@@ -267,6 +269,8 @@ pub struct StreamInfo {
     pub source: SocketAddr,
     /// The number of the client's connection.
     pub connection: u64,
+    /// The route that the request takes.
+    pub route: Arc<Route>,
     /// The value of x-request-id.
     pub request_id: Vec<u8>,
     /// The last upstream host tried.

@@ -1,9 +1,10 @@
 //! The way to the workers: clusters, the strict `override_host` choice, pooled connections, retries, and what a failure looks like.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -14,11 +15,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::body::{Outgoing, ReplayBody};
+use super::clusters::{Cluster, Event, Member};
 use super::maps::Headers;
 use super::state::LocalReply;
-
-/// Envoy cluster names and the members of each.
-pub type Clusters = BTreeMap<String, Vec<SocketAddr>>;
 
 /// The ordered list of hosts that a request may go to.
 pub const DESTINATION: &[u8] = b"x-gateway-destination-endpoint";
@@ -61,7 +60,7 @@ pub struct OutgoingRequest {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    hosts: Vec<SocketAddr>,
+    hosts: Vec<Arc<Member>>,
     retries: Retries,
     /// The whole request's time limit, if the plugin set one.
     pub timeout: Option<Duration>,
@@ -69,14 +68,14 @@ pub struct OutgoingRequest {
 
 impl OutgoingRequest {
     /// A routed request. `None`: method, path or authority is missing or unusable.
-    pub fn route(headers: &Headers, cluster: &[SocketAddr]) -> Option<OutgoingRequest> {
+    pub fn route(headers: &Headers, cluster: Option<&Cluster>) -> Option<OutgoingRequest> {
         let text = |name: &[u8]| headers.get(name).filter(|value| !value.is_empty());
         let authority = HeaderValue::from_bytes(text(b":authority")?).ok()?;
         let mut request = OutgoingRequest {
             method: Method::from_bytes(text(b":method")?).ok()?,
             uri: Uri::try_from(text(b":path")?).ok()?,
             headers: HeaderMap::new(),
-            hosts: destinations(headers, cluster),
+            hosts: cluster.map_or_else(Vec::new, |cluster| destinations(headers, cluster)),
             retries: Retries::from(headers),
             timeout: timeout(headers),
         };
@@ -88,8 +87,8 @@ impl OutgoingRequest {
     }
 
     /// A call that needs a host at once, as Envoy's calls do.
-    pub fn call(headers: &Headers, cluster: &[SocketAddr]) -> Result<OutgoingRequest, CallRefused> {
-        let request = OutgoingRequest::route(headers, cluster).ok_or(CallRefused::Headers)?;
+    pub fn call(headers: &Headers, cluster: &Cluster) -> Result<OutgoingRequest, CallRefused> {
+        let request = OutgoingRequest::route(headers, Some(cluster)).ok_or(CallRefused::Headers)?;
         if request.hosts.is_empty() {
             return Err(CallRefused::NoHost);
         }
@@ -133,13 +132,9 @@ pub fn copy_headers(from: &Headers, to: &mut HeaderMap, skip: impl Fn(&[u8]) -> 
 }
 
 /// The cluster's members in the order of the destination header.
-fn destinations(headers: &Headers, cluster: &[SocketAddr]) -> Vec<SocketAddr> {
+fn destinations(headers: &Headers, cluster: &Cluster) -> Vec<Arc<Member>> {
     let list = headers.get(DESTINATION).unwrap_or_default();
-    let list = std::str::from_utf8(list).unwrap_or_default();
-    list.split(',')
-        .filter_map(|entry| entry.trim().parse().ok())
-        .filter(|address| cluster.contains(address))
-        .collect()
+    cluster.chosen(std::str::from_utf8(list).unwrap_or_default())
 }
 
 fn timeout(headers: &Headers) -> Option<Duration> {
@@ -197,8 +192,27 @@ impl Retries {
 pub struct Attempts {
     /// How many hosts were tried.
     pub count: Cell<u64>,
+    last: RefCell<Option<Arc<Member>>>,
+}
+
+impl Attempts {
     /// The last one.
-    pub last: Cell<Option<SocketAddr>>,
+    pub fn last(&self) -> Option<SocketAddr> {
+        Some(self.last.borrow().as_ref()?.address())
+    }
+
+    fn add(&self, host: &Arc<Member>) {
+        self.count.set(self.count.get() + 1);
+        *self.last.borrow_mut() = Some(Arc::clone(host));
+    }
+
+    /// The time for the last one was up.
+    pub fn timed_out(&self) -> Failure {
+        if let Some(host) = &*self.last.borrow() {
+            host.counts.note(Event::TimedOut);
+        }
+        Failure::Timeout
+    }
 }
 
 /// Why there is no response.
@@ -304,7 +318,7 @@ impl Upstreams {
         };
         let sending = self.send_with_retries(&request, &body, &attempts);
         let answered = tokio::time::timeout(limit, sending).await;
-        answered.unwrap_or(Err(Failure::Timeout))
+        answered.unwrap_or_else(|_| Err(attempts.timed_out()))
     }
 
     async fn send_with_retries(
@@ -318,10 +332,12 @@ impl Upstreams {
             let host = request
                 .hosts
                 .get(usize::try_from(retries).unwrap_or(usize::MAX));
-            let host = *host.ok_or(Failure::NoHost)?;
-            attempts.count.set(attempts.count.get() + 1);
-            attempts.last.set(Some(host));
+            let host = host.ok_or(Failure::NoHost)?;
+            attempts.add(host);
             let outcome = self.attempt(host, request, body).await;
+            if let Some(event) = became_of(&outcome) {
+                host.counts.note(event);
+            }
             let again = retries < request.retries.limit
                 && request.retries.covers(&outcome)
                 && body.can_replay();
@@ -338,25 +354,30 @@ impl Upstreams {
 
     async fn attempt(
         self: &Rc<Self>,
-        host: SocketAddr,
+        member: &Member,
         request: &OutgoingRequest,
         body: &Outgoing,
     ) -> Result<Response<Incoming>, Failure> {
+        let host = member.address();
         while let Some(mut sender) = self.take_idle(host) {
             match sender.try_send_request(request.build(body)).await {
                 Ok(response) => {
+                    member.counts.note(Event::Sent);
                     keep(self, host, sender);
                     return Ok(response);
                 }
                 // If the host had closed the idle connection and nothing was sent, this request has not failed.
                 Err(mut error) => {
                     if error.take_message().is_none() {
+                        member.counts.note(Event::Sent);
                         return Err(Failure::Reset);
                     }
                 }
             }
         }
+        member.counts.note(Event::Connecting);
         let mut sender = connect(host).await?;
+        member.counts.note(Event::Sent);
         match sender.send_request(request.build(body)).await {
             Ok(response) => {
                 keep(self, host, sender);
@@ -376,6 +397,16 @@ impl Upstreams {
         }
         None
     }
+}
+
+fn became_of(outcome: &Result<Response<Incoming>, Failure>) -> Option<Event> {
+    Some(match outcome {
+        Ok(response) => Event::Answered(response.status().as_u16()),
+        Err(Failure::Connect { .. }) => Event::ConnectFailed,
+        Err(Failure::Reset) => Event::Reset,
+        // Nobody was asked, or what was asked is counted where the time is kept.
+        Err(Failure::NoHost | Failure::Timeout) => return None,
+    })
 }
 
 /// Puts the connection back once the response was read to its end; one that closes is forgotten.

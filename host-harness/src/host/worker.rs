@@ -118,6 +118,7 @@ impl Acceptor {
                 return;
             }
         };
+        self.process.clusters.follow();
         tokio::task::spawn_local(admin::serve(admin, self.process));
         let mut turn = 0;
         loop {

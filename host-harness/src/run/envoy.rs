@@ -20,7 +20,9 @@ use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::task::JoinHandle;
 
 use super::bootstrap::{self, BootstrapError, Settings};
+use super::forwarder::Forwarder;
 use super::gateway::Addresses;
+use crate::host::clusters::Kind;
 
 /// Runs Envoy for as long as somebody holds the other end of standard input: so it ends with the harness, however that
 /// ends, SIGKILL included. The part in braces is what watches, and ends Envoy: politely, and after 5 s not.
@@ -105,6 +107,7 @@ pub struct Envoy {
     /// Where it listens.
     pub addresses: Addresses,
     process: Process,
+    _admin: Admin,
 }
 
 impl Envoy {
@@ -113,18 +116,25 @@ impl Envoy {
     /// # Errors
     /// When it does not come to that; the error repeats what Envoy's log says.
     pub async fn start(config: EnvoyConfig<'_>) -> Result<Self, EnvoyError> {
-        let bootstrap = bootstrap::render(config.template, &config.settings)?;
-        let mut process = Process::start(&config, &bootstrap)?;
+        let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
+        let admin = Admin::of(&config.settings, folder.path()).await?;
+        let settings = &config.settings;
+        let bootstrap = bootstrap::render(config.template, settings, admin.pipe())?;
+        let mut process = Process::start(&config, &bootstrap, folder)?;
         let admin_file = process.admin_file();
         let addresses = tokio::select! {
-            addresses = ready(&admin_file) => addresses,
+            addresses = ready(&admin, &admin_file) => addresses,
             error = process.ended() => return Err(error),
             () = tokio::time::sleep(START_LIMIT) => {
                 process.stop().await;
                 return Err(EnvoyError::NotReady);
             }
         };
-        Ok(Self { addresses, process })
+        Ok(Self {
+            addresses,
+            process,
+            _admin: admin,
+        })
     }
 
     /// Waits for Envoy to end by itself.
@@ -138,6 +148,39 @@ impl Envoy {
     }
 }
 
+/// Where Envoy's admin page is.
+enum Admin {
+    /// At an address, which Envoy tells in a file.
+    Address,
+    /// On a unix socket, for the filter's own questions; this program passes it on.
+    Pipe(PathBuf, Forwarder),
+}
+
+impl Admin {
+    async fn of(settings: &Settings<'_>, folder: &Path) -> io::Result<Self> {
+        if !settings.clusters.values().any(|kind| *kind == Kind::Admin) {
+            return Ok(Self::Address);
+        }
+        let pipe = folder.join("admin.sock");
+        let forwarder = Forwarder::start(settings.admin, &pipe).await?;
+        Ok(Self::Pipe(pipe, forwarder))
+    }
+
+    fn pipe(&self) -> Option<&Path> {
+        match self {
+            Self::Address => None,
+            Self::Pipe(pipe, _) => Some(pipe),
+        }
+    }
+
+    fn address(&self, file: &Path) -> Option<SocketAddr> {
+        match self {
+            Self::Address => std::fs::read_to_string(file).ok()?.trim().parse().ok(),
+            Self::Pipe(_, forwarder) => Some(forwarder.address),
+        }
+    }
+}
+
 struct Process {
     supervisor: Child,
     lifeline: Option<ChildStdin>,
@@ -146,8 +189,11 @@ struct Process {
 }
 
 impl Process {
-    fn start(config: &EnvoyConfig<'_>, bootstrap: &Value) -> Result<Self, EnvoyError> {
-        let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
+    fn start(
+        config: &EnvoyConfig<'_>,
+        bootstrap: &Value,
+        folder: TempDir,
+    ) -> Result<Self, EnvoyError> {
         let file = folder.path().join("bootstrap.json");
         std::fs::write(&file, bootstrap.to_string())?;
         let mut supervisor = Command::new("sh")
@@ -247,21 +293,17 @@ fn keep(lines: &mut VecDeque<String>, line: &str) {
 }
 
 /// Asks until Envoy serves, and says where.
-async fn ready(admin_file: &Path) -> Addresses {
+async fn ready(admin: &Admin, admin_file: &Path) -> Addresses {
     loop {
-        if let Some(addresses) = try_ready(admin_file).await {
+        if let Some(addresses) = try_ready(admin, admin_file).await {
             return addresses;
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn try_ready(admin_file: &Path) -> Option<Addresses> {
-    let admin = std::fs::read_to_string(admin_file)
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
+async fn try_ready(admin: &Admin, admin_file: &Path) -> Option<Addresses> {
+    let admin = admin.address(admin_file)?;
     get(admin, "/ready").await?;
     let listeners = get(admin, "/listeners?format=json").await?;
     let listen = listener(&serde_json::from_slice(&listeners).ok()?)?;

@@ -5,12 +5,15 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use routing::config::{BootstrapSource, Config, Discovery, Pool, Protocol};
+use routing::config::{BootstrapSource, Config, Destinations, Discovery, Pool, Protocol};
 use routing::fleet::Role;
 use serde_json::json;
 
 use super::bootstrap::Callers;
+use super::ways::{PoolRoute, Ways};
 use crate::engine::{self, Engine, EngineConfig, EngineError};
+use crate::host::clusters::Kind;
+use crate::host::routes::{Route, Routes};
 
 /// The one model that simulated engines serve.
 pub const MODEL: &str = "sim";
@@ -135,10 +138,10 @@ impl FromStr for Member {
 /// What the proxy must know of the fleet that a plugin configuration names.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Members {
-    /// The proxy's clusters and the addresses in them.
-    pub clusters: BTreeMap<String, Vec<SocketAddr>>,
-    /// The cluster that requests are routed to.
-    pub route_cluster: String,
+    /// The proxy's clusters, and where each has its hosts from.
+    pub clusters: BTreeMap<String, Kind>,
+    /// Which way requests take.
+    pub routes: Routes,
     /// Workers with an address of their own.
     pub engines: Vec<(Role, SocketAddr)>,
     /// Dynamo frontends.
@@ -156,46 +159,92 @@ impl Members {
     pub fn of(config: &Config) -> Self {
         let mut members = Self {
             clusters: BTreeMap::new(),
-            route_cluster: String::new(),
+            routes: Routes::default(),
             engines: Vec::new(),
             frontends: Vec::new(),
             model: None,
             callers: Callers::of(config),
             status: config.status,
         };
+        if let Some(first) = config.pools.first() {
+            members.routes = Routes::all(route_to(first));
+        }
         for pool in &config.pools {
             members.add(pool);
         }
         members
     }
 
+    /// Adds what the command line says of routes and clusters.
+    ///
+    /// # Errors
+    /// When it speaks of a pool that there is not, or twice of one authority.
+    pub fn add_ways(&mut self, ways: &Ways, config: &Config) -> Result<(), WaysError> {
+        for PoolRoute { authority, pool } in &ways.routes {
+            let named = config.pools.iter().find(|known| known.name == *pool);
+            let route = match named {
+                Some(pool) => route_to(pool),
+                None if pool.is_empty() => Route {
+                    pool: None,
+                    ..self.routes.others().clone()
+                },
+                None => return Err(WaysError::NoSuchPool(pool.clone())),
+            };
+            if !self.routes.add(authority, route) {
+                return Err(WaysError::TwoRoutes(authority.clone()));
+            }
+        }
+        self.add_members(&ways.members);
+        for cluster in &ways.clusters {
+            let kind = cluster.kind(ways.dns_server)?;
+            self.set(&cluster.name, kind);
+        }
+        if let Some(name) = &ways.admin_cluster {
+            self.set(name, Kind::Admin);
+        }
+        Ok(())
+    }
+
     fn add(&mut self, pool: &Pool) {
-        self.route_cluster.clone_from(&pool.clusters.decode);
-        self.clusters
-            .entry(pool.clusters.prefill.clone())
-            .or_default();
-        self.clusters
-            .entry(pool.clusters.decode.clone())
-            .or_default();
+        for cluster in [&pool.clusters.prefill, &pool.clusters.decode] {
+            match pool.destinations {
+                Destinations::Members => self.enlist(cluster, []),
+                Destinations::OriginalDst(_) => self.set(cluster, Kind::OriginalDst),
+            }
+        }
         self.frontends.extend(&pool.frontends);
+        let mut engines = Vec::new();
+        let mut model = None;
         match &pool.discovery {
             Discovery::Static(list) => {
                 let addressed = list
                     .workers
                     .iter()
                     .filter_map(|worker| Some((worker.role, worker.address?)));
-                self.engines.extend(addressed);
-                self.model = list.workers.iter().find_map(|worker| worker.model.clone());
+                engines.extend(addressed);
+                model = list.workers.iter().find_map(|worker| worker.model.clone());
             }
-            Discovery::Dynamo(poll) => self.model = poll.models.values().next().cloned(),
+            Discovery::Dynamo(poll) => model = poll.models.values().next().cloned(),
             Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
+            Discovery::EnvoyClusters(poll) => {
+                self.set(&poll.cluster, Kind::Admin);
+                let mut members = poll.members.iter();
+                model = members.find_map(|(_, members)| members.model.clone());
+                for cluster in poll.members.keys() {
+                    self.enlist(cluster, []);
+                }
+            }
+            // Whose workers are known only later.
+            Discovery::Registration(_) => {}
         }
+        self.model = self.model.take().or(model);
+        self.engines.extend(&engines);
         if !pool.protocol.reaches_workers() {
             // Workers behind a frontend are not the proxy's to reach.
             self.enlist(&pool.clusters.decode, pool.frontends.iter().copied());
             return;
         }
-        for (role, address) in self.engines.clone() {
+        for (role, address) in engines {
             let cluster = match role {
                 Role::Prefill => &pool.clusters.prefill,
                 Role::Decode | Role::Aggregated => &pool.clusters.decode,
@@ -214,14 +263,44 @@ impl Members {
         }
     }
 
-    /// One address is one host of a cluster, however often it is named.
-    fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
-        let hosts = self.clusters.entry(cluster.to_owned()).or_default();
+    /// This is where the cluster has its hosts from, whatever was said before.
+    pub fn set(&mut self, cluster: &str, kind: Kind) {
+        self.clusters.insert(cluster.to_owned(), kind);
+    }
+
+    /// One address is one host of a cluster, however often it is named. A cluster whose hosts come from elsewhere stays as it is.
+    pub fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
+        let none = || Kind::Static(Vec::new());
+        let kind = self.clusters.entry(cluster.to_owned()).or_insert_with(none);
+        let Kind::Static(hosts) = kind else {
+            return;
+        };
         for address in addresses {
             if !hosts.contains(&address) {
                 hosts.push(address);
             }
         }
+    }
+}
+
+/// Why routes or clusters cannot be as the command line says.
+#[derive(Debug, thiserror::Error)]
+pub enum WaysError {
+    /// A route to nowhere.
+    #[error("--route: the configuration has no pool {0:?}")]
+    NoSuchPool(String),
+    /// One authority, two routes.
+    #[error("--route: {0} has two routes")]
+    TwoRoutes(String),
+    /// The working directory is unknown.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+fn route_to(pool: &Pool) -> Route {
+    Route {
+        cluster: pool.clusters.decode.clone(),
+        pool: Some(pool.name.clone()),
     }
 }
 
@@ -267,9 +346,9 @@ mod tests {
                 {"address": "127.0.0.1:3", "role": "aggregated"},
             ]}}}]}),
         );
-        assert_eq!(members.route_cluster, "decode");
-        assert_eq!(members.clusters["prefill"], [at(1)]);
-        assert_eq!(members.clusters["decode"], [at(2), at(3)]);
+        assert_eq!(members.routes.others().cluster, "decode");
+        assert_eq!(members.clusters["prefill"], Kind::Static(vec![at(1)]));
+        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(2), at(3)]));
         assert_eq!(members.model.as_deref(), Some("m"));
     }
 
@@ -282,8 +361,11 @@ mod tests {
                 {"address": "127.0.0.1:2", "role": "prefill", "bootstrap_port": 8},
                 {"address": "127.0.0.1:3", "role": "decode"},
         ]}}}]}));
-        assert_eq!(members.clusters["bootstrap"], [at(9), at(8)]);
-        assert_eq!(members.clusters["decode"], [at(3)]);
+        assert_eq!(
+            members.clusters["bootstrap"],
+            Kind::Static(vec![at(9), at(8)])
+        );
+        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(3)]));
     }
 
     #[test]
@@ -294,10 +376,10 @@ mod tests {
                 {"address": "127.0.0.1:1", "role": "prefill"},
                 {"address": "127.0.0.1:2", "role": "decode"},
         ]}}}]}));
-        assert_eq!(members.route_cluster, "workers");
+        assert_eq!(members.routes.others().cluster, "workers");
         assert_eq!(
             members.clusters,
-            BTreeMap::from([("workers".to_owned(), vec![at(1), at(2)])])
+            BTreeMap::from([("workers".to_owned(), Kind::Static(vec![at(1), at(2)]))])
         );
     }
 
@@ -307,8 +389,8 @@ mod tests {
             json!({"pools": [{"name": "d", "protocol": "direct", "frontends": ["127.0.0.1:8000"],
             "discovery": {"dynamo": {"models": {"dynamo": "tiny"}}}}]}),
         );
-        assert_eq!(members.clusters["decode"], [at(8000)]);
-        assert_eq!(members.clusters["prefill"], []);
+        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(8000)]));
+        assert_eq!(members.clusters["prefill"], Kind::Static(vec![]));
         assert_eq!(members.frontends, [at(8000)]);
         assert_eq!(members.model.as_deref(), Some("tiny"));
     }
@@ -321,9 +403,50 @@ mod tests {
             "decode=127.0.0.1:2".parse().unwrap(),
             "decode=127.0.0.1:2".parse().unwrap(),
         ]);
-        assert_eq!(members.clusters["roster"], [at(7000)]);
-        assert_eq!(members.clusters["decode"], [at(2)]);
+        assert_eq!(members.clusters["roster"], Kind::Static(vec![at(7000)]));
+        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(2)]));
         assert!("decode".parse::<Member>().is_err());
+    }
+
+    #[test]
+    fn each_pool_has_its_clusters_and_may_have_its_route() {
+        let document = json!({"pools": [
+            {"name": "one", "protocol": "nixl", "discovery": {"static": {"workers": [
+                {"address": "127.0.0.1:1", "role": "prefill"}, {"address": "127.0.0.1:2", "role": "decode"}]}}},
+            {"name": "two", "protocol": "nixl", "clusters": {"prefill": "p2", "decode": "d2"},
+             "discovery": {"static": {"workers": [
+                {"address": "127.0.0.1:3", "role": "prefill"}, {"address": "127.0.0.1:4", "role": "decode"}]}}},
+        ]});
+        let config = Config::parse(document.to_string().as_bytes()).unwrap();
+        let mut members = Members::of(&config);
+        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(2)]));
+        assert_eq!(members.clusters["d2"], Kind::Static(vec![at(4)]));
+        assert_eq!(members.engines.len(), 4);
+        let ways = |routes: &[&str]| Ways {
+            routes: routes.iter().map(|route| route.parse().unwrap()).collect(),
+            clusters: vec!["d2=original_dst".parse().unwrap()],
+            admin_cluster: Some("own".to_owned()),
+            ..Ways::default()
+        };
+        members
+            .add_ways(&ways(&["b.test=two", "c.test="]), &config)
+            .unwrap();
+        let route = |authority: &str| members.routes.of(authority.as_bytes());
+        assert_eq!(route("a.test").pool.as_deref(), Some("one"));
+        assert_eq!(route("b.test:80").cluster, "d2");
+        assert_eq!(
+            (&route("c.test").pool, &*route("c.test").cluster),
+            (&None, "decode")
+        );
+        assert_eq!(members.clusters["d2"], Kind::OriginalDst);
+        assert_eq!(members.clusters["own"], Kind::Admin);
+        for wrong in [&["x=three"][..], &["x=one", "x=two"]] {
+            assert!(
+                Members::of(&config)
+                    .add_ways(&ways(wrong), &config)
+                    .is_err()
+            );
+        }
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Gateway {
             plugin: config.files.plugin.clone(),
             plugin_config,
             clusters: members.clusters.clone(),
-            route_cluster: members.route_cluster.clone(),
+            routes: members.routes.clone(),
             buffer_limit: config.buffer_limit,
         })
         .await?;
@@ -122,7 +122,7 @@ impl Gateway {
                 plugin: &std::path::absolute(&config.files.plugin)?,
                 plugin_config: &String::from_utf8_lossy(plugin_config),
                 clusters: &members.clusters,
-                route_cluster: &members.route_cluster,
+                routes: &members.routes,
                 buffer_limit: config.buffer_limit,
                 callers: members.callers,
             },

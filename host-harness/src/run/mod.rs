@@ -12,13 +12,16 @@ use crate::host::HostError;
 mod bootstrap;
 mod envoy;
 pub mod fleet;
+mod forwarder;
 pub mod gateway;
 mod report;
 mod stop;
+mod ways;
 
 pub use envoy::EnvoyLog;
-use fleet::{Member, Members, Shape, Simulation};
+use fleet::{Members, Shape, Simulation, WaysError};
 use gateway::{Files, Gateway, GatewayConfig};
+use ways::Ways;
 
 /// Arguments of `pd-harness run`.
 #[derive(clap::Args)]
@@ -29,9 +32,8 @@ pub struct Args {
     /// The plugin's configuration, for a fleet that runs already; its workers become the proxy's clusters.
     #[arg(long, value_name = "FILE", conflicts_with = "simulate")]
     config: Option<PathBuf>,
-    /// A further member of one of the proxy's clusters, for workers that discovery tells of only later.
-    #[arg(long, value_name = "CLUSTER=IP:PORT", requires = "config")]
-    member: Vec<Member>,
+    #[command(flatten)]
+    ways: Ways,
     /// Simulated engines to start: prefill x decode.
     #[arg(long, value_name = "PxD", default_value_t = Shape::default())]
     simulate: Shape,
@@ -125,6 +127,9 @@ pub enum RunError {
     /// A simulated engine could not start.
     #[error("a simulated engine: {0}")]
     Engine(#[from] EngineError),
+    /// The command line asks for routes or clusters that cannot be.
+    #[error(transparent)]
+    Ways(#[from] WaysError),
     /// The wasmtime host could not start.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -175,7 +180,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         source,
     })?;
     let mut members = Members::of(&config);
-    members.add_members(&args.member);
+    members.add_ways(&args.ways, &config)?;
     let mut gateway = Gateway::start(&args.gateway(), document, &members).await?;
 
     let report = report::Report::new(args.proxy, gateway.addresses(), &members);

@@ -106,7 +106,7 @@ mod tests {
     fn members() -> Members {
         Members {
             clusters: BTreeMap::new(),
-            route_cluster: "decode".to_owned(),
+            routes: crate::host::routes::Routes::default(),
             engines: vec![
                 (Role::Prefill, SocketAddr::from(([127, 0, 0, 1], 3))),
                 (Role::Decode, SocketAddr::from(([127, 0, 0, 1], 4))),

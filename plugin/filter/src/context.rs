@@ -13,6 +13,7 @@ use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::{self, Next};
 use crate::pools::Pools;
+use crate::registration::{self, Visit};
 use crate::response::Reading;
 use crate::stream::{Stage, Stream};
 
@@ -23,6 +24,8 @@ pub struct StreamContext {
     /// The pool that its route belongs to, once that is known.
     gateway: Rc<Gateway>,
     stream: Option<Rc<Stream>>,
+    /// Where it is no request to a worker, but one of a worker's.
+    visit: Option<Visit>,
     /// What is known of its response.
     reading: Reading,
 }
@@ -35,6 +38,7 @@ impl StreamContext {
             pools,
             gateway,
             stream: None,
+            visit: None,
             reading: Reading::default(),
         }
     }
@@ -118,6 +122,29 @@ impl StreamContext {
         action(next)
     }
 
+    /// Takes up a request to the registry.
+    fn receive(&mut self, visit: Visit, end_of_stream: bool) -> Action {
+        let reply = match visit.early_answer(&self.pools) {
+            None if end_of_stream => Some(visit.answer(&self.pools, &[])),
+            early => early,
+        };
+        match reply {
+            Some(reply) => registration::send(&reply),
+            None => self.visit = Some(visit),
+        }
+        Action::Pause
+    }
+
+    /// A piece of the body of a request to the registry.
+    fn receive_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        let is_over = end_of_stream || Visit::is_too_long(size);
+        if let Some(visit) = self.visit.take_if(|_| is_over) {
+            let body = host::buffer(Buffer::Request).unwrap_or_default();
+            registration::send(&visit.answer(&self.pools, &body));
+        }
+        Action::Pause
+    }
+
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
             self.reading.settle(&self.gateway, &stream);
@@ -144,6 +171,9 @@ impl HttpContext for StreamContext {
         self.pools.vm.request_came();
         #[cfg(feature = "trap")]
         crate::trap::step_on(&received);
+        if let Some(visit) = Visit::of(&self.pools, head, &received) {
+            return self.receive(visit, end_of_stream);
+        }
         let gateway = self.pools.of_route();
         if endpoints::answer(&self.pools, gateway, head) {
             return Action::Pause;
@@ -167,7 +197,7 @@ impl HttpContext for StreamContext {
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         let Some(stream) = self.stream.clone() else {
-            return Action::Pause;
+            return self.receive_body(size, end_of_stream);
         };
         match stream.stage.get() {
             Stage::Reading(_) | Stage::ReadingEncoded => {}
@@ -191,7 +221,7 @@ impl HttpContext for StreamContext {
     /// A request with trailers never shows the end of its stream with its body: this is the second edge.
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         let Some(stream) = self.stream.clone() else {
-            return Action::Pause;
+            return self.receive_body(0, true);
         };
         stream.trailers.set(true);
         match stream.stage.get() {

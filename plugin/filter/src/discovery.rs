@@ -1,198 +1,215 @@
-//! Owns the polling of a source of workers by the VM that leads.
+//! Owns the polling of a pool's source of workers by the VM that leads, and what is told of how that goes.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::config::{Discovery, DynamoDiscovery, Pool, Protocol};
-use routing::discovery::{Belief, Believed, parse_document, parse_dynamo};
+use routing::discovery::{self, Answer, Belief, Believed, Heard, Poll, Source, Staleness};
 use routing::fleet::{Fleet, Worker};
 
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Map};
 use crate::recovery;
-use crate::shared;
+use crate::shared::{self, SourceHealth};
 
 /// Polls a source while this VM leads.
+#[derive(Default)]
 pub struct Poller {
-    pool: String,
-    source: Source,
-    cluster: String,
-    addresses: Vec<SocketAddr>,
-    path: String,
-    interval_ms: u64,
-    timeout: Duration,
     leading: Option<Leading>,
-}
-
-/// What is polled, and so how an answer is read.
-enum Source {
-    /// A Dynamo frontend's `/health`.
-    Dynamo(DynamoDiscovery),
-    /// A JSON list of workers, for this protocol.
-    Document(Protocol),
-}
-
-impl Source {
-    fn read(&self, body: &[u8]) -> Result<Vec<Worker>, String> {
-        match self {
-            Self::Dynamo(mapping) => parse_dynamo(body, mapping).map_err(|error| error.to_string()),
-            Self::Document(protocol) => {
-                parse_document(body, *protocol).map_err(|error| error.to_string())
-            }
-        }
-    }
 }
 
 /// What only a leader keeps.
 struct Leading {
+    source: Box<dyn Source>,
     belief: Belief,
+    staleness: Staleness,
     call: Option<u32>,
-    due_ns: u64,
-    address: usize,
-    failures: u32,
+    due: Duration,
+    /// Which of the destinations is asked next.
+    place: usize,
+    /// What the others were told last.
+    told: Option<SourceHealth>,
 }
 
 impl Poller {
-    /// The poller of a pool; none where its workers are not polled for.
-    pub fn new(pool: &Pool) -> Option<Self> {
-        match &pool.discovery {
-            Discovery::Static(_) => None,
-            Discovery::Dynamo(poll) => Some(Self {
-                pool: pool.name.clone(),
-                source: Source::Dynamo(poll.clone()),
-                cluster: pool.clusters.decode.clone(),
-                addresses: pool.frontends.clone(),
-                path: "/health".to_owned(),
-                interval_ms: poll.interval_ms,
-                timeout: Duration::from_millis(poll.timeout_ms),
-                leading: None,
-            }),
-            Discovery::Document(poll) => Some(Self {
-                pool: pool.name.clone(),
-                source: Source::Document(pool.protocol),
-                cluster: poll.cluster.clone(),
-                addresses: poll.addresses.clone(),
-                path: poll.path.clone(),
-                interval_ms: poll.interval_ms,
-                timeout: Duration::from_millis(poll.timeout_ms),
-                leading: None,
-            }),
-        }
-    }
-
-    /// Polls if this VM leads and a poll is due.
+    /// Polls if this VM leads and a poll is due. To be called in each round.
     pub fn tick(&mut self, gateway: &Gateway) {
         if !gateway.vm.leads() {
             self.leading = None;
             return;
         }
-        let leading = self.leading.get_or_insert_with(|| Leading::over(gateway));
-        let now = host::now_ns();
-        if leading.call.is_some() || now < leading.due_ns {
-            return;
+        if self.leading.is_none() {
+            self.leading = Leading::over(gateway);
         }
-        leading.due_ns = now.saturating_add(self.interval_ms.saturating_mul(1_000_000));
-        let Some(address) = self.addresses.iter().cycle().nth(leading.address) else {
+        let Some(leading) = &mut self.leading else {
             return;
         };
-        let destination = address.to_string();
-        let call = host::call(
-            &self.cluster,
-            vec![
-                (":method", "GET"),
-                (":path", self.path.as_str()),
-                (":authority", &destination),
-                (headers::DESTINATION, &destination),
-            ],
-            None,
-            self.timeout,
-        );
-        match call {
-            Ok(token) => leading.call = Some(token),
-            Err(status) => leading.failed(
-                &self.pool,
-                &format!("the call failed: {status:?}"),
-                self.addresses.len(),
-            ),
+        if leading.call.is_none() && gateway.now() >= leading.due {
+            leading.ask(gateway);
         }
+        leading.look_at_silence(gateway);
     }
 
     /// Takes the answer to a poll; false where the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<Gateway>) -> bool {
-        let Some(leading) = self
-            .leading
-            .as_mut()
-            .filter(|leading| leading.call == Some(token))
-        else {
+        let is_mine = |leading: &&mut Leading| leading.call == Some(token);
+        let Some(leading) = self.leading.as_mut().filter(is_mine) else {
             return false;
         };
         leading.call = None;
-        match read_answer(has_headers, &self.source) {
-            Ok(workers) => {
-                leading.failures = 0;
-                if let Believed::Changed(workers) = leading.belief.hear(workers) {
-                    let version = gateway.router.borrow().fleet().version().saturating_add(1);
-                    let fleet = Fleet::new(version, workers);
-                    log::info!(
-                        "pool {}: fleet {version} has {} workers",
-                        self.pool,
-                        fleet.workers().count()
-                    );
-                    shared::publish_fleet(&self.pool, &fleet);
-                    let left = gateway.adopt_published();
-                    recovery::see_to_left(gateway, &left);
-                }
-            }
-            Err(problem) => leading.failed(&self.pool, &problem, self.addresses.len()),
+        match read_answer(has_headers, leading.source.as_mut()) {
+            Ok(heard) => leading.good(gateway, heard),
+            Err(problem) => leading.failed(gateway, &problem),
         }
         true
     }
 }
 
 impl Leading {
-    /// A new leader goes on from what all have adopted.
-    fn over(gateway: &Gateway) -> Self {
+    /// A new leader goes on from what all have adopted. None where there is nothing to poll.
+    fn over(gateway: &Gateway) -> Option<Self> {
         let router = gateway.router.borrow();
-        let known = router
-            .fleet()
-            .workers()
-            .map(|worker| (**worker).clone())
-            .collect();
-        Self {
-            belief: Belief::starting_from(known),
+        let source = discovery::source(router.pool())?;
+        let keep_ms = router.pool().discovery.keep_stale_ms();
+        let known = router.fleet().workers().map(|worker| (**worker).clone());
+        Some(Self {
+            source,
+            belief: Belief::starting_from(known.collect()),
+            staleness: Staleness::new(keep_ms, gateway.now()),
             call: None,
-            due_ns: 0,
-            address: 0,
-            failures: 0,
+            due: Duration::ZERO,
+            place: 0,
+            told: None,
+        })
+    }
+
+    fn ask(&mut self, gateway: &Gateway) {
+        let Some(poll) = self.source.poll() else {
+            return;
+        };
+        let interval = Duration::from_millis(poll.interval_ms);
+        self.due = gateway.now().saturating_add(interval);
+        match call(&poll, self.place) {
+            Ok(token) => self.call = Some(token),
+            Err(status) => self.failed(gateway, &format!("the call failed: {status:?}")),
+        }
+    }
+
+    fn good(&mut self, gateway: &Gateway, heard: Heard) {
+        if self.staleness.is_stale() {
+            log::info!("pool {}: discovery answers again", gateway.name);
+        }
+        self.staleness.good(gateway.now());
+        self.tell(gateway, None);
+        let Heard::Workers(workers, warnings) = heard else {
+            return;
+        };
+        for warning in warnings {
+            log::warn!("pool {}: {warning}", gateway.name);
+        }
+        if let Believed::Changed(workers) = self.belief.hear(workers) {
+            publish(gateway, workers);
         }
     }
 
     /// A poll failed: what is known stays, the next address is asked. Said once, not at every poll.
-    fn failed(&mut self, pool: &str, problem: &str, addresses: usize) {
-        self.failures = self.failures.saturating_add(1);
-        self.address = self
-            .address
-            .wrapping_add(1)
-            .checked_rem(addresses)
-            .unwrap_or_default();
-        if self.failures == 1 {
+    fn failed(&mut self, gateway: &Gateway, problem: &str) {
+        self.place = self.place.wrapping_add(1);
+        self.staleness.failed(gateway.now());
+        if self.staleness.failures() == 1 {
             log::warn!(
-                "pool {pool}: the fleet stays as it is, since discovery got no answer: {problem}"
+                "pool {}: the fleet stays as it is, since discovery got no answer: {problem}",
+                gateway.name
             );
+        }
+        self.tell(gateway, Some(problem));
+    }
+
+    /// A fleet whose source has been silent for too long is given up.
+    fn look_at_silence(&mut self, gateway: &Gateway) {
+        if !self.staleness.gives_up(gateway.now()) {
+            return;
+        }
+        log::error!(
+            "pool {}: discovery has given no answer for too long, its workers are given up",
+            gateway.name
+        );
+        if let Believed::Changed(workers) = self.belief.give_up() {
+            publish(gateway, workers);
+        }
+        if let Some(source) = discovery::source(gateway.router.borrow().pool()) {
+            self.source = source;
+        }
+        self.tell(gateway, Some("given up"));
+    }
+
+    /// Tells the other VMs how the source does, where that has changed.
+    fn tell(&mut self, gateway: &Gateway, problem: Option<&str>) {
+        let now = SourceHealth {
+            stale: self.staleness.is_stale(),
+            given_up: self.staleness.is_given_up(),
+            since_ms: match (self.staleness.last_good(), &self.told) {
+                (Some(last), _) if self.staleness.is_stale() => last.as_millis() as u64,
+                (_, told) => told.as_ref().map_or(0, |told| told.since_ms),
+            },
+            problem: problem.map(str::to_owned),
+        };
+        if self.told.as_ref() != Some(&now) {
+            shared::publish_source(&gateway.name, &now);
+            gateway.stale.set(now.stale);
+            self.told = Some(now);
         }
     }
 }
 
-fn read_answer(has_headers: bool, source: &Source) -> Result<Vec<Worker>, String> {
+/// Publishes workers as the fleet of today.
+pub fn publish(gateway: &Gateway, workers: Vec<Worker>) {
+    let version = gateway.router.borrow().fleet().version().saturating_add(1);
+    let fleet = Fleet::new(version, workers);
+    let count = fleet.workers().count();
+    log::info!("pool {}: fleet {version} has {count} workers", gateway.name);
+    shared::publish_fleet(&gateway.name, &fleet);
+    let left = gateway.adopt_published();
+    recovery::see_to_left(gateway, &left);
+}
+
+/// Asks. Where the source names destinations it is the one at `place`, over and over; else the cluster picks.
+fn call(poll: &Poll, place: usize) -> Result<u32, host::Status> {
+    let destination = poll.destinations.iter().cycle().nth(place_in(poll, place));
+    let destination = destination.map(ToString::to_string);
+    let authority = destination.as_deref().unwrap_or(&poll.cluster);
+    let mut sent = vec![
+        (":method", "GET"),
+        (":path", poll.path.as_str()),
+        (":authority", authority),
+    ];
+    let further = poll.headers.iter();
+    sent.extend(further.map(|(name, value)| (*name, value.as_str())));
+    sent.extend(
+        destination
+            .as_deref()
+            .map(|address| (headers::DESTINATION, address)),
+    );
+    let timeout = Duration::from_millis(poll.timeout_ms);
+    host::call(&poll.cluster, sent, None, timeout)
+}
+
+fn place_in(poll: &Poll, place: usize) -> usize {
+    place.checked_rem(poll.destinations.len()).unwrap_or(0)
+}
+
+fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<Heard, String> {
     if !has_headers {
         return Err("the answer broke off".to_owned());
     }
     let status = host::header(Map::CallResponse, ":status").unwrap_or_default();
-    if status != b"200" {
-        return Err(format!("status {}", String::from_utf8_lossy(&status)));
-    }
-    let body = host::buffer(Buffer::CallResponse).map_err(|error| error.to_string())?;
-    source.read(&body)
+    let status = std::str::from_utf8(&status).unwrap_or_default();
+    let etag = host::header(Map::CallResponse, "etag");
+    let body = host::buffer(Buffer::CallResponse).unwrap_or_default();
+    let answer = Answer {
+        status: status.parse().unwrap_or(0),
+        etag: etag.as_deref(),
+        body: &body,
+    };
+    source.heard(&answer).map_err(|error| error.to_string())
 }

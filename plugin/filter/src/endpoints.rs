@@ -7,12 +7,13 @@ use routing::fleet::{Role, Worker};
 use routing::load::Load;
 use routing::prefill_router::{Place, PlaceState};
 use routing::request::Head;
-use routing::route::{Refusal, Router};
+use routing::route::{Refusal, Report, Router};
 use serde::Serialize;
 
 use crate::gateway::Gateway;
 use crate::host;
 use crate::pools::Pools;
+use crate::shared::{self, SourceHealth};
 
 const PREFIX: &[u8] = b"/pd-router";
 
@@ -249,12 +250,21 @@ struct PoolStatus<'a> {
     pool: &'a str,
     protocol: &'static str,
     fleet_version: u64,
+    discovery: DiscoveryStatus,
     /// Of this thread alone.
     bookings: Bookings,
     /// Requests that wait for a worker.
     waiting: usize,
     places: Vec<PlaceStatus<'a>>,
     workers: Vec<WorkerStatus<'a>>,
+}
+
+/// Where the fleet is known from, and how that does.
+#[derive(Serialize)]
+struct DiscoveryStatus {
+    source: &'static str,
+    #[serde(flatten)]
+    health: Option<SourceHealth>,
 }
 
 #[derive(Serialize)]
@@ -278,7 +288,39 @@ struct WorkerStatus<'a> {
     prefix_blocks: usize,
     /// Whether it keeps failing, and is passed over for a time.
     ejected: bool,
+    /// Whether it is well, or drains, as its source says.
+    condition: &'static str,
+    /// Of this thread alone.
     bookings: Bookings,
+    /// Of all other threads.
+    bookings_elsewhere: Bookings,
+    /// The engine's own figures, where it is asked for them.
+    engine: Option<EngineStatus>,
+}
+
+/// What an engine has told of itself; a figure that is not there is not known.
+#[derive(Serialize)]
+struct EngineStatus {
+    /// When it told, in milliseconds since 1970.
+    at_ms: u64,
+    waiting: Option<u32>,
+    running: Option<u32>,
+    kv_use: Option<f32>,
+    kv_blocks: Option<u32>,
+    block_tokens: Option<u32>,
+}
+
+impl EngineStatus {
+    fn of(report: &Report) -> Self {
+        Self {
+            at_ms: u64::try_from(report.at.as_millis()).unwrap_or(u64::MAX),
+            waiting: report.waiting,
+            running: report.running,
+            kv_use: report.kv_use,
+            kv_blocks: report.kv_blocks,
+            block_tokens: report.block_tokens,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -320,6 +362,10 @@ fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
         pool: &pool.name,
         protocol: pool.protocol.name(),
         fleet_version: router.fleet().version(),
+        discovery: DiscoveryStatus {
+            source: pool.discovery.name(),
+            health: shared::read_source(&pool.name),
+        },
         bookings: router.total_load().into(),
         waiting: router.waiting(),
         places: places
@@ -352,6 +398,9 @@ fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a
         namespace: &worker.namespace,
         prefix_blocks: router.remembered_blocks(worker),
         ejected: router.is_ejected(worker.id),
+        condition: worker.condition.name(),
         bookings: router.worker_load(worker).into(),
+        bookings_elsewhere: router.worker_load_elsewhere(worker).into(),
+        engine: router.report_of(worker.id).map(EngineStatus::of),
     }
 }

@@ -4,11 +4,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::config::Sharing;
-use routing::sharing::{Board, Desk, Heard, PoolShares, Totals, Wrote, pool_key};
+use routing::sharing::{Board, Desk, Heard, PoolShares, Totals, Wrote, pool_number};
 
 use crate::gateway::Gateway;
 use crate::host::{self, Written};
 use crate::shared;
+
+/// Milliseconds that the board takes a tick for.
+const BOARD_TICK_MS: u64 = 25;
 
 /// The board is the proxy's shared data.
 struct SharedData;
@@ -54,41 +57,40 @@ impl Exchange {
             false => Vec::new(),
         };
         let mut decisions = Vec::new();
-        for gateway in gateways {
+        for gateway in gateways.iter().filter(|_| rules.decisions) {
             let taken = gateway.router.borrow_mut().take_decisions();
-            let key = pool_key(&gateway.name);
+            let key = pool_number(&gateway.name);
             decisions.extend(taken.into_iter().map(|decision| (key, decision)));
         }
-        let desk = self.desk.get_or_insert_with(|| Desk::new(shared::unique_number(), rules.interval_ms));
+        let desk = self.desk.get_or_insert_with(|| Desk::new(shared::unique_number()));
         desk.publish(&SharedData, &own, &shares, &decisions);
-        Some(self.hear(gateways))
+        self.hear(gateways, rules)
     }
 
     /// Hears the others before a choice is made, where that was too long ago: a VM that is idle listens seldom.
     pub fn refresh(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing, now: Duration) {
         let since = now.saturating_sub(self.heard_at);
         if self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms) {
-            self.hear(gateways);
+            self.hear(gateways, rules);
         }
     }
 
-    fn hear(&mut self, gateways: &[Rc<Gateway>]) -> Heard {
-        let Some(desk) = &mut self.desk else {
-            return Heard::default();
-        };
-        let heard = desk.listen(&SharedData, self.ticks);
+    fn hear(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing) -> Option<Heard> {
+        let desk = self.desk.as_mut()?;
+        // The board counts in ticks of 25 ms, however long this VM's are.
+        let heard = desk.listen(&SharedData, self.ticks.saturating_mul(rules.interval_ms) / BOARD_TICK_MS);
         for gateway in gateways {
-            let key = pool_key(&gateway.name);
-            let mut router = gateway.router.borrow_mut();
+            let key = pool_number(&gateway.name);
             let others = heard.shares.iter().find(|pool| pool.pool == key);
-            router.hear_shares(others.map_or(&[], |pool| pool.shares.as_slice()));
-            let decisions = heard.decisions.iter().filter(|(pool, _)| *pool == key);
-            for (_, decision) in decisions {
-                router.hear_decision(decision);
+            let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
+            gateway.router.borrow_mut().hear_shares(shares);
+            // The VM that leads serves nobody, as a rule: what prompts went where is of no use to it.
+            if gateway.vm.serves() || !gateway.vm.leads() {
+                learn(gateway, key, &heard);
             }
         }
         self.heard_at = host::now();
-        heard
+        Some(heard)
     }
 
     /// Segments of others' decisions that were overwritten before they were read here.
@@ -97,9 +99,16 @@ impl Exchange {
     }
 }
 
+fn learn(gateway: &Gateway, key: u64, heard: &Heard) {
+    let mut router = gateway.router.borrow_mut();
+    for (_, decision) in heard.decisions.iter().filter(|(pool, _)| *pool == key) {
+        router.hear_decision(decision);
+    }
+}
+
 fn shares(gateway: &Gateway) -> PoolShares {
     PoolShares {
-        pool: pool_key(&gateway.name),
+        pool: pool_number(&gateway.name),
         shares: gateway.router.borrow().shares(),
     }
 }

@@ -65,6 +65,10 @@ pub struct Gateway {
     has_rooms: Cell<bool>,
     /// The version of the published fleet that was last looked at.
     fleet_seen: Rc<Cell<u32>>,
+    /// The version of the engines' reports that was last looked at.
+    reports_seen: Cell<u32>,
+    /// Whether its source gave no good answer last, as far as this VM polls it.
+    pub stale: Cell<bool>,
 }
 
 impl Gateway {
@@ -89,6 +93,8 @@ impl Gateway {
             now: Cell::default(),
             has_rooms: Cell::new(false),
             fleet_seen: kept.fleet_seen,
+            reports_seen: Cell::new(0),
+            stale: Cell::new(false),
             config: Rc::clone(config),
             vm: Rc::clone(vm),
         }
@@ -126,6 +132,20 @@ impl Gateway {
         let gone = before.filter(|id| !fleet.contains(*id)).collect();
         router.adopt(fleet);
         gone
+    }
+
+    /// Hears what the engines have told the VM that leads, if there is anything new.
+    pub fn hear_reports(&self) {
+        let Some(reports) = shared::read_reports(&self.name, &self.reports_seen) else {
+            return;
+        };
+        let mut router = self.router.borrow_mut();
+        router.hear_reports(&reports);
+        for warning in router.take_warnings() {
+            if self.vm.leads() {
+                log::warn!("pool {}: {warning}", self.name);
+            }
+        }
     }
 
     /// A prefill worker has answered what it was asked; false where that does not tell.

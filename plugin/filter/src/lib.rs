@@ -16,6 +16,7 @@ mod planning;
 mod pools;
 mod prefill_call;
 mod recovery;
+mod registration;
 mod response;
 mod rewrite;
 mod root;

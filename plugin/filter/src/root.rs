@@ -18,6 +18,8 @@ use crate::planning;
 use crate::pools::Pools;
 use crate::prefill_call;
 use crate::recovery;
+use crate::registration::Registrar;
+use crate::scrape::Scraper;
 
 /// How often it is looked whether somebody is late, whether there is a newer fleet, and whether a poll is due.
 const ROUND: Duration = Duration::from_millis(100);
@@ -41,7 +43,9 @@ struct Site {
 /// What the root asks of others for one pool.
 struct Errands {
     gateway: Rc<Gateway>,
-    poller: Option<Poller>,
+    poller: Poller,
+    registrar: Option<Registrar>,
+    scraper: Option<Scraper>,
     asker: Option<Asker>,
 }
 
@@ -51,7 +55,9 @@ impl Errands {
         let pool = router.pool();
         Self {
             gateway: Rc::clone(gateway),
-            poller: Poller::new(pool),
+            poller: Poller::default(),
+            registrar: Registrar::new(gateway),
+            scraper: Scraper::new(pool),
             asker: must_ask(pool).then(Asker::default),
         }
     }
@@ -59,11 +65,11 @@ impl Errands {
     /// Takes the answer to a call; false where the token is another's.
     fn answered(&mut self, token: u32, has_headers: bool) -> bool {
         let gateway = &self.gateway;
-        let polled = self
-            .poller
-            .as_mut()
-            .is_some_and(|poller| poller.answered(token, has_headers, gateway));
-        let is_taken = polled
+        let is_taken = self.poller.answered(token, has_headers, gateway)
+            || self
+                .scraper
+                .as_mut()
+                .is_some_and(|scraper| scraper.answered(token, has_headers, gateway))
             || self
                 .asker
                 .as_mut()
@@ -80,8 +86,13 @@ impl Errands {
         let gateway = &self.gateway;
         let left = gateway.adopt_published();
         recovery::see_to_left(gateway, &left);
-        if let Some(poller) = &mut self.poller {
-            poller.tick(gateway);
+        self.poller.tick(gateway);
+        if let Some(registrar) = &mut self.registrar {
+            registrar.tick(gateway, ROUND);
+        }
+        if let Some(scraper) = &mut self.scraper {
+            scraper.tick(gateway);
+            gateway.hear_reports();
         }
         if let Some(asker) = &mut self.asker {
             asker.tick(gateway);

@@ -111,6 +111,11 @@ impl Vm {
         self.serves.set(true);
     }
 
+    /// Whether a request has ever come.
+    pub fn serves(&self) -> bool {
+        self.serves.get()
+    }
+
     /// Takes part in deciding who leads. To be called at regular ticks.
     pub fn run_for_lead(&self) {
         let leads = self.lease.borrow_mut().tick(self.serves.get());

@@ -78,6 +78,33 @@ pub struct Worker {
     /// The LoRA adapters that it has loaded, by the names that requests ask for them with.
     #[serde(default)]
     pub adapters: Vec<String>,
+    /// Whether it is fit for new requests, as its source says.
+    #[serde(default)]
+    pub condition: Condition,
+}
+
+/// Whether a worker is fit for new requests, as its source says. What its answers say of it is the router's to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Condition {
+    /// It is.
+    #[default]
+    Ready,
+    /// It is not well: it is passed over while another one of its kind is ready.
+    Unhealthy,
+    /// It gets nothing new, and finishes what it has.
+    Draining,
+}
+
+impl Condition {
+    /// The name used on the status page.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Unhealthy => "unhealthy",
+            Self::Draining => "draining",
+        }
+    }
 }
 
 /// How much one rank of a worker can hold and do, as far as its source tells.
@@ -97,6 +124,11 @@ impl Worker {
             (Some(own), Some(asked)) => own == asked,
             _ => true,
         }
+    }
+
+    /// Whether it gets nothing new.
+    pub fn is_draining(&self) -> bool {
+        self.condition == Condition::Draining
     }
 
     /// What can be picked: each rank of a worker that has several, the worker itself otherwise.
@@ -203,6 +235,11 @@ impl Fleet {
         self.workers
             .iter()
             .filter(move |worker| worker.role == role)
+    }
+
+    /// Those who may be picked: all who do not drain.
+    pub fn open(&self) -> impl Iterator<Item = &Rc<Worker>> + Clone {
+        self.workers.iter().filter(|worker| !worker.is_draining())
     }
 
     /// Whether `id` is a worker of this fleet.

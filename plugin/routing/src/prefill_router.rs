@@ -167,7 +167,11 @@ fn by_place(fleet: &Fleet) -> HashMap<Place, Vec<&Worker>> {
             model: worker.model.clone(),
             namespace: worker.namespace.clone(),
         };
-        members.entry(place).or_default().push(worker);
+        let here = members.entry(place).or_default();
+        // Who drains can be picked by nobody: where all do, it is as if nobody were there.
+        if !worker.is_draining() {
+            here.push(worker);
+        }
     }
     members
 }

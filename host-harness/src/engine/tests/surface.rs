@@ -37,7 +37,7 @@ async fn an_engine_tells_about_itself() {
     let metrics = probe.get(at, "/metrics").await;
     let samples: Vec<(&str, f64)> = metrics
         .lines()
-        .filter(|line| !line.starts_with('#'))
+        .filter(|line| !line.starts_with('#') && !line.starts_with("process_"))
         .map(|line| {
             let (series, value) = line.rsplit_once(' ').expect(line);
             (series, value.parse().expect(line))
@@ -76,7 +76,7 @@ async fn an_sglang_engine_tells_about_itself() {
     let metrics = probe.get(prefill.address, "/metrics").await;
     let samples: Vec<&str> = metrics
         .lines()
-        .filter(|line| !line.starts_with('#'))
+        .filter(|line| !line.starts_with('#') && !line.starts_with("process_"))
         .collect();
     let want = [
         r#"sglang:num_running_reqs{model_name="sim"} 0.0"#,

@@ -394,9 +394,9 @@ fn http_call(mut guest: GuestCall<'_>, call: CallSpans, token_at: u32) -> Answer
     if !body.is_empty() {
         headers.set(b"content-length", body.len().to_string().as_bytes());
     }
-    let hosts = state.process.clusters.get(cluster.as_ref());
-    let hosts = hosts.ok_or(Status::BadArgument)?;
-    let request = OutgoingRequest::call(&headers, hosts).map_err(refused_call)?;
+    let cluster = state.process.clusters.get(cluster.as_ref());
+    let cluster = cluster.ok_or(Status::BadArgument)?;
+    let request = OutgoingRequest::call(&headers, cluster).map_err(refused_call)?;
     let token = state.next_token();
     state.effects.push(Effect::Call(Box::new(PreparedCall {
         token,

@@ -3,12 +3,10 @@
 use wasmtime::{Caller, Linker};
 
 use super::{Answer, GuestCall, Output, Span, Status, finish, output, slice, span};
+use crate::host::routes::Route;
 use crate::host::state::{HostState, PLUGIN_NAME, StreamInfo};
 
 type Host<'a> = Caller<'a, HostState>;
-
-/// The name of the only route.
-const ROUTE_NAME: &str = "default";
 
 pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
@@ -51,15 +49,20 @@ fn find(state: &mut HostState, path: &[u8]) -> Option<Vec<u8>> {
         b"plugin_name" | b"plugin_root_id" | b"plugin_vm_id" => return Some(PLUGIN_NAME.into()),
         _ => {}
     }
-    let cluster = state.process.route_cluster.clone();
     let stream = state.target_stream()?;
     if let Some(value) = stream.properties.get(path) {
         return Some(value.clone());
     }
+    route_property(&stream.info.route, path).or_else(|| stream_property(&stream.info, path))
+}
+
+fn route_property(route: &Route, path: &[u8]) -> Option<Vec<u8>> {
     match path {
-        b"xds\0cluster_name" => Some(cluster.into_bytes()),
-        b"xds\0route_name" => Some(ROUTE_NAME.into()),
-        _ => stream_property(&stream.info, path),
+        b"xds\0cluster_name" => Some(route.cluster.clone().into_bytes()),
+        b"xds\0route_name" | b"xds\0route_metadata\0filter_metadata\0pd_router\0pool" => {
+            route.pool.clone().map(String::into_bytes)
+        }
+        _ => None,
     }
 }
 

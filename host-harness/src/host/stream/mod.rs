@@ -105,9 +105,11 @@ pub async fn serve(
     let (parts, body) = request.into_parts();
     let headers = request::intake(&parts, peer);
     let mut client = Client::new(head, parts.method.as_str().as_bytes());
+    let authority = headers.get(b":authority").unwrap_or_default();
     let info = StreamInfo {
         source: peer.source,
         connection: peer.connection,
+        route: Arc::clone(vm.process().routes.of(authority)),
         request_id: headers.get(b"x-request-id").unwrap_or_default().to_vec(),
         upstream: None,
         attempts: 0,
@@ -249,7 +251,7 @@ impl Stream {
 
     /// Properties tell whom the request went to, even if nobody answered.
     fn note_attempts(&mut self) {
-        let (count, last) = (self.attempts.count.get(), self.attempts.last.get());
+        let (count, last) = (self.attempts.count.get(), self.attempts.last());
         let _ = self.vm.stream(self.id, |stream| {
             stream.info.attempts = count;
             stream.info.upstream = last;

@@ -261,10 +261,9 @@ impl Stream {
     }
 
     fn send_upstream(&mut self, headers: &Headers) -> Step {
-        let process = &self.process;
-        let hosts = process.clusters.get(&process.route_cluster);
-        let hosts = hosts.map(Vec::as_slice).unwrap_or_default();
-        let Some(request) = OutgoingRequest::route(headers, hosts) else {
+        let route = self.vm.stream(self.id, |stream| stream.info.route.clone());
+        let cluster = route.and_then(|route| self.process.clusters.get(&route.cluster));
+        let Some(request) = OutgoingRequest::route(headers, cluster.map(AsRef::as_ref)) else {
             tracing::error!(
                 "the plugin let a request go without a usable method, path or authority"
             );

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use super::super::clusters::Kind;
+use super::super::routes::{Route, Routes};
 use super::super::{Host, HostConfig, HostError};
 use super::net;
 
@@ -80,7 +82,8 @@ pub async fn try_start(
     let plugin: PathBuf = std::env::temp_dir().join(name);
     std::fs::write(&plugin, guest).expect("a temporary file");
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let clusters = ["decode", "prefill"].map(|name| (name.to_owned(), members.to_vec()));
+    let clusters = ["decode", "prefill"];
+    let clusters = clusters.map(|name| (name.to_owned(), Kind::Static(members.to_vec())));
     let host = Host::start(HostConfig {
         listen: any,
         admin: any,
@@ -88,7 +91,10 @@ pub async fn try_start(
         plugin: plugin.clone(),
         plugin_config: Vec::new(),
         clusters: BTreeMap::from(clusters),
-        route_cluster: "decode".to_owned(),
+        routes: Routes::all(Route {
+            cluster: "decode".to_owned(),
+            pool: Some("test".to_owned()),
+        }),
         buffer_limit,
     })
     .await;

@@ -8,6 +8,9 @@ pub use lease::Lease;
 use std::cell::Cell;
 
 use routing::fleet::Fleet;
+use routing::route::Report;
+use routing::sharing;
+use serde::{Deserialize, Serialize};
 
 use crate::host::{self, Written};
 
@@ -71,4 +74,54 @@ pub fn read_fleet(pool: &str, seen: &Cell<u32>) -> Option<Fleet> {
             None
         }
     }
+}
+
+/// How a pool's source of workers does, as the VM that leads tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceHealth {
+    /// Whether its last answer was none: what is known may be true no more.
+    pub stale: bool,
+    /// Whether it was silent for so long that its workers were given up.
+    pub given_up: bool,
+    /// Where it is stale: when the last good answer came, in milliseconds since 1970; 0: none has come.
+    pub since_ms: u64,
+    /// What is wrong.
+    pub problem: Option<String>,
+}
+
+fn source_key(pool: &str) -> String {
+    format!("pd_router.source.{pool}")
+}
+
+/// Tells all VMs how a pool's source does.
+pub fn publish_source(pool: &str, health: &SourceHealth) {
+    let bytes = serde_json::to_vec(health).unwrap_or_default();
+    if let Err(error) = host::set_shared(&source_key(pool), &bytes, None) {
+        log::error!("pool {pool}: {error}");
+    }
+}
+
+/// How a pool's source does; none where that was never told.
+pub fn read_source(pool: &str) -> Option<SourceHealth> {
+    let (bytes, _) = host::shared(&source_key(pool))?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+fn reports_key(pool: &str) -> String {
+    format!("pd_router.reports.{pool}")
+}
+
+/// Tells all VMs what the engines of a pool have told.
+pub fn publish_reports<'r>(pool: &str, reports: impl Iterator<Item = &'r Report>) {
+    let bytes = sharing::encode_reports(reports);
+    if let Err(error) = host::set_shared(&reports_key(pool), &bytes, None) {
+        log::error!("pool {pool}: {error}");
+    }
+}
+
+/// What the engines of a pool have told, unless `seen` is the version of it.
+pub fn read_reports(pool: &str, seen: &Cell<u32>) -> Option<Vec<Report>> {
+    let (bytes, version) = host::shared(&reports_key(pool))?;
+    let is_new = seen.replace(version) != version;
+    is_new.then(|| sharing::decode_reports(&bytes))
 }

@@ -5,26 +5,38 @@ use hashbrown::HashSet;
 use crate::fleet::Role;
 
 use super::{
-    BootstrapSource, ConditionalPolicy, Config, ConfigError, Discovery, DocumentDiscovery,
-    DynamoDiscovery, Legs, ListedWorker, OnPrefillAbsent, OnPrefillFailure, Pool, Protocol,
+    BootstrapSource, ConditionalPolicy, Config, ConfigError, Legs, OnPrefillAbsent,
+    OnPrefillFailure, Pool, Protocol,
 };
+
+/// Each has a router, and with it memory, on every thread.
+const MAX_POOLS: usize = 64;
 
 impl Config {
     /// Looks for what cannot be meant.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let [pool] = self.pools.as_slice() else {
-            return Err(value(
-                "pools",
-                "exactly one pool is supported by this version",
-            ));
-        };
+        if !(1..=MAX_POOLS).contains(&self.pools.len()) {
+            return Err(value("pools", "must list from 1 to 64 pools"));
+        }
         if self.limits.bodies_in_flight_bytes == 0 {
             return Err(value(
                 "limits.bodies_in_flight_bytes",
                 "must be at least 1: with 0 every request would be refused",
             ));
         }
-        pool.check("pools[0]")
+        self.sharing.check("sharing")?;
+        let mut names = HashSet::new();
+        for (index, pool) in self.pools.iter().enumerate() {
+            let at = format!("pools[{index}]");
+            pool.check(&at)?;
+            if !names.insert(&pool.name) {
+                return Err(value(
+                    &format!("{at}.name"),
+                    "another pool has this name already: a route could not say which is meant",
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -90,15 +102,12 @@ impl Pool {
         }
         self.check_frontends(at)?;
         self.check_policies(at)?;
-        match &self.discovery {
-            Discovery::Static(list) => check_workers(
-                &list.workers,
-                self.protocol,
-                &format!("{at}.discovery.static."),
-            ),
-            Discovery::Dynamo(poll) => poll.check(self.protocol, &format!("{at}.discovery.dynamo")),
-            Discovery::Document(poll) => poll.check(&format!("{at}.discovery.document")),
+        self.destinations
+            .check(self.protocol, &format!("{at}.destinations"))?;
+        if let Some(metrics) = &self.engine_metrics {
+            metrics.check(self.protocol, &format!("{at}.engine_metrics"))?;
         }
+        self.discovery.check(self, &format!("{at}.discovery"))
     }
 
     fn check_selection(&self, at: &str) -> Result<(), ConfigError> {
@@ -265,100 +274,6 @@ fn is_share(number: Option<f64>, path: &str) -> Result<(), ConfigError> {
     match number.is_none_or(|number| (0.0..=1.0).contains(&number)) {
         true => Ok(()),
         false => Err(value(path, "must be from 0 to 1")),
-    }
-}
-
-/// Ranks of one worker: each is a target of its own in every choice.
-const MAX_DP_SIZE: u32 = 1024;
-
-/// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
-pub(crate) fn check_workers(
-    workers: &[ListedWorker],
-    protocol: Protocol,
-    at: &str,
-) -> Result<(), ConfigError> {
-    let (mut addresses, mut ids) = (HashSet::new(), HashSet::new());
-    for (index, worker) in workers.iter().enumerate() {
-        let at = format!("{at}workers[{index}]");
-        worker.check(protocol, &at)?;
-        let is_new = worker
-            .address
-            .is_none_or(|address| addresses.insert(address))
-            && worker.id.is_none_or(|id| ids.insert(id));
-        if !is_new {
-            return Err(value(&at, "this worker (address or id) is listed twice"));
-        }
-    }
-    Ok(())
-}
-
-impl DocumentDiscovery {
-    fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if self.addresses.is_empty() {
-            return Err(value(
-                &format!("{at}.addresses"),
-                "must name at least one member of the cluster, as [\"10.0.0.1:80\"]",
-            ));
-        }
-        if !self.path.starts_with('/') {
-            return Err(value(&format!("{at}.path"), "must begin with a slash"));
-        }
-        check_interval(self.interval_ms, self.timeout_ms, at)
-    }
-}
-
-fn check_interval(interval_ms: u64, timeout_ms: u64, at: &str) -> Result<(), ConfigError> {
-    if interval_ms < 100 {
-        return Err(value(&format!("{at}.interval_ms"), "must be at least 100"));
-    }
-    if timeout_ms == 0 {
-        return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
-    }
-    Ok(())
-}
-
-impl ListedWorker {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if !(1..=MAX_DP_SIZE).contains(&self.dp_size) {
-            return Err(value(&format!("{at}.dp_size"), "must be from 1 to 1024"));
-        }
-        if self.address.is_some_and(|address| address.port() == 0) || self.bootstrap_port == Some(0)
-        {
-            return Err(value(at, "port 0 cannot be reached"));
-        }
-        match protocol {
-            protocol if protocol.reaches_workers() && self.address.is_none() => Err(value(
-                &format!("{at}.address"),
-                "is required, as \"10.0.0.1:8000\" (an address, not a host name)",
-            )),
-            Protocol::Aggregated if self.role != Role::Aggregated => Err(value(
-                &format!("{at}.role"),
-                "protocol \"aggregated\" hands nothing over: its workers are of the role \"aggregated\"",
-            )),
-            Protocol::Direct if self.id.is_none() => Err(value(
-                &format!("{at}.id"),
-                "is required in direct mode: the worker's Dynamo instance id, a decimal number",
-            )),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl DynamoDiscovery {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if protocol != Protocol::Direct {
-            return Err(value(
-                at,
-                "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
-            ));
-        }
-        if self.models.is_empty() {
-            return Err(value(
-                &format!("{at}.models"),
-                "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
-            ));
-        }
-        check_interval(self.interval_ms, self.timeout_ms, at)
     }
 }
 

@@ -2,24 +2,25 @@
 
 mod admission;
 mod check;
+mod destinations;
+mod discovery;
+mod engine_metrics;
 mod health;
 mod legs;
+mod listed;
 mod protocol;
 mod selection;
+mod sharing;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::Deserialize;
-
-use crate::fleet::Role;
-use crate::topology::Topology;
 
 /// The whole configuration document. Unknown fields are refused by name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The pools this filter routes to. Exactly one for now.
+    /// The pools this filter routes to, at most 64, each with a name of its own.
     pub pools: Vec<Pool>,
     /// Name the chosen workers in the response (`x-pd-router-prefill`, `x-pd-router-decode`). For demonstrations.
     #[serde(default)]
@@ -30,6 +31,9 @@ pub struct Config {
     /// What one thread's VM may hold at once.
     #[serde(default)]
     pub limits: Limits,
+    /// What the proxy's threads tell each other.
+    #[serde(default)]
+    pub sharing: Sharing,
 }
 
 /// Bounds on what requests may make a VM hold.
@@ -65,6 +69,11 @@ pub struct Pool {
     /// The proxy's clusters that hold the workers.
     #[serde(default)]
     pub clusters: Clusters,
+    /// Whom the clusters can reach.
+    #[serde(default)]
+    pub destinations: Destinations,
+    /// What the workers' own `/metrics` are asked; absent: nothing.
+    pub engine_metrics: Option<EngineMetrics>,
     /// The policy that picks among workers, for each role.
     #[serde(default)]
     pub selection: Selection,
@@ -192,122 +201,6 @@ fn default_block_tokens() -> u32 {
     16
 }
 
-/// A source of workers.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Discovery {
-    /// The workers are listed here.
-    Static(StaticDiscovery),
-    /// A Dynamo frontend's `GET /health` is polled.
-    Dynamo(DynamoDiscovery),
-    /// A JSON list of workers is polled.
-    Document(DocumentDiscovery),
-}
-
-/// Workers written down in the configuration.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StaticDiscovery {
-    /// The workers.
-    pub workers: Vec<ListedWorker>,
-}
-
-/// Where a list of workers is polled from.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DocumentDiscovery {
-    /// The proxy's cluster that serves the document.
-    pub cluster: String,
-    /// The addresses in it that are asked, one after the other while the first ones fail.
-    pub addresses: Vec<SocketAddr>,
-    /// The document's path.
-    #[serde(default = "default_document_path")]
-    pub path: String,
-    /// Milliseconds between polls.
-    #[serde(default = "default_interval")]
-    pub interval_ms: u64,
-    /// Milliseconds after which a poll has failed.
-    #[serde(default = "default_poll_timeout")]
-    pub timeout_ms: u64,
-}
-
-fn default_document_path() -> String {
-    "/workers".to_owned()
-}
-
-/// One worker of a list.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ListedWorker {
-    /// `ip:port` as the proxy's cluster has it. Required except in direct mode.
-    pub address: Option<SocketAddr>,
-    /// What it does.
-    pub role: Role,
-    /// The model it serves; absent: any.
-    pub model: Option<String>,
-    /// How it is called in headers and logs; default: its address, else its id.
-    pub name: Option<String>,
-    /// Its instance id; default: derived from the address. Required in direct mode.
-    pub id: Option<u64>,
-    /// Workers of one namespace may exchange KV.
-    #[serde(default)]
-    pub namespace: String,
-    /// Data-parallel ranks, numbered from 0.
-    #[serde(default = "one")]
-    pub dp_size: u32,
-    /// The set it belongs to: two sets of one role are not served until one is gone.
-    #[serde(default)]
-    pub set: String,
-    /// SGLang and Mooncake: the port of its bootstrap server.
-    pub bootstrap_port: Option<u16>,
-    /// Its place, and how far its KV may travel.
-    pub topology: Option<Topology>,
-    /// KV blocks that fit on one of its ranks; default: the pool's `kv_blocks`.
-    pub kv_blocks: Option<u32>,
-    /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`).
-    pub batched_tokens: Option<u64>,
-    /// LoRA adapters it has loaded, by the names that requests ask for them with.
-    #[serde(default)]
-    pub adapters: Vec<String>,
-}
-
-fn one() -> u32 {
-    1
-}
-
-/// Where and how a Dynamo frontend is asked for its instances.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DynamoDiscovery {
-    /// Dynamo namespace → model name. Instances of other namespaces are ignored.
-    pub models: BTreeMap<String, String>,
-    /// Dynamo component → role. Instances of other components are ignored.
-    #[serde(default = "default_roles")]
-    pub roles: BTreeMap<String, Role>,
-    /// Milliseconds between polls.
-    #[serde(default = "default_interval")]
-    pub interval_ms: u64,
-    /// Milliseconds after which a poll has failed.
-    #[serde(default = "default_poll_timeout")]
-    pub timeout_ms: u64,
-}
-
-/// The names Dynamo's own workers register under.
-fn default_roles() -> BTreeMap<String, Role> {
-    BTreeMap::from([
-        ("prefill".to_owned(), Role::Prefill),
-        ("backend".to_owned(), Role::Decode),
-    ])
-}
-
-fn default_interval() -> u64 {
-    1_000
-}
-
-fn default_poll_timeout() -> u64 {
-    1_000
-}
-
 /// Names of the proxy's clusters.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -375,11 +268,19 @@ impl Config {
 pub use admission::{
     Admission, Conditional, ConditionalPolicy, DecodeBusy, PrefillBusy, Queue, QueuePolicy,
 };
-pub(crate) use check::check_workers;
+pub use destinations::{Destinations, Network, NetworkError, OriginalDst};
+pub use discovery::{
+    Discovery, DocumentDiscovery, DynamoDiscovery, EnvoyClusters, MemberAttributes,
+    RegistrationDiscovery, StaticDiscovery, Token,
+};
+pub use engine_metrics::EngineMetrics;
 pub use health::Health;
 pub use legs::{DecodeLeg, PrefillLeg};
+pub use listed::ListedWorker;
+pub(crate) use listed::check_workers;
 pub use protocol::{Legs, Protocol};
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
+pub use sharing::Sharing;
 
 #[cfg(test)]
 mod tests;

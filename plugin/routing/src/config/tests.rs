@@ -20,7 +20,7 @@ fn an_error_names_the_path_and_what_would_be_right() {
     for (document, parts) in [
         ("{}".to_owned(), &["pools"][..]),
         (r#"{"pools":[],"statu":true}"#.to_owned(), &["statu"]),
-        (r#"{"pools":[]}"#.to_owned(), &["pools", "exactly one"]),
+        (r#"{"pools":[]}"#.to_owned(), &["pools", "1 to 64"]),
         (
             pool(r#""protocol":"nix","discovery":{"static":{"workers":[]}}"#),
             &["pools[0].protocol", "nixl"],
@@ -165,4 +165,168 @@ fn ids_keep_all_64_bits() {
         panic!("not static");
     };
     assert_eq!(list.workers[0].id, Some(u64::MAX));
+}
+
+#[test]
+fn what_sources_and_destinations_cannot_mean_is_refused() {
+    let nixl = r#""protocol":"nixl""#;
+    let document = r#""discovery":{"document":{"cluster":"c","addresses":["10.0.0.1:80"]"#;
+    let listed =
+        r#""discovery":{"static":{"workers":[{"address":"192.168.0.1:1","role":"decode"}]}}"#;
+    let none = r#""discovery":{"static":{"workers":[]}}"#;
+    let clusters = |members: &str| {
+        format!(r#"{nixl},"discovery":{{"envoy_clusters":{{"members":{members}}}}}"#)
+    };
+    let registration =
+        |fields: &str| format!(r#"{nixl},"discovery":{{"registration":{{{fields}}}}}"#);
+    for (fields, parts) in [
+        (
+            format!(r#"{nixl},{document},"keep_stale_ms":10}}}}"#),
+            &["discovery.document.keep_stale_ms", "null for ever"][..],
+        ),
+        (
+            format!(r#"{nixl},{document},"interval_ms":10}}}}"#),
+            &["discovery.document.interval_ms", "at least 100"],
+        ),
+        (
+            clusters("{}"),
+            &["discovery.envoy_clusters.members", "prefill"],
+        ),
+        (
+            clusters(r#"{"a":{"role":"decode","dp_size":0}}"#),
+            &["discovery.envoy_clusters.members.a.dp_size", "1 to 1024"],
+        ),
+        (
+            clusters(r#"{"a":{"role":"decode","address":"10.0.0.1:1"}}"#),
+            &["members.a", "address", "dp_size"],
+        ),
+        (
+            r#""protocol":"aggregated","discovery":{"envoy_clusters":{"members":{"a":{"role":"decode"}}}}"#.to_owned(),
+            &["members.a.role", "aggregated"],
+        ),
+        (
+            r#""protocol":"direct","frontends":["10.0.0.1:1"],"discovery":{"envoy_clusters":{"members":{"a":{"role":"decode"}}}}"#.to_owned(),
+            &["discovery.envoy_clusters", "discovery.dynamo"],
+        ),
+        (registration(""), &["discovery.registration", "token"]),
+        (
+            registration(r#""token":"""#),
+            &["discovery.registration.token", "at least one"],
+        ),
+        (
+            registration(r#""token":"a b""#),
+            &["discovery.registration.token", "without spaces"],
+        ),
+        (
+            registration(r#""token":"a","lease_ms":10"#),
+            &["discovery.registration.lease_ms", "at least 1000"],
+        ),
+        (
+            registration(r#""token":"a","max_workers":0"#),
+            &["discovery.registration.max_workers", "16384"],
+        ),
+        (
+            format!(r#"{nixl},"destinations":"anywhere",{none}"#),
+            &["destinations", "members", "original_dst"],
+        ),
+        (
+            format!(r#"{nixl},"destinations":{{"original_dst":{{"networks":[]}}}},{none}"#),
+            &["destinations.original_dst.networks", "10.0.0.0/8"],
+        ),
+        (
+            format!(
+                r#"{nixl},"destinations":{{"original_dst":{{"networks":["10.0.0.0/40"]}}}},{none}"#
+            ),
+            &["destinations.original_dst.networks[0]", "10.0.0.0/40"],
+        ),
+        (
+            format!(
+                r#"{nixl},"destinations":{{"original_dst":{{"networks":["10.0.0.0/8"]}}}},{listed}"#
+            ),
+            &[
+                "discovery.static.workers[0].address",
+                "none of destinations",
+            ],
+        ),
+        (
+            format!(
+                r#""protocol":"direct","frontends":["10.0.0.1:1"],"destinations":{{"original_dst":{{"networks":["10.0.0.0/8"]}}}},{none}"#
+            ),
+            &["pools[0].destinations", "members"],
+        ),
+        (
+            format!(r#"{nixl},"engine_metrics":{{"interval_ms":99}},{none}"#),
+            &["engine_metrics.interval_ms", "at least 100"],
+        ),
+        (
+            format!(r#"{nixl},"engine_metrics":{{"stale_after_ms":999}},{none}"#),
+            &["engine_metrics.stale_after_ms", "at least interval_ms"],
+        ),
+        (
+            format!(r#"{nixl},"engine_metrics":{{"path":"metrics"}},{none}"#),
+            &["engine_metrics.path", "slash"],
+        ),
+        (
+            format!(r#"{nixl},"engine_metrics":{{"most_per_second":0}},{none}"#),
+            &["engine_metrics.most_per_second", "at least 1"],
+        ),
+    ] {
+        let said = error(&pool(&fields));
+        assert!(
+            parts.iter().all(|part| said.contains(part)),
+            "{fields}: {said}"
+        );
+    }
+}
+
+#[test]
+fn sources_that_say_nothing_more_get_the_written_defaults() {
+    let config = |fields: &str| Config::parse(pool(fields).as_bytes()).unwrap();
+    let kept = |fields: &str| config(fields).pools[0].discovery.keep_stale_ms();
+    let document = |fields: &str| {
+        format!(
+            r#""protocol":"nixl","discovery":{{"document":{{"cluster":"c","addresses":["10.0.0.1:80"]{fields}}}}}"#
+        )
+    };
+    assert_eq!(kept(&document("")), Some(600_000));
+    assert_eq!(kept(&document(r#","keep_stale_ms":null"#)), None);
+    assert_eq!(kept(&document(r#","keep_stale_ms":1000"#)), Some(1_000));
+
+    let config = config(
+        r#""protocol":"nixl","engine_metrics":{},"discovery":{"registration":{"token":"t"}}"#,
+    );
+    let Discovery::Registration(rules) = &config.pools[0].discovery else {
+        panic!("no registration");
+    };
+    assert_eq!((rules.lease_ms, rules.max_workers), (15_000, 4_096));
+    assert_eq!(
+        config.pools[0].engine_metrics,
+        Some(EngineMetrics::default())
+    );
+    assert_eq!(config.pools[0].destinations, Destinations::Members);
+    assert_eq!(config.sharing, Sharing::default());
+    assert_eq!(config.sharing.interval_ms, 25);
+}
+
+#[test]
+fn pools_are_told_apart_by_name_and_each_is_checked() {
+    let named = |names: &[&str], fields: &str| {
+        let pools = names.iter().map(|name| {
+            format!(r#"{{"name":"{name}","protocol":"nixl","discovery":{{"static":{{"workers":[]}}}}{fields}}}"#)
+        });
+        let pools: Vec<String> = pools.collect();
+        format!(r#"{{"pools":[{}]}}"#, pools.join(","))
+    };
+    let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let config = Config::parse(named(&many[..64], "").as_bytes()).unwrap();
+    assert_eq!(config.pools.len(), 64);
+    assert!(error(&named(&many, "")).contains("1 to 64"));
+    let twice = error(&named(&["a", "b", "a"], ""));
+    assert!(twice.contains("pools[2].name"), "{twice}");
+    let second =
+        named(&["a", "b"], "").replacen(r#""name":"b","#, r#""name":"b","block_tokens":0,"#, 1);
+    assert!(error(&second).contains("pools[1].block_tokens"));
+    let sharing = named(&["a"], "").replacen('{', r#"{"sharing":{"interval_ms":5},"#, 1);
+    assert!(error(&sharing).contains("sharing.interval_ms"));
 }

@@ -40,6 +40,16 @@ impl Belief {
         self.workers.clone_from(&answer);
         Believed::Changed(answer)
     }
+
+    /// The source has been silent for too long: nobody is known any more. The next answer that lists somebody counts at once.
+    pub fn give_up(&mut self) -> Believed {
+        // As if emptiness had been said twice.
+        self.empty_answers = 2;
+        match std::mem::take(&mut self.workers).is_empty() {
+            true => Believed::Unchanged,
+            false => Believed::Changed(Vec::new()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -61,6 +71,7 @@ mod tests {
             topology: None,
             capacity: Default::default(),
             adapters: Vec::new(),
+            condition: Default::default(),
         };
         ids.iter().map(worker).collect()
     }
@@ -78,5 +89,14 @@ mod tests {
         assert_eq!(belief.hear(workers(&[])), Believed::Changed(workers(&[])));
         assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
         assert_eq!(belief.hear(workers(&[3])), Believed::Changed(workers(&[3])));
+    }
+
+    #[test]
+    fn what_is_given_up_is_gone_until_it_is_heard_of_again() {
+        let mut belief = Belief::starting_from(workers(&[1]));
+        assert_eq!(belief.give_up(), Believed::Changed(workers(&[])));
+        assert_eq!(belief.give_up(), Believed::Unchanged);
+        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(belief.hear(workers(&[1])), Believed::Changed(workers(&[1])));
     }
 }

@@ -5,8 +5,52 @@
 
 use serde::Deserialize;
 
-use crate::config::DynamoDiscovery;
+use super::{Answer, Heard, Poll, Source, SourceError};
+use crate::config::{DynamoDiscovery, Pool};
 use crate::fleet::{Worker, WorkerId};
+
+/// A Dynamo frontend, asked at `/health`.
+#[derive(Debug)]
+pub struct Dynamo {
+    mapping: DynamoDiscovery,
+    poll: Poll,
+}
+
+impl Dynamo {
+    pub fn new(mapping: &DynamoDiscovery, pool: &Pool) -> Self {
+        Self {
+            poll: Poll {
+                cluster: pool.clusters.decode.clone(),
+                destinations: pool.frontends.clone(),
+                path: "/health".to_owned(),
+                headers: Vec::new(),
+                interval_ms: mapping.interval_ms,
+                timeout_ms: mapping.timeout_ms,
+            },
+            mapping: mapping.clone(),
+        }
+    }
+}
+
+impl Source for Dynamo {
+    fn name(&self) -> &'static str {
+        "dynamo"
+    }
+
+    fn poll(&self) -> Option<Poll> {
+        Some(self.poll.clone())
+    }
+
+    fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+        match answer.status {
+            200 => Ok(Heard::Workers(
+                parse(answer.body, &self.mapping)?,
+                Vec::new(),
+            )),
+            status => Err(SourceError::Status(status)),
+        }
+    }
+}
 
 #[derive(Deserialize)]
 struct Health {
@@ -63,6 +107,7 @@ fn worker(instance: Instance, mapping: &DynamoDiscovery) -> Option<Worker> {
         topology: None,
         capacity: Default::default(),
         adapters: Vec::new(),
+        condition: Default::default(),
     })
 }
 
@@ -81,6 +126,7 @@ mod tests {
             ]),
             interval_ms: 1000,
             timeout_ms: 1000,
+            keep_stale_ms: None,
         }
     }
 

@@ -3,21 +3,28 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::ListedWorker;
-use crate::fleet::{Capacity, Worker, WorkerId};
+use crate::fleet::{Capacity, Condition, Worker, WorkerId};
 
 /// The workers of a list.
 pub fn workers(list: &[ListedWorker]) -> Vec<Worker> {
     list.iter().map(worker).collect()
 }
 
+/// Its id: the one that it is given, else one that follows from its address.
+pub(super) fn identity(listed: &ListedWorker) -> WorkerId {
+    let derived = || {
+        let address = listed.address.map(|address| address.to_string());
+        xxh3_64(address.unwrap_or_default().as_bytes())
+    };
+    WorkerId(listed.id.unwrap_or_else(derived))
+}
+
 fn worker(listed: &ListedWorker) -> Worker {
     let address = listed.address.map(|address| address.to_string());
-    let id = listed
-        .id
-        .unwrap_or_else(|| xxh3_64(address.as_deref().unwrap_or_default().as_bytes()));
+    let id = identity(listed);
     let name = listed.name.clone().or(address);
     Worker {
-        id: WorkerId(id),
+        id,
         name: name.unwrap_or_else(|| id.to_string()),
         address: listed.address,
         role: listed.role,
@@ -32,5 +39,9 @@ fn worker(listed: &ListedWorker) -> Worker {
             batched_tokens: listed.batched_tokens,
         },
         adapters: listed.adapters.clone(),
+        condition: match listed.draining {
+            true => Condition::Draining,
+            false => Condition::Ready,
+        },
     }
 }

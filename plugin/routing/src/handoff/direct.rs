@@ -108,6 +108,7 @@ mod tests {
             topology: None,
             capacity: Default::default(),
             adapters: Vec::new(),
+            condition: Default::default(),
         };
         Target {
             worker: Rc::new(worker),

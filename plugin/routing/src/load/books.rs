@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::answer::Booking;
 use super::backlog::{Backlog, Progress, Ticket};
+use super::elsewhere::{Elsewhere, Foreign, Share};
 use super::pace::{Pace, Record};
 use crate::fleet::TargetKey;
 
@@ -42,7 +43,8 @@ impl Load {
     }
 }
 
-/// How things stand on one worker rank at this moment.
+/// How things stand on one worker rank at this moment: what is booked here, what other VMs have booked as far as they have
+/// told, and what its engine has from elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standing {
     /// Prompt tokens booked on it.
@@ -55,6 +57,8 @@ pub struct Standing {
     pub prefills: u32,
     /// Requests being decoded.
     pub decodes: u32,
+    /// Requests that its engine has and no VM of this proxy has booked.
+    pub foreign_requests: u32,
     /// How many times slower it reads prompts than workers like it.
     pub slowness: f64,
 }
@@ -68,6 +72,7 @@ impl Default for Standing {
             decode_blocks: 0.0,
             prefills: 0,
             decodes: 0,
+            foreign_requests: 0,
             slowness: 1.0,
         }
     }
@@ -77,18 +82,43 @@ impl Default for Standing {
 #[derive(Debug, Clone, Copy, Default)]
 struct Glance {
     progress: Progress,
+    /// From here on wherever it was booked.
     decode_blocks: f64,
     decodes: u32,
+    foreign_requests: u32,
+    /// What is not booked here.
+    prefills_elsewhere: u32,
+    booked_elsewhere: u32,
+    queued_elsewhere: f32,
 }
 
 impl Glance {
     fn of(account: &Account) -> Self {
-        Self {
+        let Elsewhere { shared, foreign } = &account.elsewhere;
+        let own = Self {
             progress: account.backlog.progress(),
-            decode_blocks: account.decode_parts as f64 / PARTS as f64,
+            decode_blocks: in_blocks(account.decode_parts) + foreign.decode_blocks,
             decodes: u32::try_from(account.decodes).unwrap_or(u32::MAX),
+            foreign_requests: foreign.requests,
+            queued_elsewhere: foreign.queued_tokens as f32,
+            ..Self::default()
+        };
+        let Some(shared) = shared else {
+            return own;
+        };
+        Self {
+            decode_blocks: own.decode_blocks + in_blocks(shared.decode_parts),
+            decodes: own.decodes.saturating_add(shared.decodes),
+            prefills_elsewhere: shared.prefills,
+            booked_elsewhere: u32::try_from(shared.booked_tokens).unwrap_or(u32::MAX),
+            queued_elsewhere: own.queued_elsewhere + shared.queued_tokens as f32,
+            ..own
         }
     }
+}
+
+fn in_blocks(parts: u64) -> f64 {
+    parts as f64 / PARTS as f64
 }
 
 /// All accounts at one moment.
@@ -108,11 +138,17 @@ impl Standings<'_> {
         };
         let progress = &glance.progress;
         Standing {
-            booked_tokens: progress.tokens,
-            queued_tokens: progress.left(self.now, self.pace, slowness),
+            booked_tokens: progress
+                .tokens
+                .saturating_add(glance.booked_elsewhere.into()),
+            queued_tokens: progress.left(self.now, self.pace, slowness)
+                + f64::from(glance.queued_elsewhere),
             decode_blocks: glance.decode_blocks,
-            prefills: u32::try_from(progress.prompts).unwrap_or(u32::MAX),
+            prefills: u32::try_from(progress.prompts)
+                .unwrap_or(u32::MAX)
+                .saturating_add(glance.prefills_elsewhere),
             decodes: glance.decodes,
+            foreign_requests: glance.foreign_requests,
             slowness,
         }
     }
@@ -124,6 +160,7 @@ struct Account {
     backlog: Backlog,
     decode_parts: u64,
     decodes: u64,
+    elsewhere: Elsewhere,
 }
 
 /// The figures of one account, or of all together.
@@ -257,6 +294,58 @@ impl Books {
             .unwrap_or_default()
     }
 
+    pub(super) fn elsewhere(&self, slot: usize) -> Elsewhere {
+        let accounts = self.accounts.borrow();
+        let account = accounts.get(slot);
+        account.map(|account| account.elsewhere).unwrap_or_default()
+    }
+
+    /// Other VMs have booked this on a slot, beside what was heard of it already.
+    pub(super) fn hear(&self, slot: usize, share: &Share) {
+        self.change_elsewhere(slot, |elsewhere| elsewhere.add(share));
+    }
+
+    pub(super) fn hear_nothing(&self, slot: usize) {
+        self.change_elsewhere(slot, |elsewhere| elsewhere.shared = None);
+    }
+
+    pub(super) fn set_foreign(&self, slot: usize, foreign: Foreign) {
+        self.change_elsewhere(slot, |elsewhere| elsewhere.foreign = foreign);
+    }
+
+    /// What is booked here on every slot that has anything, in the order of the slots.
+    pub(super) fn shares(&self, pace_of: impl Fn(usize) -> (Option<Pace>, f64)) -> Vec<Share> {
+        let now = self.now.get().as_secs_f64();
+        let accounts = self.accounts.borrow();
+        let share = |(slot, account): (usize, &Account)| {
+            let key = account.key?;
+            let sums = Sums::of(account);
+            if sums.load().is_idle() {
+                return None;
+            }
+            let (pace, slowness) = pace_of(slot);
+            let left = account.backlog.progress().left(now, pace, slowness);
+            Some(Share {
+                key,
+                booked_tokens: sums.prefill_tokens,
+                queued_tokens: left.ceil() as u64,
+                prefills: u32::try_from(sums.prefills).unwrap_or(u32::MAX),
+                decode_parts: sums.decode_parts,
+                decodes: u32::try_from(sums.decodes).unwrap_or(u32::MAX),
+            })
+        };
+        accounts.iter().enumerate().filter_map(share).collect()
+    }
+
+    pub(super) fn mean_prompt_tokens(&self) -> f64 {
+        let records = self.records.borrow();
+        let all = records
+            .iter()
+            .copied()
+            .fold(Record::default(), Record::plus);
+        all.mean_tokens()
+    }
+
     pub(super) fn total(&self) -> Load {
         self.sums.get().load()
     }
@@ -329,6 +418,18 @@ impl Books {
             account.decode_parts = account.decode_parts.saturating_sub(parts);
             account.decodes = account.decodes.saturating_sub(1);
         });
+    }
+
+    /// Changes what is known of elsewhere: no booking of this VM's, so no part of the sums.
+    fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut Elsewhere)) {
+        let mut accounts = self.accounts.borrow_mut();
+        let Some(account) = accounts.get_mut(slot) else {
+            return;
+        };
+        change(&mut account.elsewhere);
+        if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
+            *glance = Glance::of(account);
+        }
     }
 
     /// Changes an account, and the sums with it.

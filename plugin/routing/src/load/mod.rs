@@ -7,10 +7,12 @@
 mod answer;
 mod backlog;
 mod books;
+mod elsewhere;
 mod pace;
 
 pub use answer::{Answer, DecodeCharge};
 pub use books::{Load, Standing, Standings};
+pub use elsewhere::{Foreign, Share};
 pub use pace::Pace;
 
 use std::rc::Rc;
@@ -27,6 +29,8 @@ use books::Books;
 pub struct Ledger {
     slots: HashMap<TargetKey, usize>,
     free: Vec<usize>,
+    /// On whose ranks other VMs have booked something, as far as it was heard.
+    heard: Vec<usize>,
     books: Rc<Books>,
 }
 
@@ -70,7 +74,7 @@ impl Ledger {
         DecodeCharge::new(&self.books, slot, key, answer)
     }
 
-    /// What is booked on `key`.
+    /// What is booked here on `key`.
     pub fn load(&self, key: TargetKey) -> Load {
         self.slots
             .get(&key)
@@ -78,7 +82,7 @@ impl Ledger {
             .unwrap_or_default()
     }
 
-    /// What is booked on a worker, on all its ranks together.
+    /// What is booked here on a worker, on all its ranks together.
     pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
         let ranks = worker.targets().map(|target: Target| target.key());
         ranks.fold(Load::default(), |sum, key| sum.plus(self.load(key)))
@@ -99,14 +103,16 @@ impl Ledger {
         self.books.standings(pace)
     }
 
-    /// What is booked on all workers together, those that left included.
+    /// What is booked here on all workers together, those that left included.
     pub fn total(&self) -> Load {
         self.books.total()
     }
 
     /// Forgets workers that left and on which nothing is booked any more.
     pub fn keep(&mut self, fleet: &Fleet) {
-        let Self { slots, free, books } = self;
+        let Self {
+            slots, free, books, ..
+        } = self;
         slots.retain(|key, slot| {
             let stays = fleet.contains(key.worker) || !books.load(*slot).is_idle();
             if !stays {

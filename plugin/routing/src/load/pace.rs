@@ -54,6 +54,14 @@ impl Record {
         };
     }
 
+    /// How many tokens of a prompt had to be computed; 0 where nothing was observed.
+    pub fn mean_tokens(&self) -> f64 {
+        match self.prompts > 0.0 {
+            true => self.tokens / self.prompts,
+            false => 0.0,
+        }
+    }
+
     /// Both together.
     pub fn plus(self, other: Self) -> Self {
         Self {

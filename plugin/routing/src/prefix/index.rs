@@ -129,17 +129,37 @@ impl Index {
     }
 
     /// The worker was given this prompt, so that it holds its blocks, as many of the first ones as find room. `now`: time
-    /// since 1970. A slot that is not open learns nothing.
-    pub fn learn(&mut self, slot: usize, blocks: &Blocks, now: Duration) {
+    /// since 1970. A slot that is not open learns nothing. Returns how many of them were new to it.
+    pub fn learn(&mut self, slot: usize, blocks: &Blocks, now: Duration) -> u32 {
+        self.learn_tags(slot, tags(blocks), now)
+    }
+
+    /// The same of a prompt whose blocks are known by what [`Index::path`] returned, here or in another VM.
+    pub fn learn_path(&mut self, slot: usize, path: &[u32], now: Duration) -> u32 {
+        self.learn_tags(slot, path.iter().copied(), now)
+    }
+
+    /// What the leading blocks of a prompt are told apart by, up to `most` of them.
+    pub fn path(blocks: &Blocks, most: usize) -> Vec<u32> {
+        tags(blocks).take(most).collect()
+    }
+
+    fn learn_tags(
+        &mut self,
+        slot: usize,
+        tags: impl ExactSizeIterator<Item = u32> + Clone,
+        now: Duration,
+    ) -> u32 {
         let Some(id) = self.holder_of(slot) else {
-            return;
+            return 0;
         };
         let now = Tick::of(now);
-        let learnt = self.walk(id, blocks, now);
+        let (learnt, added) = self.walk(id, tags, now);
         self.expire(id, now, learnt + SWEPT_BESIDES);
         self.keep_to_capacity(id);
         self.sweep(now, learnt + SWEPT_BESIDES);
         self.keep_to_bound();
+        added
     }
 
     /// How many leading blocks of a prompt each worker holds, by slot: `depths` is cleared, and as long as there are slots.
@@ -215,25 +235,31 @@ impl Index {
         }
     }
 
-    /// Makes a prompt's blocks the newest path of a holder. Returns how many found room.
-    fn walk(&mut self, id: u16, blocks: &Blocks, now: Tick) -> usize {
+    /// Makes a prompt's blocks the newest path of a holder. Returns how many found room, and how many of those were new.
+    fn walk(
+        &mut self,
+        id: u16,
+        tags: impl ExactSizeIterator<Item = u32> + Clone,
+        now: Tick,
+    ) -> (usize, u32) {
         let Some(holder) = self.holders.get_mut(usize::from(id)) else {
-            return 0;
+            return (0, 0);
         };
         let room = holder
             .capacity
             .map_or(usize::MAX, |capacity| capacity as usize);
-        let count = blocks.sequence.len().min(room).min(self.max_pairs);
+        let count = tags.len().min(room).min(self.max_pairs);
         if count == 0 {
-            return 0;
+            return (0, 0);
         }
         let path = self.paths.begin(holder, now);
         let mut at = ROOT;
         let mut added = 0;
-        for (nth, tag) in tags(blocks).take(count).enumerate() {
+        let tags = tags.take(count);
+        let mut ahead = tags.clone();
+        for (nth, tag) in tags.enumerate() {
             if nth % FETCHED == 0 {
-                self.tree
-                    .fetch(tags(blocks).skip(nth).take(FETCHED.min(count - nth)));
+                self.tree.fetch(ahead.by_ref().take(FETCHED));
             }
             at = self.tree.child_or_new(at, tag);
             let node = self.tree.node_mut(at);
@@ -255,7 +281,7 @@ impl Index {
         self.paths.end_in(path, at);
         holder.pairs += added;
         self.pairs += added as usize;
-        count
+        (count, added)
     }
 
     /// Takes up to `most` blocks off a holder, those first that it loses first. Returns how many.
@@ -416,7 +442,7 @@ impl Index {
 }
 
 /// What the tree tells blocks apart by.
-fn tags(blocks: &Blocks) -> impl Iterator<Item = u32> {
+fn tags(blocks: &Blocks) -> impl ExactSizeIterator<Item = u32> + Clone {
     // Scopes are small numbers or hashes: spread over all bits, so that neither is undone by the hash it meets.
     let scope = blocks.scope.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     blocks.sequence.iter().map(move |hash| {

@@ -6,6 +6,20 @@
 pub mod hash;
 pub mod index;
 
+use crate::fleet::TargetKey;
+
+/// Blocks by which other VMs are told of a prompt; those behind them a VM keeps for itself.
+pub const MOST_BLOCKS_TOLD: usize = 8192;
+
+/// A prompt that a worker rank was given, as other VMs are told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// The rank.
+    pub key: TargetKey,
+    /// What the index tells the prompt's leading blocks apart by, from the first on; some of them are new to that rank.
+    pub path: Vec<u32>,
+}
+
 /// A prompt's full blocks, each named together with all that goes before it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {

@@ -119,7 +119,7 @@ impl Router {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
         let prefills = case.roster.of_role(Role::Prefill).iter();
         let queued_tokens: u64 = prefills
-            .map(|member| self.ledger.load(member.target.key()).prefill_tokens)
+            .map(|member| self.ledger.load_in_all(member.target.key()).prefill_tokens)
             .sum();
         let after = queued_tokens.saturating_add(case.asked.prompt_tokens);
         (after > allowed_tokens && queued_tokens > 0).then_some(Resolution::Backpressure {
@@ -188,8 +188,7 @@ impl Router {
             }
         }
         if self.remembers(role) {
-            self.prefixes
-                .learn(chosen.slot, &case.asked.blocks, self.ledger.now());
+            self.remember(chosen, &case.asked.blocks);
         }
     }
 

@@ -50,7 +50,7 @@ impl Router {
             Ok(prefill) => prefill,
             Err(refusal) => return matches!(refusal, Refusal::Overloaded { .. }),
         };
-        let booked = self.ledger.load(prefill.key()).prefill_tokens;
+        let booked = self.ledger.load_in_all(prefill.key()).prefill_tokens;
         let busy = PrefillBusy {
             tokens: conditional.prefill_busy_tokens,
             fraction: conditional.prefill_busy_fraction,
@@ -63,14 +63,15 @@ impl Router {
         let Some(fraction) = conditional.decode_busy_fraction else {
             return false;
         };
-        let Some(total) = capacity(&self.pool, &decode.target.worker).kv_blocks else {
+        let Some(total) = capacity(&self.pool, &self.reports, &decode.target.worker).kv_blocks
+        else {
             return true;
         };
         let block_tokens = u64::from(self.pool.block_tokens.max(1));
         let own = case.asked.prompt_tokens.div_ceil(block_tokens);
         let used = self
             .ledger
-            .load(decode.key())
+            .load_in_all(decode.key())
             .decode_blocks
             .saturating_add(own);
         used as f64 > fraction * f64::from(total)

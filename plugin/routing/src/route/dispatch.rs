@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Router;
+use crate::config::Destinations;
 use crate::fleet::Target;
 use crate::handoff::HeaderValue;
 use crate::json::Edits;
@@ -78,7 +79,12 @@ impl Router {
         }
     }
 
+    /// How many destinations a leg may have. One, where the proxy connects to whatever address it is given: such a cluster
+    /// takes no list.
     pub(super) fn decode_attempts(&self) -> usize {
+        if self.pool.destinations != Destinations::Members {
+            return 1;
+        }
         usize::try_from(self.pool.decode.attempts).unwrap_or(usize::MAX)
     }
 }

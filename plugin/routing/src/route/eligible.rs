@@ -7,7 +7,7 @@ use super::choice::Step;
 use super::pinned::Pinned;
 use super::roster::{Member, Roster};
 use super::{Refusal, Router};
-use crate::fleet::{Role, Worker};
+use crate::fleet::{Condition, Role, Worker};
 use crate::request::Pin;
 use crate::selection::eligibility::{Eligible, Filter};
 use crate::topology::{self, Constraints};
@@ -75,6 +75,11 @@ impl Router {
                     role: pinned.role,
                     rank,
                 })?;
+        }
+        if case.roster.has_unhealthy {
+            let is_ready =
+                |index| target(index).is_some_and(|t| t.worker.condition == Condition::Ready);
+            left = left.prefer(is_ready);
         }
         let now = self.ledger.now();
         if !self.health.is_clear(now) {

@@ -100,6 +100,11 @@ impl Health {
         }
     }
 
+    /// What was held against a worker is held against it no more.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.records.remove(&worker);
+    }
+
     /// From now on these rules hold.
     pub(super) fn follow(&mut self, rules: config::Health) {
         self.rules = rules;
@@ -163,7 +168,7 @@ impl Health {
         if record.failed(&self.rules, now) == Verdict::Stays {
             return;
         }
-        let mut peers = fleet.workers().filter(|other| are_peers(other, worker));
+        let mut peers = fleet.open().filter(|other| are_peers(other, worker));
         let is_another_left = peers.any(|peer| !self.is_ejected(peer.id));
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;

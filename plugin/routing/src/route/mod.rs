@@ -23,9 +23,11 @@ mod query;
 mod reconfigure;
 mod recovery;
 mod refusal;
+mod reports;
 mod reserve;
 mod roster;
 mod seat;
+mod sharing;
 mod split;
 mod waiting;
 mod workers;
@@ -38,6 +40,7 @@ pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, Pre
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
+pub use reports::Report;
 pub use seat::{Fallback, Seat};
 pub use waiting::Turn;
 
@@ -49,7 +52,7 @@ use hashbrown::HashMap;
 use crate::admission::{Claim, Waiter, Waiting};
 use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
-use crate::fleet::{Capacity, Fleet, Role, Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::json::Edits;
 use crate::load::{Ledger, Load};
@@ -68,7 +71,9 @@ use errand::Errand;
 use explain::Explained;
 use health::Health;
 use recovery::Way;
+use reports::Reports;
 use roster::Roster;
+use sharing::Kept;
 use workers::Opened;
 
 /// Routes the requests of one pool on one thread.
@@ -78,7 +83,10 @@ pub struct Router {
     places: PrefillRouters,
     bindings: HashMap<WorkerId, Binding>,
     ledger: Ledger,
+    reports: Reports,
     prefixes: Index,
+    /// The decisions that other VMs are to hear of.
+    kept: Kept,
     /// The ranks that are known to `prefixes`.
     opened: HashMap<TargetKey, Opened>,
     rosters: HashMap<Place, Rc<Roster>>,
@@ -150,13 +158,15 @@ impl Router {
     pub fn new(pool: Pool, seed: u64, owner: u64) -> Self {
         let workers = match &pool.discovery {
             Discovery::Static(list) => static_workers(&list.workers),
-            Discovery::Dynamo(_) | Discovery::Document(_) => Vec::new(),
+            _ => Vec::new(),
         };
         let mut router = Self {
             fleet: Fleet::default(),
             places: PrefillRouters::default(),
             bindings: HashMap::new(),
             ledger: Ledger::default(),
+            reports: Reports::default(),
+            kept: Kept::default(),
             prefixes: reconfigure::index(&pool),
             opened: HashMap::new(),
             rosters: HashMap::new(),
@@ -187,7 +197,7 @@ impl Router {
         &self.pool
     }
 
-    /// What is booked in all.
+    /// What is booked here in all.
     pub fn total_load(&self) -> Load {
         self.ledger.total()
     }
@@ -248,7 +258,7 @@ impl Router {
         }
         let decoders = self
             .fleet
-            .workers()
+            .open()
             .filter(|worker| worker.role != Role::Prefill)
             .filter(|worker| subset.is_none_or(|subset| subset.holds(worker.address)));
         let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
@@ -256,7 +266,9 @@ impl Router {
         let now = self.ledger.now();
         targets.sort_by_cached_key(|target| {
             let held = self.health.held(target.worker.id, now);
-            (held, self.ledger.worker_load(&target.worker).decodes)
+            let is_ready = target.worker.condition == Condition::Ready;
+            let load = self.ledger.worker_load_in_all(&target.worker);
+            (!is_ready, held, load.decodes)
         });
         let Some((first, others)) = targets.split_first() else {
             return Err(match subset {
@@ -545,10 +557,11 @@ impl Router {
     }
 }
 
-/// What a rank of a worker can hold and do: what it says itself, else what the pool says.
-fn capacity(pool: &Pool, worker: &Worker) -> Capacity {
+/// What a rank of a worker can hold and do: what its source says, else what its engine has told, else what the pool says.
+fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
+    let told = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
     Capacity {
-        kv_blocks: worker.capacity.kv_blocks.or(pool.kv_blocks),
+        kv_blocks: worker.capacity.kv_blocks.or_else(told).or(pool.kv_blocks),
         ..worker.capacity
     }
 }

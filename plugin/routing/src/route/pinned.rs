@@ -56,11 +56,12 @@ impl Pinned {
                 .is_none_or(|rank| target.rank.unwrap_or(0) == rank)
         });
         let least = on_rank.min_by_key(|(_, target)| {
-            let load = ledger.load(target.key());
+            let load = ledger.load_in_all(target.key());
             load.prefills.saturating_add(load.decodes)
         });
         least.map(|(index, _)| index).ok_or_else(|| {
             problem(match worker.role == self.role {
+                true if worker.is_draining() => PinProblem::Draining,
                 true => PinProblem::NotEligible,
                 false => PinProblem::WrongRole { is: worker.role },
             })

@@ -60,7 +60,7 @@ impl Router {
         ))
     }
 
-    /// A worker that is named must exist; then only its places count.
+    /// A worker that is named must exist, and take new requests; then only its places count.
     fn keep_pinned(
         &self,
         places: &mut Vec<(Place, PlaceState)>,
@@ -83,6 +83,9 @@ impl Router {
             if places.is_empty() {
                 return Err(problem(PinProblem::Elsewhere));
             }
+            if worker.is_draining() {
+                return Err(problem(PinProblem::Draining));
+            }
         }
         Ok(())
     }
@@ -95,7 +98,7 @@ impl Router {
         verdict: impl Fn(&PlaceState) -> Verdict,
     ) {
         let has = |place: &Place, is_wanted: &dyn Fn(&Worker) -> bool| {
-            let here = self.fleet.workers().filter(|worker| place.holds(worker));
+            let here = self.fleet.open().filter(|worker| place.holds(worker));
             let mut allowed = here.filter(|worker| subset.holds(worker.address));
             allowed.any(|worker| is_wanted(worker))
         };
@@ -114,7 +117,7 @@ impl Router {
 
     fn count_workers(&self, place: &Place) -> u64 {
         self.fleet
-            .workers()
+            .open()
             .filter(|worker| place.holds(worker))
             .count() as u64
     }

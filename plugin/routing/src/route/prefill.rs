@@ -183,7 +183,7 @@ impl Router {
 
     /// How long a worker may take over the prompts that are booked on it now.
     pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
-        let tokens = self.ledger.load(key).prefill_tokens;
+        let tokens = self.ledger.load_in_all(key).prefill_tokens;
         self.pool.prefill.deadline(tokens)
     }
 
@@ -381,15 +381,35 @@ impl PrefillPhase {
         }
     }
 
-    /// Workers may have left since they were picked.
+    /// Workers may have left since they were picked, or drain. One that drains is spared a leg that it has not got yet, where
+    /// another can take it; else the leg is what it has still to finish.
     fn revalidate_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
-        self.others
-            .retain(|other| router.fleet.contains(other.worker.id));
+        self.keep_open_others(router);
         let decode = &self.decode.target.worker;
+        let is_named = self.errand.steering.decode_pin().worker.is_some();
         let known = router.fleet.get(decode.id);
-        if known.is_some_and(|worker| worker.role == decode.role) {
-            return Ok(());
+        match known.filter(|worker| worker.role == decode.role) {
+            Some(worker) if worker.is_draining() && !is_named => {
+                // What stands in the way of another one is told to nobody: there is this one.
+                let _ = self.replace_decode(router);
+                Ok(())
+            }
+            Some(_) => Ok(()),
+            None => self.replace_decode(router),
         }
+    }
+
+    /// Of those to whom the same bytes may go only those are left who still take anything new.
+    fn keep_open_others(&mut self, router: &Router) {
+        let is_open = |other: &Target| {
+            let known = router.fleet.get(other.worker.id);
+            known.is_some_and(|worker| !worker.is_draining())
+        };
+        self.others.retain(is_open);
+    }
+
+    /// Another decode worker takes the place of the one that was picked.
+    fn replace_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         if self.errand.steering.decode_pin().worker.is_some() {
             // It was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
@@ -487,8 +507,7 @@ impl PrefillPhase {
         {
             return None;
         }
-        self.others
-            .retain(|other| router.fleet.contains(other.worker.id));
+        self.keep_open_others(router);
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = self.whole.take();
         let reading = router

@@ -179,6 +179,9 @@ pub enum PinProblem {
         /// How many there are.
         dp_size: u32,
     },
+    /// It gets nothing new, and will be gone.
+    #[error("that worker is draining: it takes no new requests")]
+    Draining,
     /// It exists, but cannot take this request: its topology forbids it, or it is not connected yet.
     #[error("that worker cannot take this request now")]
     NotEligible,

@@ -4,9 +4,10 @@ use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::reports::Reports;
 use super::{capacity, runs_whole};
 use crate::config::Pool;
-use crate::fleet::{Capacity, Fleet, Role, Target, Worker};
+use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
 use crate::load::{Ledger, Pace};
 use crate::prefill_router::Place;
 
@@ -21,7 +22,7 @@ pub struct Member {
     pub capacity: Capacity,
 }
 
-/// The workers of one place.
+/// The workers of one place, but for those who drain: nobody is picked among them.
 #[derive(Debug, Default)]
 pub struct Roster {
     /// All of them.
@@ -33,6 +34,8 @@ pub struct Roster {
     pub has_topology: bool,
     /// Whether any of them says which adapters it has.
     pub has_adapters: bool,
+    /// Whether the source of any of them says that it is not well.
+    pub has_unhealthy: bool,
     observed: [Observed; Role::ALL.len()],
 }
 
@@ -49,15 +52,22 @@ struct Observed {
 const PACE_LASTS: Duration = Duration::from_millis(20);
 
 impl Roster {
-    pub(super) fn of(place: &Place, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) -> Self {
-        let here = fleet.workers().filter(|worker| place.holds(worker));
+    pub(super) fn of(
+        place: &Place,
+        fleet: &Fleet,
+        pool: &Pool,
+        reports: &Reports,
+        ledger: &mut Ledger,
+    ) -> Self {
+        let here = fleet.open().filter(|worker| place.holds(worker));
         let mut roster = Self::default();
         for worker in here {
             roster.has_topology |= worker.topology.is_some();
             roster.has_adapters |= !worker.adapters.is_empty();
+            roster.has_unhealthy |= worker.condition == Condition::Unhealthy;
             let mut members = || {
                 let targets = worker.targets();
-                let capacity = capacity(pool, worker);
+                let capacity = capacity(pool, reports, worker);
                 let member = |target: Target| Member {
                     capacity,
                     slot: ledger.slot(target.key()),

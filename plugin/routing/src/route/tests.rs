@@ -351,3 +351,52 @@ fn workers_that_leave_are_not_picked_and_workers_that_come_are() {
         );
     }
 }
+
+fn pool(protocol: &str, workers: &[(&str, u16)], fields: &str) -> Pool {
+    router_with(protocol, workers, fields).pool().clone()
+}
+
+#[test]
+fn a_new_configuration_keeps_bookings_and_what_workers_hold() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let long = format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#,
+        "word ".repeat(2000)
+    );
+    let plan = router.plan(Generation::Chat, long.as_bytes(), UNTOLD);
+    let Ok(Plan::Prefill(phase, mut seat)) = plan else {
+        panic!("no prefill");
+    };
+    let worker = Rc::clone(phase.worker());
+    let held = router.remembered_blocks(&worker);
+    assert!(held > 100, "{held}");
+
+    let turns = r#","selection":{"decode":"round_robin"},"health":{"eject_after":1}"#;
+    router.reconfigure(pool("nixl", TWO_BY_TWO, turns));
+    assert_eq!(router.total_load().prefills, 1);
+    assert_eq!(router.remembered_blocks(&worker), held);
+    let after = phase.answered(GOOD, Client::Waits, &mut router);
+    assert!(matches!(after, AfterPrefill::Decode { .. }));
+    seat.release();
+    assert!(router.total_load().is_idle());
+
+    router.reconfigure(pool("nixl", TWO_BY_TWO, r#","block_tokens":32"#));
+    assert_eq!(router.remembered_blocks(&worker), 0, "other blocks");
+}
+
+#[test]
+fn a_new_configuration_may_list_other_workers() {
+    let mut router = router("nixl", TWO_BY_TWO);
+    let (phase, mut seat) = prefill_first(&mut router);
+    let others = [("prefill", 3), ("decode", 13)];
+    router.reconfigure(pool("nixl", &others, ""));
+    let (next, _seat) = prefill_first(&mut router);
+    assert_eq!(next.worker().id.0, 3);
+    // The call that is under way ends as it was begun, on a decode worker of today.
+    let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
+    else {
+        panic!("no decode");
+    };
+    assert_eq!(dispatch.destinations[0].port(), 13);
+    seat.release();
+}

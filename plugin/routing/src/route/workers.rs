@@ -29,7 +29,7 @@ fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
 /// How a rank is known to the prefix index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Opened {
-    slot: usize,
+    pub(super) slot: usize,
     capacity: Option<u32>,
 }
 
@@ -39,9 +39,10 @@ impl Router {
         let patience = Duration::from_millis(self.pool.booking_expiry_ms);
         self.ledger.advance(now, patience);
         self.health.expire(self.ledger.now());
+        self.expire_reports();
     }
 
-    /// What is booked on a worker, on all its ranks together.
+    /// What is booked here on a worker, on all its ranks together.
     pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
         self.ledger.worker_load(worker)
     }
@@ -88,7 +89,14 @@ impl Router {
         if let Some(roster) = self.rosters.get(place) {
             return Rc::clone(roster);
         }
-        let roster = Rc::new(Roster::of(place, &self.fleet, &self.pool, &mut self.ledger));
+        let Self {
+            fleet,
+            pool,
+            reports,
+            ledger,
+            ..
+        } = self;
+        let roster = Rc::new(Roster::of(place, fleet, pool, reports, ledger));
         self.rosters.insert(place.clone(), Rc::clone(&roster));
         roster
     }
@@ -98,6 +106,7 @@ impl Router {
         self.prefill_policy.keep(&fleet);
         self.decode_policy.keep(&fleet);
         self.health.keep(&fleet, self.ledger.now());
+        self.reports.keep(&fleet);
         self.bindings.retain(|id, _| fleet.contains(*id));
         self.rosters.clear();
         self.adapters = adapters(&fleet);
@@ -107,25 +116,27 @@ impl Router {
         self.recompute();
     }
 
-    /// What is known of workers that left is forgotten, and a number given to those that came.
-    fn open_ranks(&mut self) {
+    /// What is known of workers that left is forgotten, and a number given to those that came. Those whose capacity is another
+    /// now keep what they are thought to hold, as far as it finds room.
+    pub(super) fn open_ranks(&mut self) {
         let Self {
             opened,
             prefixes,
             fleet,
             ledger,
             pool,
+            reports,
             ..
         } = self;
         let wanted: HashMap<TargetKey, Option<u32>> = fleet
             .workers()
             .flat_map(|worker| {
-                let capacity = capacity(pool, worker).kv_blocks;
+                let capacity = capacity(pool, reports, worker).kv_blocks;
                 worker.targets().map(move |target| (target.key(), capacity))
             })
             .collect();
         opened.retain(|key, known| {
-            let stays = wanted.get(key) == Some(&known.capacity);
+            let stays = wanted.contains_key(key);
             if !stays {
                 prefixes.forget(known.slot);
             }
@@ -133,11 +144,13 @@ impl Router {
         });
         ledger.keep(fleet);
         for (key, capacity) in wanted {
-            opened.entry(key).or_insert_with(|| {
-                let slot = ledger.slot(key);
-                prefixes.open(slot, capacity);
-                Opened { slot, capacity }
-            });
+            let now = Opened {
+                slot: ledger.slot(key),
+                capacity,
+            };
+            if opened.insert(key, now) != Some(now) {
+                prefixes.open(now.slot, capacity);
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::{Candidate, Task};
 use crate::fleet::Role;
+use crate::load::Standing;
 
 /// Whether prefill counts in the cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -154,8 +155,7 @@ impl<'a> Prices<'a> {
         match self.task.role {
             Role::Prefill => 0.0,
             Role::Decode | Role::Aggregated => {
-                self.task.weights.decode_active_request_weight
-                    * f64::from(candidate.standing.decodes)
+                self.task.weights.decode_active_request_weight * decodes(&candidate.standing)
             }
         }
     }
@@ -173,6 +173,12 @@ impl<'a> Prices<'a> {
         let more = booked.saturating_sub(self.least_booked) as f64 * self.per_token;
         worth / (1.0 + decay * more / self.prompt_blocks.max(1.0))
     }
+}
+
+/// Requests being decoded: what an engine has from elsewhere is taken to be that.
+#[inline]
+fn decodes(standing: &Standing) -> f64 {
+    f64::from(standing.decodes) + f64::from(standing.foreign_requests)
 }
 
 fn wait_ms(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<f64> {

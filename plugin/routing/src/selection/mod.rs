@@ -60,16 +60,17 @@ pub struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Requests under way that count in this role.
+    /// Requests under way that count in this role, whoever sent them.
     pub fn requests(&self, role: Role) -> u64 {
         let Standing {
             prefills, decodes, ..
         } = self.standing;
-        match role {
+        let booked = match role {
             Role::Prefill => u64::from(prefills),
             Role::Decode => u64::from(decodes),
             Role::Aggregated => u64::from(prefills).saturating_add(u64::from(decodes)),
-        }
+        };
+        booked.saturating_add(self.standing.foreign_requests.into())
     }
 }
 

@@ -44,6 +44,7 @@ pub fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
         topology: None,
         capacity: Default::default(),
         adapters: Vec::new(),
+        condition: Default::default(),
     };
     ids.map(|id| Target::whole(&Rc::new(worker(id)))).collect()
 }

@@ -7,6 +7,7 @@
 )]
 
 mod admission;
+mod condition;
 mod conditional;
 mod endings;
 mod explain;

@@ -159,6 +159,7 @@ impl World {
             topology: None,
             capacity: Default::default(),
             adapters: Vec::new(),
+            condition: Default::default(),
         })
         .collect()
     }

@@ -338,7 +338,9 @@ fn a_pair_takes_at_most_32_bytes() {
     assert!(index.bytes() <= bytes + 1024);
     // Where all hold all, it is less.
     for seed in 0..100_000 / 24 / 8 {
-        (0..8).for_each(|slot| index.learn(slot, &prompt(seed, 24), NOW));
+        for slot in 0..8 {
+            index.learn(slot, &prompt(seed, 24), NOW);
+        }
     }
     assert!(index.bytes() <= index.pairs() * 32);
 }

@@ -111,6 +111,11 @@ fn lines() -> Vec<Line> {
             "it has fewer ranks",
         ),
         line(
+            pin(PinProblem::Draining),
+            "pinned worker not allowed",
+            "its source says that it drains",
+        ),
+        line(
             pin(PinProblem::NotEligible),
             "pinned worker not allowed",
             "its topology, or the request's own constraints, forbid it",
@@ -291,6 +296,7 @@ fn name(refusal: &Refusal) -> &'static str {
             PinProblem::Elsewhere => "pin: elsewhere",
             PinProblem::WrongRole { .. } => "pin: wrong role",
             PinProblem::RankOutOfRange { .. } => "pin: rank",
+            PinProblem::Draining => "pin: draining",
             PinProblem::NotEligible => "pin: not eligible",
         },
         Refusal::RankOutOfRange { .. } => "rank out of range",
@@ -322,7 +328,7 @@ fn name(refusal: &Refusal) -> &'static str {
 }
 
 /// How many names there are.
-const NAMES: usize = 36;
+const NAMES: usize = 37;
 
 fn table() -> String {
     let mut text = String::new();

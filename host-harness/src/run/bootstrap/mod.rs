@@ -8,6 +8,13 @@ use routing::config::Config;
 use routing::request::steering;
 use serde_json::{Value, json};
 
+mod clusters;
+mod routes;
+
+use self::clusters::address;
+use crate::host::clusters::Kind;
+use crate::host::routes::Routes;
+
 /// What is put in.
 pub struct Settings<'a> {
     /// Where clients come in.
@@ -18,10 +25,10 @@ pub struct Settings<'a> {
     pub plugin: &'a Path,
     /// The filter's configuration.
     pub plugin_config: &'a str,
-    /// The clusters and the addresses in them.
-    pub clusters: &'a BTreeMap<String, Vec<SocketAddr>>,
-    /// The cluster that requests are routed to.
-    pub route_cluster: &'a str,
+    /// The clusters, and where each has its hosts from.
+    pub clusters: &'a BTreeMap<String, Kind>,
+    /// Which way requests take.
+    pub routes: &'a Routes,
     /// Bytes of the largest request body.
     pub buffer_limit: usize,
     /// Whether the headers by which callers steer reach the filter.
@@ -61,26 +68,52 @@ pub enum BootstrapError {
 const MANAGER: &str = "HttpConnectionManager";
 const WASM: &str = "envoy.extensions.filters.http.wasm.v3.Wasm";
 
-/// The template with the settings in it.
+/// The template with the settings in it. With a path for a unix socket the admin page is there, and has these pages alone:
+/// `/clusters`, `/ready`, `/stats`, and `/listeners`, by which this program learns where Envoy listens.
 ///
 /// # Errors
 /// When the template is not YAML, or not a bootstrap with one listener, a wasm filter and a cluster to begin with.
-pub fn render(template: &str, settings: &Settings) -> Result<Value, BootstrapError> {
+pub fn render(
+    template: &str,
+    settings: &Settings,
+    admin_pipe: Option<&Path>,
+) -> Result<Value, BootstrapError> {
     let mut bootstrap: Value = serde_yaml_ng::from_str(template)?;
-    *place(&mut bootstrap, "/admin/address", "admin address")? = address(settings.admin);
+    set_admin(&mut bootstrap, settings, admin_pipe)?;
+    // Any further listener only passes the admin page on, which this program does itself.
+    list(&mut bootstrap, "/static_resources/listeners", "listener")?.truncate(1);
     *place(
         &mut bootstrap,
         "/static_resources/listeners/0/address",
         "listener",
     )? = address(settings.listen);
     let manager = connection_manager(&mut bootstrap)?;
-    set_routes(manager, settings)?;
+    routes::set(manager, settings)?;
     set_plugin(manager, settings)?;
     if settings.callers == Callers::Trusted {
         let_steering_in(manager)?;
     }
-    set_clusters(&mut bootstrap, settings)?;
+    clusters::set(&mut bootstrap, settings, admin_pipe)?;
     Ok(bootstrap)
+}
+
+fn set_admin(
+    bootstrap: &mut Value,
+    settings: &Settings,
+    pipe: Option<&Path>,
+) -> Result<(), BootstrapError> {
+    let admin = place(bootstrap, "/admin", "admin page")?;
+    let Some(pipe) = pipe else {
+        admin["address"] = address(settings.admin);
+        if let Some(admin) = admin.as_object_mut() {
+            admin.remove("allow_paths");
+        }
+        return Ok(());
+    };
+    admin["address"] = json!({"pipe": {"path": pipe, "mode": 0o600}});
+    let pages = ["/clusters", "/ready", "/stats", "/listeners"];
+    admin["allow_paths"] = json!(pages.map(|page| json!({"prefix": page})));
+    Ok(())
 }
 
 fn connection_manager(bootstrap: &mut Value) -> Result<&mut Value, BootstrapError> {
@@ -90,16 +123,6 @@ fn connection_manager(bootstrap: &mut Value) -> Result<&mut Value, BootstrapErro
         .filter_map(|filter| filter.get_mut("typed_config"))
         .find(|config| is_a(config, MANAGER))
         .ok_or(BootstrapError::Lacks("HTTP connection manager"))
-}
-
-fn set_routes(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
-    for host in list(manager, "/route_config/virtual_hosts", "virtual hosts")? {
-        for route in list(host, "/routes", "routes")? {
-            *place(route, "/route/cluster", "route to a cluster")? = json!(settings.route_cluster);
-            route["request_body_buffer_limit"] = json!(settings.buffer_limit);
-        }
-    }
-    Ok(())
 }
 
 fn set_plugin(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
@@ -139,35 +162,6 @@ fn let_steering_in(manager: &mut Value) -> Result<(), BootstrapError> {
     Ok(())
 }
 
-/// One cluster for each in the settings: the template's of that name, else one like its first.
-fn set_clusters(bootstrap: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
-    let clusters = list(bootstrap, "/static_resources/clusters", "clusters")?;
-    let patterns = std::mem::take(clusters);
-    let first = patterns.first().ok_or(BootstrapError::Lacks("clusters"))?;
-    for (name, hosts) in settings.clusters {
-        let named = patterns
-            .iter()
-            .find(|pattern| pattern["name"] == name.as_str());
-        let mut cluster = named.unwrap_or(first).clone();
-        cluster["name"] = json!(name);
-        cluster["load_assignment"] = load_assignment(name, hosts);
-        clusters.push(cluster);
-    }
-    Ok(())
-}
-
-fn load_assignment(name: &str, hosts: &[SocketAddr]) -> Value {
-    let endpoints: Vec<_> = hosts
-        .iter()
-        .map(|host| json!({"endpoint": {"address": address(*host)}}))
-        .collect();
-    json!({"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]})
-}
-
-fn address(address: SocketAddr) -> Value {
-    json!({"socket_address": {"address": address.ip(), "port_value": address.port()}})
-}
-
 fn is_a(config: &Value, kind: &str) -> bool {
     config["@type"]
         .as_str()
@@ -196,31 +190,49 @@ fn list<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeSet;
 
-    const SHIPPED: &str = include_str!("../../../envoy/bootstrap.yaml");
+    use super::*;
+    use crate::host::names::Name;
+    use crate::host::routes::Route;
+    use clusters::load_assignment;
+
+    const SHIPPED: &str = include_str!("../../../../envoy/bootstrap.yaml");
+    const BY_CLUSTERS: &str = include_str!("../../../../envoy/bootstrap-clusters.yaml");
     const MANAGER_AT: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 
     fn at(port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
+    fn route(cluster: &str, pool: &str) -> Route {
+        Route {
+            cluster: cluster.to_owned(),
+            pool: Some(pool.to_owned()),
+        }
+    }
+
+    fn routes() -> Routes {
+        Routes::all(route("decode", "first"))
+    }
+
     fn rendered() -> Value {
         let clusters = BTreeMap::from([
-            ("decode".to_owned(), vec![at(4), at(5)]),
-            ("elsewhere".to_owned(), vec![]),
+            ("decode".to_owned(), Kind::Static(vec![at(4), at(5)])),
+            ("elsewhere".to_owned(), Kind::Static(vec![])),
         ]);
+        let routes = routes();
         let settings = Settings {
             listen: at(1),
             admin: at(2),
             plugin: Path::new("/somewhere/plugin.wasm"),
             plugin_config: "{\"pools\": []}",
             clusters: &clusters,
-            route_cluster: "decode",
+            routes: &routes,
             buffer_limit: 7,
             callers: Callers::Anybody,
         };
-        render(SHIPPED, &settings).unwrap()
+        render(SHIPPED, &settings, None).unwrap()
     }
 
     #[test]
@@ -249,18 +261,18 @@ mod tests {
     #[test]
     fn what_trusted_callers_say_reaches_the_filter_and_a_destination_never_does() {
         let names = |callers: Callers| {
-            let clusters = BTreeMap::new();
+            let (clusters, routes) = (BTreeMap::new(), routes());
             let settings = Settings {
                 listen: at(1),
                 admin: at(2),
                 plugin: Path::new("p"),
                 plugin_config: "",
                 clusters: &clusters,
-                route_cluster: "decode",
+                routes: &routes,
                 buffer_limit: 7,
                 callers,
             };
-            let bootstrap = render(SHIPPED, &settings).unwrap();
+            let bootstrap = render(SHIPPED, &settings, None).unwrap();
             let manager = bootstrap.pointer(MANAGER_AT).unwrap();
             let extension = &manager["early_header_mutation_extensions"][0];
             let mutations = extension["typed_config"]["mutations"].as_array().unwrap();
@@ -329,15 +341,140 @@ mod tests {
         let members = super::super::fleet::Members::of(&config);
         for cluster in shipped["static_resources"]["clusters"].as_array().unwrap() {
             let name = cluster["name"].as_str().unwrap();
-            assert_eq!(
-                cluster["load_assignment"],
-                load_assignment(name, &members.clusters[name])
-            );
+            let Kind::Static(hosts) = &members.clusters[name] else {
+                panic!("{name} is not static");
+            };
+            assert_eq!(cluster["load_assignment"], load_assignment(name, hosts));
         }
     }
 
     #[test]
+    fn the_one_that_reads_envoys_clusters_has_those_that_it_speaks_of_and_can_be_filled_in() {
+        let shipped: Value = serde_yaml_ng::from_str(BY_CLUSTERS).unwrap();
+        let manager = shipped.pointer(MANAGER_AT).unwrap();
+        let plugin = &manager["http_filters"][0]["typed_config"]["config"];
+        let document = plugin["configuration"]["value"].as_str().unwrap();
+        let config = Config::parse(document.as_bytes()).unwrap();
+        let members = super::super::fleet::Members::of(&config);
+        let clusters = shipped["static_resources"]["clusters"].as_array().unwrap();
+        let names: BTreeSet<_> = clusters.iter().map(|one| &one["name"]).collect();
+        let spoken_of = members.clusters.keys();
+        assert_eq!(
+            names,
+            spoken_of
+                .map(|name| json!(name))
+                .collect::<Vec<_>>()
+                .iter()
+                .collect()
+        );
+        let settings = Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("p"),
+            plugin_config: document,
+            clusters: &members.clusters,
+            routes: &members.routes,
+            buffer_limit: 7,
+            callers: members.callers,
+        };
+        let bootstrap = render(BY_CLUSTERS, &settings, Some(Path::new("/a.sock"))).unwrap();
+        let listeners = bootstrap["static_resources"]["listeners"].as_array();
+        assert_eq!(listeners.map(Vec::len), Some(1));
+        let decode = &bootstrap["static_resources"]["clusters"][0];
+        assert_eq!(
+            (&decode["name"], &decode["type"]),
+            (&json!("decode"), &json!("STATIC"))
+        );
+        assert!(decode["cluster_type"].is_null());
+    }
+
+    #[test]
+    fn every_kind_of_cluster_keeps_breakers_and_stripping() {
+        let name = Name {
+            host: "w.test".to_owned(),
+            port: 80,
+            server: Some(at(53)),
+        };
+        let clusters = BTreeMap::from([
+            ("by_file".to_owned(), Kind::Eds("/a/file.json".into())),
+            ("by_name".to_owned(), Kind::Dns(name)),
+            ("decode".to_owned(), Kind::OriginalDst),
+            ("own".to_owned(), Kind::Admin),
+        ]);
+        let settings = Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("p"),
+            plugin_config: "",
+            clusters: &clusters,
+            routes: &routes(),
+            buffer_limit: 7,
+            callers: Callers::Anybody,
+        };
+        let bootstrap = render(SHIPPED, &settings, Some(Path::new("/run/a.sock"))).unwrap();
+        assert_eq!(bootstrap["admin"]["address"]["pipe"]["path"], "/run/a.sock");
+        assert!(bootstrap["node"]["id"].is_string());
+        let clusters = &bootstrap["static_resources"]["clusters"];
+        let at = |number: usize| &clusters[number];
+        for number in 0..3 {
+            let breakers = &at(number)["circuit_breakers"]["thresholds"][0];
+            assert_eq!(breakers["max_requests"], 100_000, "{number}");
+            assert!(at(number)["typed_extension_protocol_options"].is_object());
+            assert_eq!(at(number)["load_balancing_policy"].is_null(), number == 2);
+        }
+        let file = at(0).pointer("/eds_cluster_config/eds_config/path_config_source/path");
+        assert_eq!(file, Some(&json!("/a/file.json")));
+        assert!(at(0)["load_assignment"].is_null());
+        assert!(at(1)["type"].is_null());
+        assert_eq!(at(2)["original_dst_lb_config"]["use_http_header"], true);
+        let pipe = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/pipe/path";
+        assert_eq!(at(3).pointer(pipe), Some(&json!("/run/a.sock")));
+    }
+
+    #[test]
+    fn each_authority_has_a_route_that_names_its_pool() {
+        let mut routes = routes();
+        routes.add("b.test", route("b-decode", "second"));
+        let nameless = Route {
+            cluster: "decode".to_owned(),
+            pool: None,
+        };
+        routes.add("c.test", nameless);
+        let settings = Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("p"),
+            plugin_config: "",
+            clusters: &BTreeMap::new(),
+            routes: &routes,
+            buffer_limit: 7,
+            callers: Callers::Anybody,
+        };
+        let bootstrap = render(SHIPPED, &settings, None).unwrap();
+        let hosts = bootstrap.pointer(MANAGER_AT).unwrap();
+        let hosts = &hosts["route_config"]["virtual_hosts"];
+        let told: Vec<_> = (0..3)
+            .map(|host| {
+                let route = &hosts[host]["routes"][0];
+                json!([
+                    hosts[host]["domains"][0],
+                    route["name"],
+                    route["route"]["cluster"],
+                    route["metadata"]["filter_metadata"]["pd_router"]["pool"]
+                ])
+            })
+            .collect();
+        let expected = [
+            json!(["*", "first", "decode", "first"]),
+            json!(["b.test", "second", "b-decode", "second"]),
+            json!(["c.test", null, "decode", null]),
+        ];
+        assert_eq!(told, expected);
+    }
+
+    #[test]
     fn a_bootstrap_without_the_filter_is_refused_by_name() {
+        let routes = routes();
         let without = SHIPPED.replace("http.wasm.v3.Wasm", "http.other.v3.Other");
         let settings = Settings {
             listen: at(1),
@@ -345,11 +482,11 @@ mod tests {
             plugin: Path::new("p"),
             plugin_config: "",
             clusters: &BTreeMap::new(),
-            route_cluster: "decode",
+            routes: &routes,
             buffer_limit: 7,
             callers: Callers::Anybody,
         };
-        let error = render(&without, &settings).unwrap_err();
+        let error = render(&without, &settings, None).unwrap_err();
         assert_eq!(error.to_string(), "the bootstrap has no wasm filter");
     }
 }

@@ -1,0 +1,519 @@
+//! Owns the workers that come and go: who is there, what befalls whom next, and what reached those that were gone.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use routing::fleet::Role;
+use serde_json::Value;
+
+use super::herald::{Herald, Line};
+use super::source::Source;
+use super::{Churned, GRACE, LOOK};
+use crate::chaos::fleet::{Census, FleetError, engine_config, unfetched};
+use crate::chaos::http::Http;
+use crate::chaos::play::Counted;
+use crate::chaos::scenario::Seat;
+use crate::engine::{Dialect, Engine, State};
+use crate::run::fleet::Members;
+
+/// Workers of each role at the beginning.
+const FIRST: usize = 3;
+/// Workers of each role at most, those that leave not counted.
+const MOST: usize = 5;
+/// A worker that leaves leaves as many of its role behind, well and known to the gateway.
+const STAY: usize = 2;
+/// A worker that was listed so long ago is known to the gateway.
+const KNOWN: Duration = GRACE.saturating_add(Duration::from_millis(500));
+/// How long a removed worker runs on, to see what still reaches it.
+const WATCHED: Duration = Duration::from_millis(1500);
+/// A worker that leaves waits so long for its last requests.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Something happens about so often, in milliseconds.
+const PACE: std::ops::Range<u64> = 150..500;
+/// A worker that died is listed for so long, in milliseconds, until somebody notices or it is back.
+const UNNOTICED: std::ops::Range<u64> = 300..1500;
+/// Addresses of each role where the clusters hold a fixed set, and where they do not.
+const FEW: usize = 10;
+const MANY: usize = 150;
+
+/// The workers, and how the gateway learns of them.
+pub struct Herd {
+    source: Source,
+    dialect: Dialect,
+    herald: Herald,
+    http: Http,
+    workers: Vec<Worker>,
+    places: Vec<Place>,
+    last_id: u64,
+    next_deed: Instant,
+    lost: u64,
+    churned: Churned,
+    dice: StdRng,
+}
+
+/// An address for workers of one role, one after the other.
+struct Place {
+    role: Role,
+    address: SocketAddr,
+    bootstrap: u16,
+    used: bool,
+    taken: bool,
+}
+
+struct Worker {
+    id: u64,
+    role: Role,
+    place: usize,
+    address: SocketAddr,
+    bootstrap: Option<u16>,
+    engine: Option<Engine>,
+    stand: Stand,
+}
+
+/// How a worker stands.
+#[derive(Clone, Copy, Debug)]
+enum Stand {
+    /// Listed.
+    There { since: Instant },
+    /// Listed as one that drains.
+    Draining {
+        since: Instant,
+        requests: Option<u64>,
+    },
+    /// Not listed any more, and running still.
+    Removed {
+        since: Instant,
+        requests: Option<u64>,
+    },
+    /// Dead, and listed still.
+    Dead { until: Instant },
+}
+
+/// What can befall a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    Join,
+    Drain,
+    Remove,
+    Die,
+}
+
+impl Herd {
+    /// Starts the first workers.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub async fn start(
+        source: Source,
+        dialect: Dialect,
+        ip: IpAddr,
+        seed: u64,
+    ) -> Result<Self, FleetError> {
+        let count = if source.finds_addresses() { MANY } else { FEW };
+        let mut places = free_places(Role::Prefill, ip, count)?;
+        places.extend(free_places(Role::Decode, ip, count)?);
+        let mut herd = Self {
+            source,
+            dialect,
+            herald: Herald::of(source).await?,
+            http: Http::new(),
+            workers: Vec::new(),
+            places,
+            last_id: 0,
+            next_deed: Instant::now(),
+            lost: 0,
+            churned: Churned::default(),
+            dice: StdRng::seed_from_u64(seed),
+        };
+        for role in [Role::Prefill, Role::Decode] {
+            for _ in 0..FIRST {
+                herd.join(role).await?;
+            }
+        }
+        herd.churned = Churned::default();
+        herd.tell().await?;
+        Ok(herd)
+    }
+
+    /// The pool's `discovery`.
+    pub fn discovery(&self) -> Value {
+        self.herald.discovery(&self.lines())
+    }
+
+    /// What the proxy must know of.
+    pub fn add_to(&self, members: &mut Members) {
+        self.herald.add_to(members);
+        if self.source == Source::Document {
+            for place in &self.places {
+                members.enlist(place.role.name(), [place.address]);
+            }
+        }
+    }
+
+    /// Tells the gateway of the workers, where that is done by talking to it.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub async fn introduce_to(&mut self, gateway: SocketAddr) -> Result<(), FleetError> {
+        self.herald.introduce_to(gateway);
+        // Once more, to whom it concerns.
+        self.tell().await
+    }
+
+    /// Keeps telling the gateway, and lets nothing happen to anyone. Ends when that fails.
+    pub async fn stay(&mut self) -> FleetError {
+        loop {
+            if let Err(error) = self.tell().await {
+                return error;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Goes on with whoever is on the way out, and lets something happen where it is time.
+    ///
+    /// # Errors
+    /// When an engine does not start or does not answer, or the gateway does not listen.
+    pub async fn live(&mut self) -> Result<(), FleetError> {
+        let now = Instant::now();
+        let mut at = 0;
+        while at < self.workers.len() {
+            match self.go_on(at, now).await? {
+                true => at += 1,
+                false => {
+                    let gone = self.workers.swap_remove(at);
+                    self.places[gone.place].taken = false;
+                }
+            }
+        }
+        if now >= self.next_deed {
+            self.act(now).await?;
+            self.next_deed = now + Duration::from_millis(self.dice.random_range(PACE));
+        }
+        self.tell().await
+    }
+
+    async fn counted(&self) -> Result<Census, FleetError> {
+        let mut census = Census {
+            requests: 0,
+            unfetched: self.lost,
+        };
+        for worker in &self.workers {
+            let Some(now) = worker.ask(&self.http).await? else {
+                continue;
+            };
+            census.requests += now.under_way;
+            census.unfetched += now.unfetched;
+        }
+        Ok(census)
+    }
+
+    /// Ends all, and says what there was.
+    pub async fn stop(mut self) -> Churned {
+        for worker in &mut self.workers {
+            let Some(engine) = worker.engine.take() else {
+                continue;
+            };
+            let last = engine.stop().await;
+            if let (Some(last), Stand::Removed { requests, .. }) = (last, worker.stand) {
+                self.churned.removed_worker_requests += later(&last, requests);
+            }
+        }
+        self.churned
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let listed = self
+            .workers
+            .iter()
+            .filter(|worker| !matches!(worker.stand, Stand::Removed { .. }));
+        let mut lines: Vec<_> = listed.map(Worker::line).collect();
+        lines.sort_by_key(|line| line.id);
+        lines
+    }
+
+    async fn tell(&mut self) -> Result<(), FleetError> {
+        let lines = self.lines();
+        self.herald.say(lines).await
+    }
+
+    /// One step of a worker that leaves. `false`: it is gone.
+    async fn go_on(&mut self, at: usize, now: Instant) -> Result<bool, FleetError> {
+        let worker = &mut self.workers[at];
+        match worker.stand {
+            Stand::There { .. } => Ok(true),
+            Stand::Dead { until } if now < until => Ok(true),
+            Stand::Dead { .. } => {
+                let returns = self.source == Source::Static || self.dice.random_bool(0.5);
+                if returns {
+                    self.return_to(at).await?;
+                }
+                Ok(returns)
+            }
+            Stand::Draining { since, requests } => {
+                let late = now - since;
+                let Some(seen) = worker.ask(&self.http).await? else {
+                    return Ok(false);
+                };
+                if requests.is_none() && late >= GRACE {
+                    worker.stand = Stand::Draining {
+                        since,
+                        requests: Some(seen.requests),
+                    };
+                } else if late >= GRACE && (seen.under_way == 0 || late >= PATIENCE) {
+                    let before = requests.unwrap_or(seen.requests);
+                    self.churned.draining_worker_requests += seen.requests - before;
+                    worker.stand = Stand::Removed {
+                        since: now,
+                        requests: None,
+                    };
+                }
+                Ok(true)
+            }
+            Stand::Removed { since, requests } => {
+                let late = now - since;
+                if late < GRACE {
+                    return Ok(true);
+                }
+                let Some(seen) = worker.ask(&self.http).await? else {
+                    return Ok(false);
+                };
+                if requests.is_none() {
+                    worker.stand = Stand::Removed {
+                        since,
+                        requests: Some(seen.requests),
+                    };
+                    return Ok(true);
+                }
+                let over = late >= GRACE + WATCHED && seen.under_way == 0;
+                if !over && late < PATIENCE {
+                    return Ok(true);
+                }
+                let last = self.end(at).await?;
+                self.churned.removed_worker_requests += later(&last, requests);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Lets something happen.
+    async fn act(&mut self, now: Instant) -> Result<(), FleetError> {
+        let role = match self.dice.random_bool(0.5) {
+            true => Role::Prefill,
+            false => Role::Decode,
+        };
+        let Some(deed) = self.possible(role, now).choose(&mut self.dice).copied() else {
+            return Ok(());
+        };
+        if deed == Deed::Join {
+            return self.join(role).await;
+        }
+        let known: Vec<usize> = self.known(role, now).collect();
+        let Some(at) = known.choose(&mut self.dice).copied() else {
+            return Ok(());
+        };
+        match deed {
+            Deed::Join => {}
+            Deed::Drain => {
+                self.churned.drained += 1;
+                self.workers[at].stand = Stand::Draining {
+                    since: now,
+                    requests: None,
+                };
+            }
+            Deed::Remove => {
+                self.churned.removed += 1;
+                self.workers[at].stand = Stand::Removed {
+                    since: now,
+                    requests: None,
+                };
+            }
+            Deed::Die => {
+                self.churned.died += 1;
+                self.end(at).await?;
+                let unnoticed = Duration::from_millis(self.dice.random_range(UNNOTICED));
+                self.workers[at].stand = Stand::Dead {
+                    until: now + unnoticed,
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// What can happen to workers of this role, so that enough stay.
+    fn possible(&self, role: Role, now: Instant) -> Vec<Deed> {
+        let of_role = || self.workers.iter().filter(|worker| worker.role == role);
+        let there = of_role().filter(|worker| matches!(worker.stand, Stand::There { .. }));
+        let dead = of_role().any(|worker| matches!(worker.stand, Stand::Dead { .. }));
+        let lists = self.source != Source::Static;
+        let mut deeds = Vec::new();
+        if lists && there.count() < MOST {
+            deeds.push(Deed::Join);
+        }
+        if self.known(role, now).count() <= STAY {
+            return deeds;
+        }
+        if lists {
+            deeds.extend([Deed::Drain, Deed::Remove]);
+        }
+        if !dead {
+            deeds.push(Deed::Die);
+        }
+        deeds
+    }
+
+    /// Workers of this role that are well, and that the gateway has known for a while.
+    fn known(&self, role: Role, now: Instant) -> impl Iterator<Item = usize> {
+        let workers = self.workers.iter().enumerate();
+        workers.filter_map(move |(at, worker)| match worker.stand {
+            Stand::There { since } if worker.role == role && now - since >= KNOWN => Some(at),
+            _ => None,
+        })
+    }
+
+    async fn join(&mut self, role: Role) -> Result<(), FleetError> {
+        let of_role = |place: &Place| place.role == role && !place.taken;
+        let free = self.places.iter().enumerate();
+        let free = free.filter(|(_, place)| of_role(place));
+        let (used, fresh): (Vec<_>, Vec<_>) = free.partition(|(_, place)| place.used);
+        let from = match used.is_empty() || (!fresh.is_empty() && self.dice.random_bool(0.5)) {
+            true => fresh,
+            false => used,
+        };
+        let Some((place, _)) = from.choose(&mut self.dice) else {
+            return Ok(());
+        };
+        let place = *place;
+        let worker = self.take(place).await?;
+        self.workers.push(worker);
+        Ok(())
+    }
+
+    /// Another worker, where this dead one was.
+    async fn return_to(&mut self, at: usize) -> Result<(), FleetError> {
+        let place = self.workers[at].place;
+        self.workers[at] = self.take(place).await?;
+        Ok(())
+    }
+
+    async fn take(&mut self, place: usize) -> Result<Worker, FleetError> {
+        let at = &mut self.places[place];
+        match std::mem::replace(&mut at.used, true) {
+            true => self.churned.returned += 1,
+            false => self.churned.joined += 1,
+        }
+        at.taken = true;
+        // A static list's ids stay: they are written down.
+        let id = match self.source {
+            Source::Static => place as u64 + 1,
+            _ => self.last_id + 1,
+        };
+        self.last_id = id.max(self.last_id);
+        let mut config = engine_config(self.dialect, at.role, at.address);
+        config.bootstrap_port = at.bootstrap;
+        let engine = Engine::start(config).await.map_err(|source| {
+            let number = place;
+            FleetError::Engine {
+                seat: Seat {
+                    role: at.role,
+                    number,
+                },
+                source,
+            }
+        })?;
+        let bootstrap = engine.bootstrap.map(|address| address.port());
+        at.bootstrap = bootstrap.unwrap_or_default();
+        Ok(Worker {
+            id,
+            role: at.role,
+            place,
+            address: engine.address,
+            bootstrap,
+            engine: Some(engine),
+            stand: Stand::There {
+                since: Instant::now(),
+            },
+        })
+    }
+
+    /// Ends a worker like a process that is killed.
+    async fn end(&mut self, at: usize) -> Result<State, FleetError> {
+        let worker = &mut self.workers[at];
+        let seat = Seat {
+            role: worker.role,
+            number: worker.place,
+        };
+        let engine = worker.engine.take().ok_or(FleetError::NoEngine(seat))?;
+        let last = engine.stop().await.ok_or(FleetError::NoLastCounts(seat))?;
+        self.lost += unfetched(last.issued, last.pulled, last.handoffs_aborted);
+        Ok(last)
+    }
+}
+
+impl Counted for Herd {
+    async fn census(&self) -> Result<Census, FleetError> {
+        self.counted().await
+    }
+}
+
+/// What a worker says of itself.
+#[derive(Clone, Copy, Debug)]
+struct Now {
+    /// Requests that have ever come.
+    requests: u64,
+    /// Those that have not ended.
+    under_way: u64,
+    /// Hand-offs that nobody has fetched or given up.
+    unfetched: u64,
+}
+
+impl Worker {
+    fn line(&self) -> Line {
+        Line {
+            id: self.id,
+            role: self.role,
+            address: self.address,
+            bootstrap: self.bootstrap,
+            draining: matches!(self.stand, Stand::Draining { .. }),
+            alive: self.engine.is_some(),
+        }
+    }
+
+    /// `None`: it does not run.
+    async fn ask(&self, http: &Http) -> Result<Option<Now>, FleetError> {
+        if self.engine.is_none() {
+            return Ok(None);
+        }
+        let state = http.get_json(self.address, "/__state").await?;
+        let count = |name: &str| state[name].as_u64().unwrap_or_default();
+        Ok(Some(Now {
+            requests: count("requests"),
+            under_way: count("running") + count("waiting"),
+            unfetched: unfetched(count("issued"), count("pulled"), count("handoffs_aborted")),
+        }))
+    }
+}
+
+/// Requests that came after so many had come.
+fn later(last: &State, before: Option<u64>) -> u64 {
+    before.map_or(0, |before| last.counts.requests.saturating_sub(before))
+}
+
+/// Free ports of this address, which stay free: nobody else uses it.
+fn free_places(role: Role, ip: IpAddr, count: usize) -> std::io::Result<Vec<Place>> {
+    let held = (0..count).map(|_| TcpListener::bind((ip, 0)));
+    let held = held.collect::<std::io::Result<Vec<_>>>()?;
+    let places = held.iter().map(|listener| {
+        Ok(Place {
+            role,
+            address: listener.local_addr()?,
+            bootstrap: 0,
+            used: false,
+            taken: false,
+        })
+    });
+    places.collect()
+}

@@ -1,0 +1,163 @@
+//! Owns churn: workers join, drain, leave, die and return at random, and a source tells the gateway, while clients ask.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use routing::config::Config;
+use serde::Serialize;
+use tokio::time::sleep;
+
+use super::client::Clients;
+use super::fleet::own_loopback;
+use super::http::Http;
+use super::judge::{Aftermath, Seen, Verdict, judge};
+use super::play::{PlayError, Setting, tick, until_at_rest, until_ready};
+use super::pool;
+use super::scenario::{Crowd, Leaks, Shape};
+use super::wellbeing::Wellbeing;
+use crate::run::fleet::Members;
+use crate::run::gateway::{Addresses, Gateway};
+
+mod herald;
+mod herd;
+mod page;
+mod source;
+
+use herd::Herd;
+pub use source::Source;
+
+/// How often the gateway asks a source.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// After this long, from the moment that a source says so, nothing new reaches a worker that was removed.
+const GRACE: Duration = INTERVAL.saturating_add(Duration::from_millis(500));
+/// Between two looks at the workers.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What befell the workers, and what reached those that were gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Churned {
+    /// Workers that came to an address of their own.
+    pub joined: u64,
+    /// Workers that came to an address where another one had been.
+    pub returned: u64,
+    /// Workers that drained, and were then removed.
+    pub drained: u64,
+    /// Workers that were removed without a word, and ran on.
+    pub removed: u64,
+    /// Workers that died, and were listed for a while longer.
+    pub died: u64,
+    /// Requests that reached a worker later than an interval and 500 ms after it was removed.
+    pub removed_worker_requests: u64,
+    /// Requests that reached a worker later than that after it was said to drain: those that it had been given before.
+    pub draining_worker_requests: u64,
+}
+
+/// Plays it once.
+///
+/// # Errors
+/// When it could not be played; what it came to is no error.
+pub async fn play(
+    source: Source,
+    setting: &Setting,
+    seed: u64,
+    bar: &ProgressBar,
+) -> Result<Verdict, PlayError> {
+    source.check(setting.dialect)?;
+    let mut herd = Herd::start(source, setting.dialect, own_loopback(), seed).await?;
+    let document =
+        pool::plugin_config_over(setting.dialect, herd.discovery(), source.destinations());
+    let mut members = Members::of(&Config::parse(&document)?);
+    herd.add_to(&mut members);
+    let mut gateway = Gateway::start(&setting.gateway, document, &members).await?;
+    let at = gateway.addresses();
+    let outcome = tokio::select! {
+        outcome = course(&mut herd, at, setting.lasts) => outcome,
+        error = gateway.ended() => Err(error.into()),
+        never = tick(bar, setting.lasts) => match never {},
+    };
+    gateway.stop().await;
+    let (seen, aftermath, left) = outcome?;
+    let churned = herd.stop().await;
+    Ok(verdict(&seen, aftermath, churned, left))
+}
+
+/// What is in the gateway and the workers when all clients have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Left {
+    streams: u64,
+    requests: u64,
+}
+
+async fn course(
+    herd: &mut Herd,
+    at: Addresses,
+    lasts: Duration,
+) -> Result<(Seen, Aftermath, Left), PlayError> {
+    let http = Http::new();
+    herd.introduce_to(at.listen).await?;
+    tokio::select! {
+        ready = until_ready(&http, at.listen) => ready?,
+        error = herd.stay() => return Err(error.into()),
+    }
+    let clients = Clients::start(at.listen, Crowd::Patient);
+    let end = Instant::now() + lasts;
+    while Instant::now() < end {
+        herd.live().await?;
+        sleep(LOOK).await;
+    }
+    let ending = clients.stop();
+    let seen = tokio::select! {
+        seen = ending => seen,
+        error = herd.stay() => return Err(error.into()),
+    };
+    let (census, metrics) = until_at_rest(&http, at.admin, &*herd).await?;
+    let aftermath = Aftermath {
+        kv_leaked: census.unfetched,
+        kv_leaked_counted: metrics.leaked_handoffs(),
+        resets_counted: metrics.resets(),
+        replaced: metrics.recoveries(),
+        bookings_left: metrics.bookings(),
+        ..Aftermath::default()
+    };
+    let left = Left {
+        streams: metrics.streams(),
+        requests: census.requests,
+    };
+    Ok((seen, aftermath, left))
+}
+
+fn verdict(seen: &Seen, aftermath: Aftermath, churned: Churned, left: Left) -> Verdict {
+    // Two workers of each role are well at every moment: nobody is excused.
+    let always = Wellbeing::new(Shape {
+        prefill: 1,
+        decode: 1,
+    });
+    let mut verdict = judge(seen, &always, Leaks::AtLeast, aftermath);
+    verdict.figures.churned = Some(churned);
+    let Churned {
+        removed_worker_requests,
+        ..
+    } = churned;
+    let mut breaks = |is_so: bool, words: String| {
+        if is_so {
+            verdict.broken.push(words);
+        }
+    };
+    breaks(
+        removed_worker_requests > 0,
+        format!("{removed_worker_requests} requests reached workers that had been removed"),
+    );
+    breaks(
+        left.streams > 0,
+        format!("{} streams were left", left.streams),
+    );
+    breaks(
+        left.requests > 0,
+        format!("{} requests were left in workers", left.requests),
+    );
+    breaks(
+        churned.died + churned.removed + churned.drained == 0,
+        "no worker left: nothing was tested".to_owned(),
+    );
+    verdict
+}

@@ -1,0 +1,98 @@
+//! Owns the document that a gateway polls: a small server with one page, which has an `ETag`.
+
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// Where the page is.
+pub const PATH: &str = "/workers";
+
+/// A running server. Dropped, it takes no more connections.
+pub struct Page {
+    /// Where it is.
+    pub address: SocketAddr,
+    said: Arc<Mutex<Said>>,
+    serving: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Said {
+    text: Bytes,
+    version: u64,
+}
+
+impl Page {
+    /// Serves an empty page.
+    ///
+    /// # Errors
+    /// When there is no port.
+    pub async fn start() -> std::io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let said: Arc<Mutex<Said>> = Arc::default();
+        Ok(Self {
+            address: listener.local_addr()?,
+            said: Arc::clone(&said),
+            serving: tokio::spawn(serve(listener, said)),
+        })
+    }
+
+    /// From now on it says this.
+    pub fn say(&self, text: String) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.text = text.into();
+        said.version += 1;
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, said: Arc<Mutex<Said>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let said = Arc::clone(&said);
+        let service = service_fn(move |request| {
+            let answer = answer(
+                &request,
+                &said.lock().unwrap_or_else(PoisonError::into_inner),
+            );
+            async { Ok::<_, Infallible>(answer) }
+        });
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+        // A gateway that leaves breaks its connections off.
+        tokio::spawn(async move { connection.await.unwrap_or_default() });
+    }
+}
+
+fn answer(request: &Request<Incoming>, said: &Said) -> Response<Full<Bytes>> {
+    let tag = format!("\"{}\"", said.version);
+    let known = request.headers().get(IF_NONE_MATCH);
+    let (status, text) = match known {
+        _ if request.uri().path() != PATH => (StatusCode::NOT_FOUND, Bytes::new()),
+        Some(known) if known.as_bytes() == tag.as_bytes() => {
+            (StatusCode::NOT_MODIFIED, Bytes::new())
+        }
+        _ => (StatusCode::OK, said.text.clone()),
+    };
+    let mut response = Response::new(Full::new(text));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(ETAG, tag);
+    }
+    response
+}

@@ -1,0 +1,97 @@
+//! Owns the sources by which a gateway learns of workers, and what each can tell.
+
+use routing::fleet::Role;
+use serde_json::{Value, json};
+
+use super::INTERVAL;
+use crate::chaos::play::PlayError;
+use crate::engine::Dialect;
+use crate::run::fleet::MODEL;
+
+/// How the gateway learns of workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Source {
+    /// They are written in its configuration: they die, and return where they were.
+    Static,
+    /// It polls a document; its clusters have a fixed set of addresses.
+    Document,
+    /// It polls a document; its clusters take any address.
+    DocumentOriginalDst,
+    /// It polls Envoy's clusters, which have their hosts from files.
+    EnvoyClusters,
+    /// Workers register themselves; its clusters take any address.
+    Registration,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Static,
+        Self::Document,
+        Self::DocumentOriginalDst,
+        Self::EnvoyClusters,
+        Self::Registration,
+    ];
+
+    /// What the scenario is called with this source.
+    pub fn scenario(self) -> &'static str {
+        match self {
+            Self::Static => "churn-static",
+            Self::Document => "churn-document",
+            Self::DocumentOriginalDst => "churn-document-original-dst",
+            Self::EnvoyClusters => "churn-envoy-clusters",
+            Self::Registration => "churn-registration",
+        }
+    }
+
+    /// Whether it can tell all that the gateway must know of such workers.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn check(self, dialect: Dialect) -> Result<(), PlayError> {
+        let each_has_its_port = dialect.has_bootstrap();
+        let can_tell = match self {
+            Self::EnvoyClusters => !each_has_its_port,
+            // Its bootstrap servers are asked through a cluster of their own, which would have to churn as well.
+            _ => dialect != Dialect::Mooncake,
+        };
+        match can_tell {
+            true => Ok(()),
+            false => Err(PlayError::CannotTell {
+                scenario: self.scenario(),
+            }),
+        }
+    }
+
+    /// The pool's `destinations`.
+    pub fn destinations(self) -> Value {
+        match self {
+            Self::Static | Self::Document | Self::EnvoyClusters => json!("members"),
+            Self::DocumentOriginalDst | Self::Registration => {
+                json!({"original_dst": {"networks": ["127.0.0.0/8"]}})
+            }
+        }
+    }
+
+    /// Whether workers come to a new address, and not only to those that the clusters hold already.
+    pub fn finds_addresses(self) -> bool {
+        !matches!(self, Self::Static | Self::Document)
+    }
+}
+
+/// `discovery` of Envoy's clusters.
+pub fn envoy_clusters() -> Value {
+    let members = |role: Role| json!({"role": role.name(), "model": MODEL});
+    json!({"envoy_clusters": {
+        "cluster": "envoy_admin",
+        "members": {"prefill": members(Role::Prefill), "decode": members(Role::Decode)},
+        "interval_ms": interval_ms(),
+        "timeout_ms": 1000,
+    }})
+}
+
+/// [`INTERVAL`], as a configuration has it.
+pub fn interval_ms() -> u128 {
+    INTERVAL.as_millis()
+}

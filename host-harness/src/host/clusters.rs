@@ -1,0 +1,439 @@
+//! Owns the clusters: where each has its hosts from, who they are now, and what became of the requests to each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::eds;
+use super::names::{self, Name};
+
+/// How often a file of endpoints is looked at.
+pub const FILE_INTERVAL: Duration = Duration::from_millis(100);
+/// How often a name is resolved, as `run` tells Envoy too.
+pub const NAME_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Where a cluster has its hosts from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// They are these. A request goes to the one that it names, or nowhere.
+    Static(Vec<SocketAddr>),
+    /// They are in a file, which is read again when it changes; else as static.
+    Eds(PathBuf),
+    /// They are a name's addresses, which are asked for again and again; else as static.
+    Dns(Name),
+    /// There are none: a request names any one address.
+    OriginalDst,
+    /// The proxy itself: its own admin page.
+    Admin,
+}
+
+/// What a source says of one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// What `/clusters` calls its `eds_health_status`.
+    pub health: &'static str,
+    /// The name that it was resolved from.
+    pub hostname: Option<String>,
+}
+
+impl Listed {
+    /// One of which nothing bad is said.
+    pub fn healthy(address: SocketAddr) -> Self {
+        Self {
+            address,
+            health: HEALTHY,
+            hostname: None,
+        }
+    }
+}
+
+/// The health of a host of which nothing is said.
+pub const HEALTHY: &str = "HEALTHY";
+
+/// One host of one cluster. Its counts live as long as it is in the cluster.
+#[derive(Debug)]
+pub struct Member {
+    /// Who it is.
+    pub listed: Listed,
+    /// What became of the requests to it.
+    pub counts: Arc<Counts>,
+}
+
+impl Member {
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.listed.address
+    }
+}
+
+/// What became of requests, in Envoy's words and by its rules.
+#[derive(Debug, Default)]
+pub struct Counts {
+    connect_fail: AtomicU64,
+    connections: AtomicU64,
+    error: AtomicU64,
+    success: AtomicU64,
+    timeout: AtomicU64,
+    total: AtomicU64,
+}
+
+/// Something that happens to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A connection to it is tried.
+    Connecting,
+    /// It took none: the request has failed as well.
+    ConnectFailed,
+    /// A request is sent.
+    Sent,
+    /// It answers with this status.
+    Answered(u16),
+    /// The connection broke before an answer.
+    Reset,
+    /// The answer took too long.
+    TimedOut,
+}
+
+impl Counts {
+    /// Counts it.
+    pub fn note(&self, event: Event) {
+        let add = |count: &AtomicU64| {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        match event {
+            Event::Connecting => add(&self.connections),
+            Event::ConnectFailed => {
+                add(&self.connect_fail);
+                add(&self.error);
+            }
+            Event::Sent => add(&self.total),
+            Event::Answered(500..) | Event::Reset => add(&self.error),
+            Event::Answered(_) => add(&self.success),
+            Event::TimedOut => add(&self.timeout),
+        }
+    }
+
+    /// As Envoy writes them: text, zero left out.
+    fn to_json(&self) -> Value {
+        let all = [
+            ("cx_connect_fail", &self.connect_fail),
+            ("cx_total", &self.connections),
+            ("rq_error", &self.error),
+            ("rq_success", &self.success),
+            ("rq_timeout", &self.timeout),
+            ("rq_total", &self.total),
+        ];
+        let counts = all.map(|(name, count)| match count.load(Ordering::Relaxed) {
+            0 => json!({"name": name}),
+            count => json!({"name": name, "value": count.to_string()}),
+        });
+        json!(counts)
+    }
+}
+
+/// A cluster, as all threads share it.
+#[derive(Debug)]
+pub struct Cluster {
+    kind: Kind,
+    members: RwLock<BTreeMap<SocketAddr, Arc<Member>>>,
+}
+
+impl Cluster {
+    fn new(kind: Kind, admin: SocketAddr) -> Self {
+        let listed = match &kind {
+            Kind::Static(addresses) => addresses.clone(),
+            Kind::Admin => vec![admin],
+            Kind::Eds(_) | Kind::Dns(_) | Kind::OriginalDst => Vec::new(),
+        };
+        let cluster = Self {
+            kind,
+            members: RwLock::default(),
+        };
+        cluster.set(listed.into_iter().map(Listed::healthy));
+        cluster
+    }
+
+    /// Whom a request with this list of destinations may be sent to, in order.
+    pub fn chosen(&self, destinations: &str) -> Vec<Arc<Member>> {
+        match self.kind {
+            Kind::Admin => self.read().values().cloned().collect(),
+            // As in Envoy: a list names nobody there.
+            Kind::OriginalDst => {
+                let one = destinations.trim().parse().ok();
+                one.map(|address| self.met(address)).into_iter().collect()
+            }
+            Kind::Static(_) | Kind::Eds(_) | Kind::Dns(_) => {
+                let members = self.read();
+                let named = destinations.split(',');
+                let named = named.filter_map(|one| members.get(&one.trim().parse().ok()?));
+                named.cloned().collect()
+            }
+        }
+    }
+
+    /// A host that is in the cluster because somebody asks for it.
+    fn met(&self, address: SocketAddr) -> Arc<Member> {
+        if let Some(known) = self.read().get(&address) {
+            return Arc::clone(known);
+        }
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let member = members.entry(address).or_insert_with(|| {
+            Arc::new(Member {
+                listed: Listed::healthy(address),
+                counts: Arc::default(),
+            })
+        });
+        Arc::clone(member)
+    }
+
+    /// These are its hosts from now on; those that stay keep their counts.
+    fn set(&self, listed: impl IntoIterator<Item = Listed>) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut *members);
+        for listed in listed {
+            let known = before.get(&listed.address);
+            let counts = known.map(|known| Arc::clone(&known.counts));
+            let counts = counts.unwrap_or_default();
+            members.insert(listed.address, Arc::new(Member { listed, counts }));
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<SocketAddr, Arc<Member>>> {
+        self.members.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn to_json(&self, name: &str) -> Value {
+        let members = self.read();
+        let hosts: Vec<_> = members.values().map(|member| host(member)).collect();
+        json!({"name": name, "observability_name": name, "host_statuses": hosts})
+    }
+}
+
+fn host(member: &Member) -> Value {
+    let Listed {
+        address,
+        health,
+        hostname,
+    } = &member.listed;
+    let mut host = json!({
+        "address": {"socket_address": {"address": address.ip(), "port_value": address.port()}},
+        "stats": member.counts.to_json(),
+        "health_status": {"eds_health_status": health},
+        "weight": 1,
+        "locality": {},
+    });
+    if let Some(hostname) = hostname {
+        host["hostname"] = json!(hostname);
+    }
+    host
+}
+
+/// All clusters by name.
+#[derive(Debug)]
+pub struct Clusters(BTreeMap<String, Arc<Cluster>>);
+
+/// Why a cluster's source says nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A file of endpoints is not one.
+    #[error(transparent)]
+    Eds(#[from] eds::EdsError),
+    /// A name has no addresses.
+    #[error(transparent)]
+    Name(#[from] names::NameError),
+}
+
+impl Clusters {
+    /// These, of which those with a file or a name have no hosts yet; the proxy's own page is at `admin`.
+    pub fn new(kinds: BTreeMap<String, Kind>, admin: SocketAddr) -> Self {
+        let clusters = kinds.into_iter();
+        let clusters = clusters.map(|(name, kind)| (name, Arc::new(Cluster::new(kind, admin))));
+        Self(clusters.collect())
+    }
+
+    /// The one of this name.
+    pub fn get(&self, name: &str) -> Option<&Arc<Cluster>> {
+        self.0.get(name)
+    }
+
+    /// What Envoy tells at `/clusters?format=json`.
+    pub fn to_json(&self) -> Value {
+        let clusters = self.0.iter();
+        let statuses: Vec<_> = clusters
+            .map(|(name, cluster)| cluster.to_json(name))
+            .collect();
+        json!({"cluster_statuses": statuses})
+    }
+
+    /// Asks every source once. One that says nothing leaves its cluster as it is.
+    pub async fn refresh(&self) {
+        for (name, cluster) in &self.0 {
+            match &cluster.kind {
+                Kind::Eds(path) => look(name, cluster, &mut EdsFile::new(path.clone())),
+                Kind::Dns(wanted) => resolve(name, cluster, wanted).await,
+                Kind::Static(_) | Kind::OriginalDst | Kind::Admin => {}
+            }
+        }
+    }
+
+    /// Keeps asking the sources, on this thread's `LocalSet`, for as long as that lives.
+    pub fn follow(&self) {
+        for (name, cluster) in &self.0 {
+            let (name, cluster) = (name.clone(), Arc::clone(cluster));
+            match cluster.kind.clone() {
+                Kind::Eds(path) => drop(tokio::task::spawn_local(async move {
+                    let mut file = EdsFile::new(path);
+                    loop {
+                        look(&name, &cluster, &mut file);
+                        tokio::time::sleep(FILE_INTERVAL).await;
+                    }
+                })),
+                Kind::Dns(wanted) => drop(tokio::task::spawn_local(async move {
+                    loop {
+                        tokio::time::sleep(NAME_INTERVAL).await;
+                        resolve(&name, &cluster, &wanted).await;
+                    }
+                })),
+                Kind::Static(_) | Kind::OriginalDst | Kind::Admin => {}
+            }
+        }
+    }
+}
+
+/// A file of endpoints, and what was in it last.
+struct EdsFile {
+    path: PathBuf,
+    seen: Vec<u8>,
+}
+
+impl EdsFile {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            seen: Vec::new(),
+        }
+    }
+}
+
+fn look(name: &str, cluster: &Cluster, file: &mut EdsFile) {
+    // Absent for a moment, while another takes its place: the next look finds it.
+    let Ok(text) = std::fs::read(&file.path) else {
+        return;
+    };
+    if text == file.seen {
+        return;
+    }
+    match eds::hosts(&text, name) {
+        Ok(listed) => cluster.set(listed),
+        Err(error) => tell(name, &error.into()),
+    }
+    file.seen = text;
+}
+
+async fn resolve(name: &str, cluster: &Cluster, wanted: &Name) {
+    match names::resolve(wanted).await {
+        Ok(addresses) => cluster.set(addresses.into_iter().map(|address| Listed {
+            hostname: Some(wanted.host.clone()),
+            ..Listed::healthy(address)
+        })),
+        Err(error) => tell(name, &error.into()),
+    }
+}
+
+fn tell(name: &str, error: &SourceError) {
+    tracing::warn!(cluster = name, %error, "the cluster stays as it is");
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Static(addresses) => {
+                let texts: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+                out.write_str(&texts.join(","))
+            }
+            Self::Eds(path) => write!(out, "eds:{}", path.display()),
+            Self::Dns(name) => write!(out, "dns:{}:{}", name.host, name.port),
+            Self::OriginalDst => out.write_str("original_dst"),
+            Self::Admin => out.write_str("admin"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn chosen(cluster: &Cluster, destinations: &str) -> Vec<SocketAddr> {
+        let chosen = cluster.chosen(destinations);
+        chosen.iter().map(|member| member.address()).collect()
+    }
+
+    #[test]
+    fn who_is_chosen_depends_on_the_kind() {
+        let list = "127.0.0.1:2, 127.0.0.1:9,127.0.0.1:1";
+        let strict = Cluster::new(Kind::Static(vec![at(1), at(2)]), at(7));
+        assert_eq!(chosen(&strict, list), [at(2), at(1)]);
+        assert_eq!(chosen(&strict, ""), []);
+        let any = Cluster::new(Kind::OriginalDst, at(7));
+        assert_eq!(chosen(&any, list), []);
+        assert_eq!(chosen(&any, "127.0.0.1:9"), [at(9)]);
+        let own = Cluster::new(Kind::Admin, at(7));
+        assert_eq!(chosen(&own, ""), [at(7)]);
+    }
+
+    #[test]
+    fn a_host_that_stays_keeps_its_counts_and_one_that_comes_back_does_not() {
+        let cluster = Cluster::new(Kind::Static(vec![at(1), at(2)]), at(7));
+        for member in cluster.chosen("127.0.0.1:1,127.0.0.1:2") {
+            member.counts.note(Event::Answered(200));
+        }
+        let successes = |cluster: &Cluster| -> Vec<Value> {
+            let json = cluster.to_json("c");
+            let hosts = json["host_statuses"].as_array().unwrap();
+            hosts
+                .iter()
+                .map(|host| host["stats"][3]["value"].clone())
+                .collect()
+        };
+        assert_eq!(successes(&cluster), ["1", "1"]);
+        cluster.set([Listed::healthy(at(1))]);
+        cluster.set([at(1), at(2)].map(Listed::healthy));
+        assert_eq!(successes(&cluster), [json!("1"), Value::Null]);
+    }
+
+    /// What a real Envoy 1.40 says of a host is said in the same shape here, except what this host does not count.
+    #[test]
+    fn a_host_is_told_of_as_envoy_does() {
+        let sample = include_str!("../../../tests/fixtures/envoy-clusters.json");
+        let sample: Value = serde_json::from_str(sample).unwrap();
+        let clusters = sample["cluster_statuses"].as_array().unwrap();
+        let decode = clusters.iter().find(|cluster| cluster["name"] == "decode");
+        let mut theirs = decode.unwrap()["host_statuses"][1].clone();
+        theirs["stats"]
+            .as_array_mut()
+            .unwrap()
+            .retain(|stat| stat["type"] != "GAUGE");
+        let health = theirs["health_status"].as_object_mut().unwrap();
+        health.remove("failed_outlier_check");
+
+        let cluster = Cluster::new(Kind::Static(vec![at(9104)]), at(7));
+        let member = cluster.chosen("127.0.0.1:9104").remove(0);
+        for _ in 0..4 {
+            member.counts.note(Event::Connecting);
+            member.counts.note(Event::ConnectFailed);
+        }
+        assert_eq!(host(&member), theirs);
+    }
+}

@@ -1,0 +1,95 @@
+//! Owns the routes: which one a request takes, and what the plugin is told of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Where a request goes, and under which name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// The cluster.
+    pub cluster: String,
+    /// The route's name, and the `pool` of its metadata under `pd_router`; none: it has neither.
+    pub pool: Option<String>,
+}
+
+/// All routes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes {
+    by_authority: BTreeMap<String, Arc<Route>>,
+    others: Arc<Route>,
+}
+
+impl Routes {
+    /// Every request takes this one, unless [`Routes::add`] says otherwise.
+    pub fn all(route: Route) -> Self {
+        Self {
+            by_authority: BTreeMap::new(),
+            others: Arc::new(route),
+        }
+    }
+
+    /// Requests to this authority take a route of their own. `false`: they do already.
+    pub fn add(&mut self, authority: &str, route: Route) -> bool {
+        let authority = authority.to_ascii_lowercase();
+        self.by_authority
+            .insert(authority, Arc::new(route))
+            .is_none()
+    }
+
+    /// The route of a request to this authority, whose port does not matter.
+    pub fn of(&self, authority: &[u8]) -> &Arc<Route> {
+        let authority = String::from_utf8_lossy(authority).to_ascii_lowercase();
+        let own = self.by_authority.get(without_port(&authority));
+        own.unwrap_or(&self.others)
+    }
+
+    /// Those with an authority of their own.
+    pub fn named(&self) -> impl Iterator<Item = (&str, &Route)> {
+        let named = self.by_authority.iter();
+        named.map(|(authority, route)| (authority.as_str(), route.as_ref()))
+    }
+
+    /// That of all other requests.
+    pub fn others(&self) -> &Route {
+        &self.others
+    }
+}
+
+fn without_port(authority: &str) -> &str {
+    match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(pool: &str) -> Route {
+        Route {
+            cluster: format!("{pool}-decode"),
+            pool: Some(pool.to_owned()),
+        }
+    }
+
+    #[test]
+    fn an_authority_leads_to_its_route_whatever_its_port_and_case() {
+        let mut routes = Routes::all(route("one"));
+        assert!(routes.add("B.test", route("two")));
+        assert!(!routes.add("b.test", route("three")));
+        let mut routes = Routes::all(route("one"));
+        routes.add("b.test", route("two"));
+        for (authority, pool) in [
+            ("b.test", "two"),
+            ("B.TEST:8080", "two"),
+            ("a.test", "one"),
+            ("127.0.0.1:8080", "one"),
+            ("", "one"),
+            ("[::1]:80", "one"),
+        ] {
+            let found = routes.of(authority.as_bytes());
+            assert_eq!(found.pool.as_deref(), Some(pool), "{authority}");
+        }
+    }
+}

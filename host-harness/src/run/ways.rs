@@ -1,0 +1,152 @@
+//! Owns what the command line says of the proxy's routes and clusters.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::fleet::Member;
+use crate::host::clusters::Kind;
+use crate::host::names::Name;
+
+/// Which routes and clusters there are beside those that follow from the plugin's configuration.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Ways {
+    /// Requests to this authority, whatever its port, take a route that names this pool; all others take the first pool's. An
+    /// empty POOL: a route that names none, to the first pool's cluster.
+    #[arg(long = "route", value_name = "AUTHORITY=POOL", requires = "config")]
+    pub routes: Vec<PoolRoute>,
+    /// Where a cluster has its hosts from: `eds:FILE` (a DiscoveryResponse with a ClusterLoadAssignment, read again when another
+    /// file takes its place), `dns:HOST:PORT` (asked for every 500 ms), `original_dst` (any one address that a request names). Without
+    /// it: the workers that the configuration lists, and --member.
+    #[arg(long = "cluster", value_name = "NAME=SOURCE", requires = "config")]
+    pub clusters: Vec<NamedCluster>,
+    /// A further member of one of the proxy's clusters, for workers that discovery tells of only later.
+    #[arg(long = "member", value_name = "CLUSTER=IP:PORT", requires = "config")]
+    pub members: Vec<Member>,
+    /// A cluster by which the filter asks the proxy itself for /clusters. Envoy's admin page is on a unix socket then, with these
+    /// pages alone: /clusters, /ready, /stats, and /listeners for this program, which passes --admin on to it.
+    #[arg(long, value_name = "NAME", requires = "config")]
+    pub admin_cluster: Option<String>,
+    /// The DNS server that `dns:` clusters ask, over UDP; else the system's way is taken.
+    #[arg(long, value_name = "IP:PORT")]
+    pub dns_server: Option<SocketAddr>,
+}
+
+/// A route of its own for an authority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRoute {
+    /// The authority, without a port.
+    pub authority: String,
+    /// The pool that the route names; empty: none.
+    pub pool: String,
+}
+
+impl FromStr for PoolRoute {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('=') {
+            Some((authority, pool)) if !authority.is_empty() => Ok(Self {
+                authority: authority.to_owned(),
+                pool: pool.to_owned(),
+            }),
+            _ => Err("an authority and a pool with = between them, as b.test=second"),
+        }
+    }
+}
+
+/// A cluster whose hosts are not listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedCluster {
+    /// Its name.
+    pub name: String,
+    source: Source,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    Eds(PathBuf),
+    Dns { host: String, port: u16 },
+    OriginalDst,
+}
+
+impl NamedCluster {
+    /// What the proxy is told; names are asked of this DNS server, where one is given.
+    ///
+    /// # Errors
+    /// When the working directory is unknown, and a file's path depends on it.
+    pub fn kind(&self, server: Option<SocketAddr>) -> std::io::Result<Kind> {
+        Ok(match &self.source {
+            Source::Eds(path) => Kind::Eds(std::path::absolute(path)?),
+            Source::Dns { host, port } => Kind::Dns(Name {
+                host: host.clone(),
+                port: *port,
+                server,
+            }),
+            Source::OriginalDst => Kind::OriginalDst,
+        })
+    }
+}
+
+impl FromStr for NamedCluster {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (name, source) = text.split_once('=')?;
+            Some(Self {
+                name: name.to_owned(),
+                source: Source::parse(source)?,
+            })
+        };
+        parse().ok_or(
+            "a cluster and its source with = between them, as decode=eds:FILE, decode=dns:HOST:PORT or decode=original_dst",
+        )
+    }
+}
+
+impl Source {
+    fn parse(text: &str) -> Option<Self> {
+        if text == "original_dst" {
+            return Some(Self::OriginalDst);
+        }
+        match text.split_once(':')? {
+            ("eds", path) if !path.is_empty() => Some(Self::Eds(path.into())),
+            ("dns", name) => {
+                let (host, port) = name.rsplit_once(':')?;
+                Some(Self::Dns {
+                    host: host.to_owned(),
+                    port: port.parse().ok()?,
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_and_clusters_are_read() {
+        let route: PoolRoute = "b.test=two".parse().unwrap();
+        assert_eq!(
+            (route.authority.as_str(), route.pool.as_str()),
+            ("b.test", "two")
+        );
+        let kind = |text: &str| text.parse::<NamedCluster>().unwrap().kind(None).unwrap();
+        assert_eq!(kind("d=eds:/a/b"), Kind::Eds("/a/b".into()));
+        assert_eq!(kind("d=original_dst"), Kind::OriginalDst);
+        let name = Name {
+            host: "w.test".to_owned(),
+            port: 80,
+            server: None,
+        };
+        assert_eq!(kind("d=dns:w.test:80"), Kind::Dns(name));
+        for wrong in ["d", "d=eds:", "d=dns:x", "d=other", "=b"] {
+            assert!(wrong.parse::<NamedCluster>().is_err(), "{wrong}");
+        }
+        assert!("=b".parse::<PoolRoute>().is_err());
+    }
+}

@@ -1,0 +1,214 @@
+//! Owns the workers that register themselves: what they send to this gateway, and whose lease is over.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use routing::config::{Discovery, RegistrationDiscovery};
+use routing::discovery::{self, Change, Leases, MAX_BODY, Office, Problem, Registry, Reply};
+use routing::request::Head;
+
+use crate::discovery::publish;
+use crate::gateway::Gateway;
+use crate::host::{self, Header, Written};
+use crate::pools::Pools;
+
+const PATH: &[u8] = b"/pd-router/workers";
+
+/// Attempts at changing a registry while other threads change it too.
+const ATTEMPTS: u32 = 16;
+
+/// A request to the registry, until its body is there.
+pub struct Visit {
+    method: Method,
+    path: String,
+    authorization: Option<Vec<u8>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    List,
+    Put,
+    Delete,
+    Other,
+}
+
+impl Visit {
+    /// A request that is for the registry; none where it is not, or where no pool takes registrations.
+    pub fn of(pools: &Pools, head: Head<'_>, headers: &[Header]) -> Option<Self> {
+        let end = head.path.iter().position(|byte| *byte == b'?');
+        let path = head.path.get(..end.unwrap_or(head.path.len()))?;
+        let takes = |pool: &routing::config::Pool| matches!(pool.discovery, Discovery::Registration(_));
+        if path != PATH || !pools.config.pools.iter().any(takes) {
+            return None;
+        }
+        let authorization = headers
+            .iter()
+            .find_map(|(name, value)| (name == b"authorization").then(|| value.clone()));
+        Some(Self {
+            method: match head.method {
+                b"GET" | b"HEAD" => Method::List,
+                b"POST" => Method::Put,
+                b"DELETE" => Method::Delete,
+                _ => Method::Other,
+            },
+            path: String::from_utf8_lossy(head.path).into_owned(),
+            authorization,
+        })
+    }
+
+    /// What is answered before the body is there: nobody sends one in vain. None: the body is waited for.
+    pub fn early_answer(&self, pools: &Pools) -> Option<Reply> {
+        let office = match self.office(pools) {
+            Ok(office) => office,
+            Err(problem) => return Some(problem.reply()),
+        };
+        match self.method {
+            Method::List => Some(list(&office)),
+            Method::Put | Method::Delete => None,
+            Method::Other => Some(Problem::Method.reply()),
+        }
+    }
+
+    /// Whether so many bytes are too many.
+    pub fn is_too_long(size: usize) -> bool {
+        size > MAX_BODY
+    }
+
+    /// What is answered to the whole request.
+    pub fn answer(&self, pools: &Pools, body: &[u8]) -> Reply {
+        match self.change(pools, body) {
+            Ok(reply) => reply,
+            Err(problem) => problem.reply(),
+        }
+    }
+
+    fn office<'p>(&self, pools: &'p Pools) -> Result<Office<'p>, Problem> {
+        let all = pools.config.pools.iter();
+        discovery::office(all, &self.path, self.authorization.as_deref())
+    }
+
+    fn change(&self, pools: &Pools, body: &[u8]) -> Result<Reply, Problem> {
+        let office = self.office(pools)?;
+        let change = match self.method {
+            Method::Put => discovery::read_put(body, office)?,
+            Method::Delete => discovery::read_delete(body)?,
+            Method::List | Method::Other => return Err(Problem::Method),
+        };
+        let key = Registry::key(&office.pool.name);
+        let changed = apply(&key, &change, office.rules.max_workers)?;
+        Ok(match change {
+            Change::Put(_) => office.registered(changed),
+            Change::Delete(_) => office.removed(changed),
+        })
+    }
+}
+
+fn list(office: &Office<'_>) -> Reply {
+    let registry = read(&Registry::key(&office.pool.name)).0;
+    office.list(&registry, &Leases::default(), 0, 0)
+}
+
+/// Sends an answer to the present stream.
+pub fn send(reply: &Reply) {
+    let mut headers = vec![("content-type", &b"application/json"[..])];
+    headers.extend(reply.headers.iter().map(|(name, value)| (*name, value.as_bytes())));
+    if let Err(error) = host::respond(reply.status, &headers, reply.body.as_bytes()) {
+        log::error!("an own answer could not be sent: {error}");
+    }
+}
+
+fn read(key: &str) -> (Registry, Option<u32>) {
+    let Some((bytes, version)) = host::shared(key) else {
+        return (Registry::default(), None);
+    };
+    (Registry::decode(&bytes).unwrap_or_default(), Some(version))
+}
+
+/// Changes the registry that lies at `key`, whoever else does at the same time.
+fn apply(key: &str, change: &Change, max_workers: usize) -> Result<usize, Problem> {
+    for _ in 0..ATTEMPTS {
+        let (mut registry, version) = read(key);
+        let changed = registry.apply(change, max_workers)?;
+        let bytes = registry.encode()?;
+        if host::set_shared(key, &bytes, version) == Ok(Written::Yes) {
+            return Ok(changed);
+        }
+    }
+    Err(Problem::Contended)
+}
+
+/// Judges the leases of a pool while this VM leads, and makes those who have registered the fleet.
+pub struct Registrar {
+    rules: RegistrationDiscovery,
+    key: String,
+    leases: Leases,
+    rounds: u64,
+    /// The version that was made the fleet.
+    seen: Option<u32>,
+}
+
+impl Registrar {
+    /// For a pool that takes registrations.
+    pub fn new(gateway: &Gateway) -> Option<Self> {
+        let router = gateway.router.borrow();
+        let Discovery::Registration(rules) = &router.pool().discovery else {
+            return None;
+        };
+        Some(Self {
+            rules: rules.clone(),
+            key: Registry::key(&gateway.name),
+            leases: Leases::default(),
+            rounds: 0,
+            seen: None,
+        })
+    }
+
+    /// To be called in each round, which takes so long.
+    pub fn tick(&mut self, gateway: &Rc<Gateway>, round: Duration) {
+        self.rounds = self.rounds.wrapping_add(1);
+        if !gateway.vm.leads() {
+            self.seen = None;
+            self.leases = Leases::default();
+            return;
+        }
+        let (registry, version) = read(&self.key);
+        let Some(version) = version else {
+            // The first one to write a key is not protected against another first one: so it is done before anybody comes.
+            let _ = host::set_shared(&self.key, &registry.encode().unwrap_or_default(), None);
+            return;
+        };
+        let lease = u128::from(self.rules.lease_ms) / round.as_millis().max(1);
+        let lease = u64::try_from(lease).unwrap_or(u64::MAX);
+        let expired = self.leases.look(&registry, self.rounds, lease);
+        if !expired.is_empty() {
+            log::warn!("pool {}: {} leases are over", gateway.name, expired.len());
+            self.take_out(registry, expired, version);
+            return;
+        }
+        if self.seen.replace(version) == Some(version) {
+            return;
+        }
+        let workers = {
+            let router = gateway.router.borrow();
+            registry.workers(&router.pool().destinations)
+        };
+        let is_new = {
+            let router = gateway.router.borrow();
+            let known = router.fleet().workers().map(|worker| &**worker);
+            !known.eq(workers.iter())
+        };
+        if is_new {
+            publish(gateway, workers);
+        }
+    }
+
+    /// If somebody has registered meanwhile, it is looked at again in the next round.
+    fn take_out(&self, mut registry: Registry, expired: Vec<discovery::Named>, version: u32) {
+        let changed = registry.apply(&Change::Delete(expired), self.rules.max_workers);
+        if changed.is_ok()
+            && let Ok(bytes) = registry.encode()
+        {
+            let _ = host::set_shared(&self.key, &bytes, Some(version));
+        }
+    }
+}

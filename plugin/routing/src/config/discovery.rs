@@ -1,0 +1,395 @@
+//! Owns the configuration of where workers are known from, and what makes it wrong.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::Deserialize;
+
+use super::check::value;
+use super::listed::{check_ranks, check_role, check_workers, one};
+use super::{ConfigError, ListedWorker, Pool, Protocol};
+use crate::fleet::Role;
+use crate::topology::Topology;
+
+/// A source of workers.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Discovery {
+    /// The workers are listed here.
+    Static(StaticDiscovery),
+    /// A Dynamo frontend's `GET /health` is polled.
+    Dynamo(DynamoDiscovery),
+    /// A JSON list of workers is polled.
+    Document(DocumentDiscovery),
+    /// The workers are the hosts of Envoy's own clusters.
+    EnvoyClusters(EnvoyClusters),
+    /// The workers register themselves.
+    Registration(RegistrationDiscovery),
+}
+
+/// Workers written down in the configuration.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StaticDiscovery {
+    /// The workers.
+    pub workers: Vec<ListedWorker>,
+}
+
+/// Where a list of workers is polled from.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DocumentDiscovery {
+    /// The proxy's cluster that serves the document.
+    pub cluster: String,
+    /// The addresses in it that are asked, one after the other while the first ones fail.
+    pub addresses: Vec<SocketAddr>,
+    /// The document's path.
+    #[serde(default = "default_document_path")]
+    pub path: String,
+    /// Milliseconds between polls.
+    #[serde(default = "default_interval")]
+    pub interval_ms: u64,
+    /// Milliseconds after which a poll has failed.
+    #[serde(default = "default_poll_timeout")]
+    pub timeout_ms: u64,
+    /// Milliseconds for which a fleet is kept while no good answer comes; none: for ever.
+    #[serde(default = "default_keep_stale")]
+    pub keep_stale_ms: Option<u64>,
+}
+
+/// Where and how a Dynamo frontend is asked for its instances.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DynamoDiscovery {
+    /// Dynamo namespace → model name. Instances of other namespaces are ignored.
+    pub models: BTreeMap<String, String>,
+    /// Dynamo component → role. Instances of other components are ignored.
+    #[serde(default = "default_roles")]
+    pub roles: BTreeMap<String, Role>,
+    /// Milliseconds between polls.
+    #[serde(default = "default_interval")]
+    pub interval_ms: u64,
+    /// Milliseconds after which a poll has failed.
+    #[serde(default = "default_poll_timeout")]
+    pub timeout_ms: u64,
+    /// Milliseconds for which a fleet is kept while no good answer comes; none: for ever.
+    #[serde(default = "default_keep_stale")]
+    pub keep_stale_ms: Option<u64>,
+}
+
+/// Where Envoy is asked for the hosts of its clusters, and what they are.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvoyClusters {
+    /// The cluster whose one member is Envoy's own admin interface.
+    #[serde(default = "default_admin_cluster")]
+    pub cluster: String,
+    /// Path and query.
+    #[serde(default = "default_clusters_path")]
+    pub path: String,
+    /// Cluster → what its hosts are. Hosts of other clusters are ignored.
+    pub members: BTreeMap<String, MemberAttributes>,
+    /// Milliseconds between polls.
+    #[serde(default = "default_interval")]
+    pub interval_ms: u64,
+    /// Milliseconds after which a poll has failed.
+    #[serde(default = "default_poll_timeout")]
+    pub timeout_ms: u64,
+    /// Milliseconds for which a fleet is kept while no good answer comes; none: for ever.
+    #[serde(default = "default_keep_stale")]
+    pub keep_stale_ms: Option<u64>,
+}
+
+/// What all hosts of one of Envoy's clusters are: what Envoy does not tell of them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberAttributes {
+    /// What they do.
+    pub role: Role,
+    /// The model they serve; absent: any.
+    pub model: Option<String>,
+    /// Workers of one namespace may exchange KV.
+    #[serde(default)]
+    pub namespace: String,
+    /// The set they belong to.
+    #[serde(default)]
+    pub set: String,
+    /// Data-parallel ranks of each.
+    #[serde(default = "one")]
+    pub dp_size: u32,
+    /// The port of their bootstrap servers.
+    pub bootstrap_port: Option<u16>,
+    /// KV blocks that fit on one rank of each.
+    pub kv_blocks: Option<u32>,
+    /// Tokens that one step of each computes at most.
+    pub batched_tokens: Option<u64>,
+    /// LoRA adapters that all of them have loaded.
+    #[serde(default)]
+    pub adapters: Vec<String>,
+    /// Their place, and how far their KV may travel.
+    pub topology: Option<Topology>,
+}
+
+/// How workers register themselves.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegistrationDiscovery {
+    /// Whoever has it may register workers.
+    pub token: Token,
+    /// Milliseconds after which a worker that has not registered again is gone.
+    #[serde(default = "default_lease")]
+    pub lease_ms: u64,
+    /// Workers that may be registered at once.
+    #[serde(default = "default_max_workers")]
+    pub max_workers: usize,
+}
+
+/// A secret. It is never written out.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Token(String);
+
+impl Token {
+    /// What it is, to be compared.
+    pub fn secret(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Token(…)")
+    }
+}
+
+fn default_document_path() -> String {
+    "/workers".to_owned()
+}
+
+/// The names Dynamo's own workers register under.
+fn default_roles() -> BTreeMap<String, Role> {
+    BTreeMap::from([
+        ("prefill".to_owned(), Role::Prefill),
+        ("backend".to_owned(), Role::Decode),
+    ])
+}
+
+fn default_admin_cluster() -> String {
+    "envoy_admin".to_owned()
+}
+
+fn default_clusters_path() -> String {
+    "/clusters?format=json".to_owned()
+}
+
+fn default_interval() -> u64 {
+    1_000
+}
+
+fn default_poll_timeout() -> u64 {
+    1_000
+}
+
+/// Ten minutes: longer than a control plane needs to come back, shorter than addresses take to belong to somebody else.
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "none stands for ever, and can be configured"
+)]
+fn default_keep_stale() -> Option<u64> {
+    Some(600_000)
+}
+
+/// Three heartbeats of five seconds.
+fn default_lease() -> u64 {
+    15_000
+}
+
+fn default_max_workers() -> usize {
+    4_096
+}
+
+impl Discovery {
+    /// The source's name, for status and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Static(_) => "static",
+            Self::Dynamo(_) => "dynamo",
+            Self::Document(_) => "document",
+            Self::EnvoyClusters(_) => "envoy_clusters",
+            Self::Registration(_) => "registration",
+        }
+    }
+
+    /// Milliseconds for which a fleet is kept while its source gives no good answer; none: for ever, also where nothing is
+    /// polled.
+    pub fn keep_stale_ms(&self) -> Option<u64> {
+        match self {
+            Self::Dynamo(poll) => poll.keep_stale_ms,
+            Self::Document(poll) => poll.keep_stale_ms,
+            Self::EnvoyClusters(poll) => poll.keep_stale_ms,
+            Self::Static(_) | Self::Registration(_) => None,
+        }
+    }
+
+    /// `at` is the path of the field `discovery`.
+    pub(super) fn check(&self, pool: &Pool, at: &str) -> Result<(), ConfigError> {
+        let at = format!("{at}.{}", self.name());
+        let polled = match self {
+            Self::Static(list) => return list.check(pool, &at),
+            Self::Registration(registration) => return registration.check(&at),
+            Self::Dynamo(poll) => {
+                poll.check(pool.protocol, &at)?;
+                (poll.interval_ms, poll.timeout_ms)
+            }
+            Self::Document(poll) => {
+                poll.check(&at)?;
+                (poll.interval_ms, poll.timeout_ms)
+            }
+            Self::EnvoyClusters(poll) => {
+                poll.check(pool.protocol, &at)?;
+                (poll.interval_ms, poll.timeout_ms)
+            }
+        };
+        check_polling(polled, self.keep_stale_ms(), &at)
+    }
+}
+
+impl StaticDiscovery {
+    fn check(&self, pool: &Pool, at: &str) -> Result<(), ConfigError> {
+        check_workers(&self.workers, pool.protocol, &format!("{at}."))?;
+        let is_outside = |worker: &ListedWorker| {
+            let address = worker.address;
+            address.is_some_and(|address| !pool.destinations.allow(address))
+        };
+        match self.workers.iter().position(is_outside) {
+            Some(index) => Err(value(
+                &format!("{at}.workers[{index}].address"),
+                "lies in none of destinations.original_dst.networks",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl DocumentDiscovery {
+    fn check(&self, at: &str) -> Result<(), ConfigError> {
+        if self.addresses.is_empty() {
+            return Err(value(
+                &format!("{at}.addresses"),
+                "must name at least one member of the cluster, as [\"10.0.0.1:80\"]",
+            ));
+        }
+        check_path(&self.path, at)
+    }
+}
+
+impl DynamoDiscovery {
+    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+        if protocol != Protocol::Direct {
+            return Err(value(
+                at,
+                "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
+            ));
+        }
+        if self.models.is_empty() {
+            return Err(value(
+                &format!("{at}.models"),
+                "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl EnvoyClusters {
+    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+        if !protocol.reaches_workers() {
+            return Err(value(
+                at,
+                "the hosts of direct mode's cluster are Dynamo's frontends, not its workers: use discovery.dynamo",
+            ));
+        }
+        if self.cluster.is_empty() {
+            return Err(value(
+                &format!("{at}.cluster"),
+                "must name the cluster that leads to Envoy's admin interface",
+            ));
+        }
+        check_path(&self.path, at)?;
+        if self.members.is_empty() {
+            return Err(value(
+                &format!("{at}.members"),
+                "must say of at least one cluster what its hosts are, as {\"prefill\": {\"role\": \"prefill\"}}",
+            ));
+        }
+        for (cluster, attributes) in &self.members {
+            let at = format!("{at}.members.{cluster}");
+            check_ranks(attributes.dp_size, &at)?;
+            check_role(attributes.role, protocol, &at)?;
+            if attributes.bootstrap_port == Some(0) {
+                return Err(value(
+                    &format!("{at}.bootstrap_port"),
+                    "port 0 cannot be reached",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Workers that may be registered at the very most: their list is kept in one piece that all threads read.
+const MOST_WORKERS: usize = 16_384;
+
+impl RegistrationDiscovery {
+    fn check(&self, at: &str) -> Result<(), ConfigError> {
+        let secret = self.token.secret();
+        if secret.is_empty() || !secret.iter().all(u8::is_ascii_graphic) {
+            return Err(value(
+                &format!("{at}.token"),
+                "must be visible ASCII characters without spaces, and at least one: it is sent in a header",
+            ));
+        }
+        if self.lease_ms < 1_000 {
+            return Err(value(
+                &format!("{at}.lease_ms"),
+                "must be at least 1000: a worker registers again several times in that time",
+            ));
+        }
+        if !(1..=MOST_WORKERS).contains(&self.max_workers) {
+            return Err(value(
+                &format!("{at}.max_workers"),
+                "must be from 1 to 16384",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_path(path: &str, at: &str) -> Result<(), ConfigError> {
+    match path.starts_with('/') {
+        true => Ok(()),
+        false => Err(value(&format!("{at}.path"), "must begin with a slash")),
+    }
+}
+
+/// Checks what all polled sources have: interval and timeout, and for how long a fleet is kept.
+fn check_polling(
+    (interval_ms, timeout_ms): (u64, u64),
+    keep_stale_ms: Option<u64>,
+    at: &str,
+) -> Result<(), ConfigError> {
+    if interval_ms < 100 {
+        return Err(value(&format!("{at}.interval_ms"), "must be at least 100"));
+    }
+    if timeout_ms == 0 {
+        return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
+    }
+    if keep_stale_ms.is_some_and(|keep| keep < interval_ms) {
+        return Err(value(
+            &format!("{at}.keep_stale_ms"),
+            "must be at least interval_ms, or null for ever: one poll that fails is no reason to give a fleet up",
+        ));
+    }
+    Ok(())
+}

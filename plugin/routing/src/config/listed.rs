@@ -1,0 +1,137 @@
+//! Owns a worker as it is written down: in the configuration, in a document that is polled, by one that registers itself.
+
+use std::net::SocketAddr;
+
+use hashbrown::HashSet;
+use serde::{Deserialize, Serialize};
+
+use super::check::value;
+use super::{ConfigError, Protocol};
+use crate::fleet::Role;
+use crate::topology::Topology;
+
+/// One worker of a list. `docs/workers.schema.json` says the same of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedWorker {
+    /// `ip:port` as the proxy's cluster has it. Required except in direct mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<SocketAddr>,
+    /// What it does.
+    pub role: Role,
+    /// The model it serves; absent: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// How it is called in headers and logs; default: its address, else its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its instance id; default: derived from the address. Required in direct mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+    /// Workers of one namespace may exchange KV.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Data-parallel ranks, numbered from 0.
+    #[serde(default = "one")]
+    pub dp_size: u32,
+    /// The set it belongs to: two sets of one role are not served until one is gone.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub set: String,
+    /// SGLang and Mooncake: the port of its bootstrap server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
+    /// Its place, and how far its KV may travel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+    /// KV blocks that fit on one of its ranks; default: the pool's `kv_blocks`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_blocks: Option<u32>,
+    /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batched_tokens: Option<u64>,
+    /// LoRA adapters it has loaded, by the names that requests ask for them with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<String>,
+    /// Whether it is to get nothing new, and to finish what it has.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+pub(super) fn one() -> u32 {
+    1
+}
+
+/// Ranks of one worker: each is a target of its own in every choice.
+const MAX_DP_SIZE: u32 = 1024;
+
+/// Bytes of a worker's name, which goes into headers.
+const MAX_NAME: usize = 256;
+
+/// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
+pub(crate) fn check_workers(
+    workers: &[ListedWorker],
+    protocol: Protocol,
+    at: &str,
+) -> Result<(), ConfigError> {
+    let (mut addresses, mut ids) = (HashSet::new(), HashSet::new());
+    for (index, worker) in workers.iter().enumerate() {
+        let at = format!("{at}workers[{index}]");
+        worker.check(protocol, &at)?;
+        let is_new = worker
+            .address
+            .is_none_or(|address| addresses.insert(address))
+            && worker.id.is_none_or(|id| ids.insert(id));
+        if !is_new {
+            return Err(value(&at, "this worker (address or id) is listed twice"));
+        }
+    }
+    Ok(())
+}
+
+impl ListedWorker {
+    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+        check_ranks(self.dp_size, at)?;
+        if self.address.is_some_and(|address| address.port() == 0) || self.bootstrap_port == Some(0)
+        {
+            return Err(value(at, "port 0 cannot be reached"));
+        }
+        let is_sound = |name: &String| {
+            let is_short = (1..=MAX_NAME).contains(&name.len());
+            is_short && !name.chars().any(char::is_control)
+        };
+        if !self.name.as_ref().is_none_or(is_sound) {
+            return Err(value(
+                &format!("{at}.name"),
+                "must be from 1 to 256 bytes without control characters: it goes into headers and logs",
+            ));
+        }
+        match protocol {
+            protocol if protocol.reaches_workers() && self.address.is_none() => Err(value(
+                &format!("{at}.address"),
+                "is required, as \"10.0.0.1:8000\" (an address, not a host name)",
+            )),
+            Protocol::Direct if self.id.is_none() => Err(value(
+                &format!("{at}.id"),
+                "is required in direct mode: the worker's Dynamo instance id, a decimal number",
+            )),
+            _ => check_role(self.role, protocol, at),
+        }
+    }
+}
+
+pub(super) fn check_ranks(dp_size: u32, at: &str) -> Result<(), ConfigError> {
+    match (1..=MAX_DP_SIZE).contains(&dp_size) {
+        true => Ok(()),
+        false => Err(value(&format!("{at}.dp_size"), "must be from 1 to 1024")),
+    }
+}
+
+pub(super) fn check_role(role: Role, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+    match protocol {
+        Protocol::Aggregated if role != Role::Aggregated => Err(value(
+            &format!("{at}.role"),
+            "protocol \"aggregated\" hands nothing over: its workers are of the role \"aggregated\"",
+        )),
+        _ => Ok(()),
+    }
+}

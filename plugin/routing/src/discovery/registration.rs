@@ -1,0 +1,342 @@
+//! Owns what workers that register themselves say and are told: who may, what a body means, and the answers.
+
+use std::hint::black_box;
+use std::net::SocketAddr;
+
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Value, json};
+
+use super::document::Written;
+use super::fixed::identity;
+use super::{Answer, Change, Heard, Leases, Named, Poll, Registry, RegistryError};
+use super::{Source, SourceError};
+use crate::config::check_workers;
+use crate::config::{ConfigError, Discovery, ListedWorker, Pool, RegistrationDiscovery, Token};
+
+/// Bytes of a request's body at most.
+pub const MAX_BODY: usize = 1024 * 1024;
+
+/// How far a registration reaches: told in every answer, since a worker behind several gateways must go to each.
+const SCOPE: &str = "this gateway only";
+
+/// Workers that come by themselves: nothing is asked.
+#[derive(Debug)]
+pub struct Registration;
+
+impl Source for Registration {
+    fn name(&self) -> &'static str {
+        "registration"
+    }
+
+    fn poll(&self) -> Option<Poll> {
+        None
+    }
+
+    fn heard(&mut self, _answer: &Answer<'_>) -> Result<Heard, SourceError> {
+        Err(SourceError::NotAsked)
+    }
+}
+
+/// Where a worker registers: a pool, and its rules.
+#[derive(Debug, Clone, Copy)]
+pub struct Office<'a> {
+    /// The pool.
+    pub pool: &'a Pool,
+    /// Its rules.
+    pub rules: &'a RegistrationDiscovery,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// Its status.
+    pub status: u32,
+    /// Its headers beside the content type, which is `application/json`.
+    pub headers: Vec<(&'static str, &'static str)>,
+    /// Its body, JSON.
+    pub body: String,
+}
+
+/// Why a registration is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// No pool takes registrations, or not the one named.
+    #[error("no pool{} takes registrations", name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default())]
+    NoOffice {
+        /// The pool that was named.
+        name: Option<String>,
+    },
+    /// Several pools do, and none is named.
+    #[error("several pools take registrations: name one, as /pd-router/workers?pool=NAME")]
+    WhichPool,
+    /// No token, or a wrong one.
+    #[error("a valid bearer token is required")]
+    Unauthorised,
+    /// The body does not say what it should.
+    #[error("{}{problem}", field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
+    Body {
+        /// Where in the body; none for the body itself.
+        field: Option<String>,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// The body is too long.
+    #[error("the body must be at most {MAX_BODY} bytes")]
+    TooLarge,
+    /// No more workers fit.
+    #[error("{0}")]
+    Full(String),
+    /// Only `GET`, `POST` and `DELETE` mean something.
+    #[error("only GET, POST and DELETE are allowed here")]
+    Method,
+    /// Others were always quicker to change the registry.
+    #[error("too many workers register at once; try again")]
+    Contended,
+}
+
+impl Problem {
+    /// The answer, in the shape of OpenAI's errors.
+    pub fn reply(&self) -> Reply {
+        let (status, code) = match self {
+            Self::NoOffice { .. } => (404, "no_registration"),
+            Self::WhichPool => (400, "no_pool"),
+            Self::Unauthorised => (401, "unauthorised"),
+            Self::Body { .. } => (400, "invalid_field"),
+            Self::TooLarge => (413, "body_too_large"),
+            Self::Full(_) => (409, "registry_full"),
+            Self::Method => (405, "method_not_allowed"),
+            Self::Contended => (503, "registry_contended"),
+        };
+        let param = match self {
+            Self::WhichPool => Some("pool"),
+            Self::Body { field, .. } => field.as_deref(),
+            _ => None,
+        };
+        let headers = match self {
+            Self::Unauthorised => vec![("www-authenticate", "Bearer")],
+            Self::Method => vec![("allow", "GET, POST, DELETE")],
+            Self::Contended => vec![("retry-after", "1")],
+            _ => Vec::new(),
+        };
+        let kind = match status {
+            503 => "service_unavailable",
+            _ => "invalid_request_error",
+        };
+        let body = json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}});
+        Reply {
+            status,
+            headers,
+            body: body.to_string(),
+        }
+    }
+}
+
+/// Whether an `authorization` header carries the token. Takes as long for a wrong token as for the right one.
+pub fn authorised(header: Option<&[u8]>, token: &Token) -> bool {
+    const SCHEME: &[u8] = b"bearer ";
+    let Some((scheme, given)) = header.and_then(|header| header.split_at_checked(SCHEME.len()))
+    else {
+        return false;
+    };
+    let given = given.trim_ascii();
+    let secret = token.secret();
+    let mut differing = u8::from(given.len() != secret.len());
+    for (index, byte) in given.iter().enumerate() {
+        let index = index.checked_rem(secret.len()).unwrap_or_default();
+        differing |= byte ^ secret.get(index).copied().unwrap_or_default();
+    }
+    scheme.eq_ignore_ascii_case(SCHEME) && black_box(differing) == 0 && !secret.is_empty()
+}
+
+/// Where a request to `path` (with its query) registers, if its `authorization` allows it.
+///
+/// # Errors
+/// [`Problem`] says what to answer.
+pub fn office<'a>(
+    pools: impl Iterator<Item = &'a Pool>,
+    path: &str,
+    authorization: Option<&[u8]>,
+) -> Result<Office<'a>, Problem> {
+    let name = named_pool(path);
+    let offices = pools.filter_map(|pool| match &pool.discovery {
+        Discovery::Registration(rules) => Some(Office { pool, rules }),
+        _ => None,
+    });
+    let mut offices =
+        offices.filter(|office| name.as_ref().is_none_or(|name| *name == office.pool.name));
+    let (office, another) = (offices.next(), offices.next());
+    let office = office.ok_or(Problem::NoOffice { name })?;
+    if another.is_some() {
+        return Err(Problem::WhichPool);
+    }
+    match authorised(authorization, &office.rules.token) {
+        true => Ok(office),
+        false => Err(Problem::Unauthorised),
+    }
+}
+
+/// The pool that a path's query names.
+fn named_pool(path: &str) -> Option<String> {
+    let (_, query) = path.split_once('?')?;
+    let mut values = query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix("pool="));
+    let value = percent_decode_str(values.next()?);
+    Some(value.decode_utf8_lossy().into_owned())
+}
+
+/// What the body of a `POST` means: a worker, or `{"workers": [...]}` as in a document.
+///
+/// # Errors
+/// [`Problem`] names the field.
+pub fn read_put(body: &[u8], office: Office<'_>) -> Result<Change, Problem> {
+    /// Which of the two it is.
+    #[derive(Deserialize)]
+    struct Shape {
+        workers: Option<IgnoredAny>,
+    }
+    // A list would be read as the fields of one, in their order.
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(Problem::Body {
+            field: None,
+            problem: "must be a worker, or {\"workers\": [...]}".into(),
+        });
+    }
+    let shape: Shape = read(body)?;
+    let (workers, prefix) = match shape.workers {
+        Some(_) => (read::<Written>(body)?.workers, ""),
+        None => (vec![read::<ListedWorker>(body)?], "workers[0]"),
+    };
+    let field = |path: &str| {
+        let path = path.strip_prefix(prefix).unwrap_or(path);
+        let path = path.trim_start_matches('.');
+        (!path.is_empty()).then(|| path.to_owned())
+    };
+    check_workers(&workers, office.pool.protocol, "").map_err(|error| match error {
+        ConfigError::Value { path, problem } => Problem::Body {
+            field: field(&path),
+            problem: problem.to_owned(),
+        },
+        ConfigError::Document { path, message } => Problem::Body {
+            field: field(&path),
+            problem: message,
+        },
+    })?;
+    let is_outside = |worker: &ListedWorker| {
+        let address = worker.address;
+        address.is_some_and(|address| !office.pool.destinations.allow(address))
+    };
+    match workers.iter().position(is_outside) {
+        Some(index) => Err(Problem::Body {
+            field: field(&format!("workers[{index}].address")),
+            problem: "lies in none of the networks that this gateway may send requests to".into(),
+        }),
+        None => Ok(Change::Put(workers)),
+    }
+}
+
+/// What the body of a `DELETE` means: `{"address": …}`, `{"id": …}`, or a list of such, bare or as `{"workers": [...]}`.
+///
+/// # Errors
+/// [`Problem`] names the field.
+pub fn read_delete(body: &[u8]) -> Result<Change, Problem> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Gone {
+        address: Option<SocketAddr>,
+        id: Option<u64>,
+    }
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Several {
+        workers: Vec<Gone>,
+    }
+    let shape: Value = read(body)?;
+    let gone = match &shape {
+        Value::Array(_) => read::<Vec<Gone>>(body)?,
+        Value::Object(object) if object.contains_key("workers") => read::<Several>(body)?.workers,
+        _ => vec![read::<Gone>(body)?],
+    };
+    let named = gone.iter().map(|gone| match (gone.address, gone.id) {
+        (Some(address), None) => Ok(Named::Address(address)),
+        (None, Some(id)) => Ok(Named::Id(id)),
+        _ => Err(Problem::Body {
+            field: None,
+            problem: "each worker is named by its address or by its id, as {\"address\": \"10.0.0.1:8000\"}".into(),
+        }),
+    });
+    Ok(Change::Delete(named.collect::<Result<_, _>>()?))
+}
+
+/// Reads a body, and names what is wrong with it.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    if body.len() > MAX_BODY {
+        return Err(Problem::TooLarge);
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        Problem::Body {
+            field: (path != ".").then_some(path),
+            problem: error.inner().to_string(),
+        }
+    })?;
+    json.end().map_err(|error| Problem::Body {
+        field: None,
+        problem: error.to_string(),
+    })?;
+    Ok(value)
+}
+
+impl From<RegistryError> for Problem {
+    fn from(error: RegistryError) -> Self {
+        Self::Full(error.to_string())
+    }
+}
+
+impl Office<'_> {
+    /// `changed` workers have been registered, or renewed.
+    pub fn registered(&self, changed: usize) -> Reply {
+        self.good(json!({"registered": changed}))
+    }
+
+    /// `changed` workers have been taken out.
+    pub fn removed(&self, changed: usize) -> Reply {
+        self.good(json!({"removed": changed}))
+    }
+
+    /// Who is registered, and how long ago this VM saw them register at its `tick`, of which each takes `tick_ms` milliseconds.
+    pub fn list(&self, registry: &Registry, leases: &Leases, tick: u64, tick_ms: u64) -> Reply {
+        let workers = registry.entries().iter().map(|entry| {
+            let age_ms = leases
+                .age(entry, tick)
+                .map(|age| age.saturating_mul(tick_ms));
+            let mut worker = serde_json::to_value(&entry.worker).unwrap_or_default();
+            if let Some(fields) = worker.as_object_mut() {
+                fields.insert("id".to_owned(), identity(&entry.worker).0.into());
+                fields.insert("lease_age_ms".to_owned(), age_ms.into());
+            }
+            worker
+        });
+        let workers: Vec<Value> = workers.collect();
+        self.good(json!({ "workers": workers }))
+    }
+
+    fn good(&self, mut said: Value) -> Reply {
+        if let Some(fields) = said.as_object_mut() {
+            fields.insert("pool".to_owned(), self.pool.name.clone().into());
+            fields.insert("lease_ms".to_owned(), self.rules.lease_ms.into());
+            fields.insert("scope".to_owned(), SCOPE.into());
+        }
+        Reply {
+            status: 200,
+            headers: Vec::new(),
+            body: said.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

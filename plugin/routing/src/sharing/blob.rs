@@ -1,0 +1,219 @@
+//! Owns what a VM says of itself as bytes: who it is, that it lives, what it has booked, how far its log is.
+//!
+//! ```text
+//! blob  = "pdv1" · owner u64 · beat u64 · next segment u64 · totals 5 × u64 · pools u32 · pool …
+//! pool  = pool u64 · shares u32 · share …
+//! share = worker u64 · rank u32 · booked u32 · queued u32 · prefills u32 · decode parts u32 · decodes u32
+//! ```
+
+use std::cmp::Reverse;
+
+use super::bytes::{Input, put_count, put_most, put_u32, put_u64};
+use super::{BLOB_BYTES, Share};
+use crate::fleet::{TargetKey, WorkerId};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"pdv1");
+const HEAD_BYTES: usize = 72;
+const POOL_BYTES: usize = 12;
+const SHARE_BYTES: usize = 32;
+
+/// Pools that a blob can tell of: as many as a configuration may have.
+const MOST_POOLS: usize = 64;
+const MOST_SHARES: usize = (BLOB_BYTES - HEAD_BYTES - MOST_POOLS * POOL_BYTES) / SHARE_BYTES;
+
+/// What one VM, or several together, have booked in one pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolShares {
+    /// The pool, as [`super::pool_number`] says.
+    pub pool: u64,
+    /// Each worker rank that has anything.
+    pub shares: Vec<Share>,
+}
+
+/// What there is in one VM, or in several together, for gauges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Clients' streams.
+    pub streams: u64,
+    /// Prefills under way.
+    pub prefills: u64,
+    /// Requests being decoded.
+    pub decodes: u64,
+    /// Requests that wait for a worker.
+    pub waiting: u64,
+    /// Workers that are ejected.
+    pub ejected: u64,
+}
+
+impl Totals {
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            streams: self.streams.saturating_add(other.streams),
+            prefills: self.prefills.saturating_add(other.prefills),
+            decodes: self.decodes.saturating_add(other.decodes),
+            waiting: self.waiting.saturating_add(other.waiting),
+            ejected: self.ejected.saturating_add(other.ejected),
+        }
+    }
+}
+
+/// What changes from one blob to the next even where nothing happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) owner: u64,
+    /// Grows with every blob.
+    pub(super) beat: u64,
+    /// The number of the segment that will be written next.
+    pub(super) next_segment: u64,
+}
+
+/// A blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Blob {
+    pub(super) head: Head,
+    pub(super) totals: Totals,
+    pub(super) pools: Vec<PoolShares>,
+}
+
+impl Head {
+    /// The bytes of a blob that begins so and goes on with [`body`]'s.
+    pub(super) fn encode(self, body: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD_BYTES.saturating_add(body.len()));
+        put_u32(&mut out, MAGIC);
+        put_u64(&mut out, self.owner);
+        put_u64(&mut out, self.beat);
+        put_u64(&mut out, self.next_segment);
+        out.extend_from_slice(body);
+        out
+    }
+
+    /// The beginning of a blob; none where it is something else.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        Self::read(&mut Input(bytes))
+    }
+
+    fn read(input: &mut Input<'_>) -> Option<Self> {
+        if input.u32()? != MAGIC {
+            return None;
+        }
+        Some(Self {
+            owner: input.u64()?,
+            beat: input.u64()?,
+            next_segment: input.u64()?,
+        })
+    }
+}
+
+impl Blob {
+    /// What [`Head::encode`] wrote; none where it is something else.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Input(bytes);
+        let head = Head::read(&mut input)?;
+        let totals = Totals {
+            streams: input.u64()?,
+            prefills: input.u64()?,
+            decodes: input.u64()?,
+            waiting: input.u64()?,
+            ejected: input.u64()?,
+        };
+        let count = input.count(POOL_BYTES)?;
+        let mut pools = Vec::with_capacity(count.min(MOST_POOLS));
+        for _ in 0..count {
+            pools.push(read_pool(&mut input)?);
+        }
+        Some(Self {
+            head,
+            totals,
+            pools,
+        })
+    }
+}
+
+/// All of a blob behind its head. Shares that find no room are left out, the least ones.
+pub(super) fn body(totals: &Totals, pools: &[PoolShares]) -> Vec<u8> {
+    let pools = pools.get(..MOST_POOLS).unwrap_or(pools);
+    let count = pools.iter().map(|pool| pool.shares.len()).sum();
+    if count <= MOST_SHARES {
+        return whole_body(totals, pools, count);
+    }
+    let mut heaviest = Vec::with_capacity(count);
+    for (nth, pool) in pools.iter().enumerate() {
+        heaviest.extend(pool.shares.iter().map(|share| (nth, *share)));
+    }
+    heaviest.select_nth_unstable_by_key(MOST_SHARES, |(_, share)| Reverse(weight(share)));
+    heaviest.truncate(MOST_SHARES);
+    let told = |(nth, pool): (usize, &PoolShares)| PoolShares {
+        pool: pool.pool,
+        shares: heaviest
+            .iter()
+            .filter(|(of, _)| *of == nth)
+            .map(|(_, share)| *share)
+            .collect(),
+    };
+    let pools: Vec<PoolShares> = pools.iter().enumerate().map(told).collect();
+    whole_body(totals, &pools, MOST_SHARES)
+}
+
+fn whole_body(totals: &Totals, pools: &[PoolShares], count: usize) -> Vec<u8> {
+    let heads = HEAD_BYTES.saturating_add(pools.len().saturating_mul(POOL_BYTES));
+    let mut out = Vec::with_capacity(heads.saturating_add(count.saturating_mul(SHARE_BYTES)));
+    for total in [
+        totals.streams,
+        totals.prefills,
+        totals.decodes,
+        totals.waiting,
+        totals.ejected,
+    ] {
+        put_u64(&mut out, total);
+    }
+    put_count(&mut out, pools.len());
+    for PoolShares { pool, shares } in pools {
+        put_u64(&mut out, *pool);
+        put_count(&mut out, shares.len());
+        for share in shares {
+            put_share(&mut out, share);
+        }
+    }
+    out
+}
+
+/// How much a share matters: by its requests, then by what they hold.
+fn weight(share: &Share) -> u128 {
+    let requests = u128::from(share.prefills) + u128::from(share.decodes);
+    let held = share.booked_tokens.saturating_add(share.decode_parts);
+    (requests << 64) | u128::from(held)
+}
+
+fn put_share(out: &mut Vec<u8>, share: &Share) {
+    put_u64(out, share.key.worker.0);
+    put_u32(out, share.key.rank);
+    put_most(out, share.booked_tokens);
+    put_most(out, share.queued_tokens);
+    put_u32(out, share.prefills);
+    put_most(out, share.decode_parts);
+    put_u32(out, share.decodes);
+}
+
+fn read_pool(input: &mut Input<'_>) -> Option<PoolShares> {
+    let pool = input.u64()?;
+    let count = input.count(SHARE_BYTES)?;
+    let mut shares = Vec::with_capacity(count);
+    for _ in 0..count {
+        shares.push(read_share(input)?);
+    }
+    Some(PoolShares { pool, shares })
+}
+
+fn read_share(input: &mut Input<'_>) -> Option<Share> {
+    Some(Share {
+        key: TargetKey {
+            worker: WorkerId(input.u64()?),
+            rank: input.u32()?,
+        },
+        booked_tokens: input.u32()?.into(),
+        queued_tokens: input.u32()?.into(),
+        prefills: input.u32()?,
+        decode_parts: input.u32()?.into(),
+        decodes: input.u32()?,
+    })
+}

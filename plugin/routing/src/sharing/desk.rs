@@ -1,0 +1,333 @@
+//! Owns one VM's part on the board: its place, what it says there, and what it has read of the others.
+
+use hashbrown::HashMap;
+
+use super::blob::{self, Head, PoolShares, Totals};
+use super::board::{Board, Wrote, blob_key};
+use super::log::Log;
+use super::place::Place;
+use super::{Decision, SLOTS};
+use crate::fleet::TargetKey;
+
+/// Where nothing changes, only each so manieth publication is written: the beat.
+const IDLE_BEAT: u64 = 10;
+
+/// Each so manieth time it is looked whether places have been taken or left.
+const LOOKS: u64 = 8;
+
+/// After so many free places beyond the last one that is known to be taken, no more are looked at.
+const FREE_IN_A_ROW: usize = 4;
+
+/// One VM's place on the board, and its view of the others.
+#[derive(Debug)]
+pub struct Desk {
+    owner: u64,
+    seat: Option<Seat>,
+    beat: u64,
+    totals: Totals,
+    /// What was written last, without its head.
+    said: Vec<u8>,
+    log: Log,
+    publications: u64,
+    /// Where there was no place: when it is looked for one again, in publications.
+    next_try: u64,
+    others: Vec<Place>,
+    listened: u64,
+    tick: u64,
+    lapped: u64,
+    /// Kept for its memory alone.
+    sums: HashMap<(usize, TargetKey), usize>,
+}
+
+/// Whether a place is one's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    /// It was written to. Somebody else may have written there at the same moment.
+    Claimed,
+    /// It was written to, and what was written was still there later.
+    Held,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seat {
+    slot: u16,
+    hold: Hold,
+}
+
+/// What the other VMs have told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heard {
+    /// What all other living VMs have booked, for each pool and rank together.
+    pub shares: Vec<PoolShares>,
+    /// The decisions that are new since the last time, each with its pool.
+    pub decisions: Vec<(u64, Decision)>,
+    /// What there is in all living VMs, this one included.
+    pub totals: Totals,
+    /// How many VMs live, this one included.
+    pub vms: usize,
+}
+
+impl Desk {
+    /// The desk of a VM with this number, which no other VM has. It takes no place on the board yet.
+    pub fn new(owner: u64) -> Self {
+        Self {
+            owner,
+            seat: None,
+            beat: 0,
+            totals: Totals::default(),
+            said: Vec::new(),
+            log: Log::default(),
+            publications: 0,
+            next_try: 0,
+            others: Vec::new(),
+            listened: 0,
+            tick: 0,
+            lapped: 0,
+            sums: HashMap::new(),
+        }
+    }
+
+    /// Segments of other VMs' logs that were lost, since their writers were quicker.
+    pub fn lapped(&self) -> u64 {
+        self.lapped
+    }
+
+    /// Own decisions that were not told, since the board did not take those before them.
+    pub fn dropped(&self) -> u64 {
+        self.log.dropped()
+    }
+
+    /// Tells the others what is booked here, and what was decided since the last time. What the board does not take now is told
+    /// later.
+    pub fn publish(
+        &mut self,
+        board: &dyn Board,
+        totals: &Totals,
+        shares: &[PoolShares],
+        decisions: &[(u64, Decision)],
+    ) {
+        self.totals = *totals;
+        self.log.add(decisions);
+        self.publications = self.publications.wrapping_add(1);
+        let body = blob::body(totals, shares);
+        if !self.is_due(&body) {
+            return;
+        }
+        let Some((seat, version)) = self.own_place(board) else {
+            return;
+        };
+        self.write(board, seat, version, body);
+    }
+
+    /// Gives the place back: what was booked here counts no more at once, and not only when the beat has stood still.
+    pub fn leave(&mut self, board: &dyn Board) {
+        let Some(seat) = self.seat.take() else {
+            return;
+        };
+        let key = blob_key(seat.slot);
+        if let Some((bytes, version)) = board.read(&key)
+            && self.is_own(&bytes)
+        {
+            board.write(&key, &[], Some(version));
+        }
+    }
+
+    /// What the others have told. `tick` is to grow by one from one period to the next.
+    pub fn listen(&mut self, board: &dyn Board, tick: u64) -> Heard {
+        let before = self.tick;
+        self.tick = before.max(tick);
+        if self.listened.is_multiple_of(LOOKS) {
+            self.look(board);
+        } else {
+            self.read_living(board, before);
+        }
+        self.listened = self.listened.wrapping_add(1);
+
+        let mut decisions = Vec::new();
+        let (tick, me) = (self.tick, self.owner);
+        for place in &mut self.others {
+            if place.counts(tick, me) {
+                let lost = place.follow(board, &mut decisions);
+                self.lapped = self.lapped.saturating_add(lost);
+            }
+        }
+        let shares = self.sum();
+        let living = || self.others.iter().filter(|place| place.counts(tick, me));
+        Heard {
+            shares,
+            decisions,
+            totals: living().fold(self.totals, |sum, place| sum.plus(place.totals)),
+            vms: living().count().saturating_add(1),
+        }
+    }
+
+    /// Whether there is anything to be written.
+    fn is_due(&self, body: &[u8]) -> bool {
+        match self.seat.map(|seat| seat.hold) {
+            None => self.publications >= self.next_try,
+            Some(Hold::Claimed) => true,
+            Some(Hold::Held) => {
+                self.log.has_waiting()
+                    || self.publications.is_multiple_of(IDLE_BEAT)
+                    || self.said != body
+            }
+        }
+    }
+
+    /// This VM's place, if it has one still, else another one; and the version that is there.
+    fn own_place(&mut self, board: &dyn Board) -> Option<(Seat, Option<u32>)> {
+        let Some(seat) = self.seat else {
+            return self.free_place(board);
+        };
+        match board.read(&blob_key(seat.slot)) {
+            Some((bytes, version)) if self.is_own(&bytes) => {
+                let hold = Hold::Held;
+                Some((Seat { hold, ..seat }, Some(version)))
+            }
+            Some(_) => {
+                self.lose_place();
+                self.free_place(board)
+            }
+            None => Some((
+                Seat {
+                    hold: Hold::Claimed,
+                    ..seat
+                },
+                None,
+            )),
+        }
+    }
+
+    /// The first place that is free, or whose VM is dead.
+    fn free_place(&mut self, board: &dyn Board) -> Option<(Seat, Option<u32>)> {
+        let seat = |slot| Seat {
+            slot,
+            hold: Hold::Claimed,
+        };
+        for slot in 0..SLOTS {
+            let known = self.others.iter().find(|place| place.slot == slot);
+            if known.is_some_and(|place| !place.is_dead(self.tick)) {
+                continue;
+            }
+            let Some((bytes, version)) = board.read(&blob_key(slot)) else {
+                return Some((seat(slot), None));
+            };
+            let is_left = bytes.is_empty() || known.is_some_and(|place| place.is_at(version));
+            if is_left {
+                return Some((seat(slot), Some(version)));
+            }
+        }
+        self.next_try = self.publications.wrapping_add(LOOKS);
+        None
+    }
+
+    fn write(&mut self, board: &dyn Board, seat: Seat, version: Option<u32>, body: Vec<u8>) {
+        if seat.hold == Hold::Held {
+            self.log.write(board, seat.slot, self.owner);
+        }
+        self.beat = self.beat.wrapping_add(1);
+        let head = Head {
+            owner: self.owner,
+            beat: self.beat,
+            next_segment: self.log.next(),
+        };
+        let blob = head.encode(&body);
+        match board.write(&blob_key(seat.slot), &blob, version) {
+            Wrote::Done => {
+                self.seat = Some(seat);
+                self.said = body;
+                self.others.retain(|place| place.slot != seat.slot);
+            }
+            Wrote::Outrun => self.lose_place(),
+            Wrote::Failed => self.said.clear(),
+        }
+    }
+
+    /// Somebody else has it. Who, is looked at the next time.
+    fn lose_place(&mut self) {
+        self.seat = None;
+        self.listened = 0;
+    }
+
+    fn is_own(&self, bytes: &[u8]) -> bool {
+        Head::decode(bytes).is_some_and(|head| head.owner == self.owner)
+    }
+
+    /// Reads the places of those who lived when it was listened last.
+    fn read_living(&mut self, board: &dyn Board, before: u64) {
+        let tick = self.tick;
+        for place in &mut self.others {
+            if place.is_dead(before) {
+                continue;
+            }
+            if let Some((bytes, version)) = board.read(&blob_key(place.slot)) {
+                place.see(&bytes, version, tick);
+            }
+        }
+    }
+
+    /// Reads all places that are taken.
+    fn look(&mut self, board: &dyn Board) {
+        let own = self.seat.map(|seat| seat.slot);
+        let known = self.others.iter().map(|place| place.slot).chain(own);
+        let mut first_unknown = known.max().map_or(0, |slot| slot.saturating_add(1));
+        let mut free = 0_usize;
+        for slot in (0..SLOTS).filter(|slot| Some(*slot) != own) {
+            match board.read(&blob_key(slot)) {
+                Some((bytes, version)) if !bytes.is_empty() => {
+                    first_unknown = first_unknown.max(slot.saturating_add(1));
+                    free = 0;
+                    self.see(slot, &bytes, version);
+                }
+                _ => {
+                    self.others.retain(|place| place.slot != slot);
+                    free = free.saturating_add(usize::from(slot >= first_unknown));
+                }
+            }
+            if free >= FREE_IN_A_ROW {
+                return;
+            }
+        }
+    }
+
+    fn see(&mut self, slot: u16, bytes: &[u8], version: u32) {
+        let tick = self.tick;
+        let known = self.others.iter_mut().find(|place| place.slot == slot);
+        if let Some(place) = known {
+            place.see(bytes, version, tick);
+            return;
+        }
+        let mut place = Place::new(slot, tick);
+        place.see(bytes, version, tick);
+        self.others.push(place);
+    }
+
+    /// What all other living VMs have booked.
+    fn sum(&mut self) -> Vec<PoolShares> {
+        let mut pools: Vec<PoolShares> = Vec::new();
+        self.sums.clear();
+        let (tick, me) = (self.tick, self.owner);
+        let living = self.others.iter().filter(|place| place.counts(tick, me));
+        for told in living.flat_map(|place| &place.pools) {
+            let known = pools.iter().position(|pool| pool.pool == told.pool);
+            let nth = known.unwrap_or(pools.len());
+            if known.is_none() {
+                pools.push(PoolShares {
+                    pool: told.pool,
+                    shares: Vec::with_capacity(told.shares.len()),
+                });
+            }
+            let Some(PoolShares { shares, .. }) = pools.get_mut(nth) else {
+                continue;
+            };
+            for share in &told.shares {
+                let at = *self.sums.entry((nth, share.key)).or_insert(shares.len());
+                match shares.get_mut(at) {
+                    Some(sum) => sum.add(share),
+                    None => shares.push(*share),
+                }
+            }
+        }
+        pools
+    }
+}

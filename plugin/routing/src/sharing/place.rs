@@ -1,0 +1,94 @@
+//! Owns what is known of another VM's place: who has it, whether they live, what they have booked.
+
+use super::blob::{Blob, Head, PoolShares, Totals};
+use super::log::Follower;
+use super::{Board, DEAD_TICKS, Decision};
+
+/// A place on the board that is taken by somebody else.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) slot: u16,
+    /// The version of the blob that was read last.
+    version: u32,
+    /// What was read of it; none where it could not be.
+    head: Option<Head>,
+    /// Since when it has stood still, in the observer's ticks.
+    still_since: u64,
+    pub(super) totals: Totals,
+    pub(super) pools: Vec<PoolShares>,
+    /// How far the log of an owner was read.
+    follower: Follower,
+    followed: Option<u64>,
+}
+
+impl Place {
+    pub(super) fn new(slot: u16, tick: u64) -> Self {
+        Self {
+            slot,
+            version: 0,
+            head: None,
+            still_since: tick,
+            totals: Totals::default(),
+            pools: Vec::new(),
+            follower: Follower::default(),
+            followed: None,
+        }
+    }
+
+    /// Whether nobody is there any more.
+    pub(super) fn is_dead(&self, tick: u64) -> bool {
+        tick.saturating_sub(self.still_since) >= DEAD_TICKS
+    }
+
+    /// Whether somebody is there whose bytes can be read, and is not `me`.
+    pub(super) fn counts(&self, tick: u64, me: u64) -> bool {
+        self.head.is_some_and(|head| head.owner != me) && !self.is_dead(tick)
+    }
+
+    /// The version of the blob, if it is the one by which this place is taken for dead.
+    pub(super) fn is_at(&self, version: u32) -> bool {
+        self.version == version
+    }
+
+    /// The blob that is there now.
+    pub(super) fn see(&mut self, bytes: &[u8], version: u32, tick: u64) {
+        if self.head.is_some() && self.version == version {
+            return;
+        }
+        let blob = Blob::decode(bytes);
+        let before = self.head;
+        let has_moved = match (before, &blob) {
+            (Some(before), Some(blob)) => before != blob.head,
+            // What cannot be read lives as long as somebody writes it.
+            _ => self.version != version,
+        };
+        self.version = version;
+        if has_moved {
+            self.still_since = tick;
+        }
+        let head = blob.as_ref().map(|blob| blob.head);
+        self.head = head;
+        let (totals, pools) = blob
+            .map(|blob| (blob.totals, blob.pools))
+            .unwrap_or_default();
+        self.totals = totals;
+        self.pools = pools;
+    }
+
+    /// Reads what is new in the log. Returns how many segments of it were lost.
+    pub(super) fn follow(&mut self, board: &dyn Board, heard: &mut Vec<(u64, Decision)>) -> u64 {
+        let Some(head) = self.head else {
+            return 0;
+        };
+        let Head {
+            owner,
+            next_segment,
+            ..
+        } = head;
+        if self.followed.replace(owner) != Some(owner) {
+            self.follower = Follower::default();
+        }
+        self.follower
+            .read(board, self.slot, owner, next_segment, heard)
+    }
+}

@@ -1,0 +1,229 @@
+//! Tests of places: how they are taken, lost and left, and what follows for what is heard.
+
+use std::cell::RefCell;
+
+use super::world::{Interrupted, Map, decision, in_pool, share, sorted};
+use crate::sharing::{BLOB_BYTES, Board, DEAD_TICKS, Desk, SEGMENTS, SLOTS, Share, Totals};
+
+const STREAMS: Totals = Totals {
+    streams: 3,
+    prefills: 0,
+    decodes: 0,
+    waiting: 1,
+    ejected: 0,
+};
+
+fn publish(desk: &mut Desk, board: &dyn Board, shares: &[Share]) {
+    desk.publish(board, &STREAMS, &in_pool(1, shares), &[]);
+}
+
+fn decide(desk: &mut Desk, board: &dyn Board, numbers: impl IntoIterator<Item = u32>) {
+    let decisions: Vec<_> = numbers.into_iter().map(decision).collect();
+    desk.publish(board, &STREAMS, &[], &decisions);
+}
+
+#[test]
+fn loads_are_summed_over_all_others_and_totals_over_all() {
+    let board = Map::default();
+    let mut desks: Vec<Desk> = (1..=3).map(Desk::new).collect();
+    for (desk, tokens) in desks.iter_mut().zip([10, 200, 3000]) {
+        publish(desk, &board, &[share(1, tokens), share(tokens, 4)]);
+    }
+    let heard = desks[0].listen(&board, 1);
+    let mut both = share(1, 200);
+    both.add(&share(1, 3000));
+    let expected = in_pool(1, &[both, share(200, 4), share(3000, 4)]);
+    assert_eq!(sorted(heard.shares), expected);
+    assert_eq!(
+        (heard.vms, heard.totals.streams, heard.totals.waiting),
+        (3, 9, 3)
+    );
+}
+
+#[test]
+fn of_two_who_take_a_place_at_once_one_moves_and_none_is_counted_twice() {
+    let board = Map::default();
+    let (mut late, early) = (Desk::new(1), RefCell::new(Desk::new(2)));
+    let mut other = Desk::new(3);
+    let meanwhile = Interrupted::new(&board, || {
+        publish(&mut early.borrow_mut(), &board, &[share(2, 20)]);
+    });
+    publish(&mut late, &meanwhile, &[share(1, 10)]);
+    drop(meanwhile);
+    let mut early = early.into_inner();
+    assert_eq!(board.keys(), ["pd_router.vm.0"]);
+    assert_eq!(other.listen(&board, 1).shares, in_pool(1, &[share(1, 10)]));
+    // Nothing has changed for it, but its claim is not settled yet.
+    publish(&mut early, &board, &[share(2, 20)]);
+    publish(&mut late, &board, &[share(1, 10)]);
+    assert_eq!(board.keys(), ["pd_router.vm.0", "pd_router.vm.1"]);
+    let both = in_pool(1, &[share(1, 10), share(2, 20)]);
+    let heard = (2..10)
+        .map(|tick| other.listen(&board, tick))
+        .last()
+        .unwrap();
+    assert_eq!(sorted(heard.shares), both);
+    assert_eq!(early.listen(&board, 1).shares, in_pool(1, &[share(1, 10)]));
+    assert_eq!(late.listen(&board, 1).shares, in_pool(1, &[share(2, 20)]));
+}
+
+#[test]
+fn one_whose_beat_stands_still_counts_no_more_until_it_moves() {
+    let board = Map::default();
+    let (mut mute, mut other) = (Desk::new(1), Desk::new(2));
+    publish(&mut mute, &board, &[share(1, 10)]);
+    for tick in 0..DEAD_TICKS {
+        assert_eq!(other.listen(&board, tick).vms, 2, "{tick}");
+    }
+    let heard = other.listen(&board, DEAD_TICKS);
+    assert_eq!((heard.shares, heard.vms), (Vec::new(), 1));
+    publish(&mut mute, &board, &[share(1, 11)]);
+    let heard: Vec<_> = (1..=8)
+        .map(|tick| other.listen(&board, DEAD_TICKS + tick))
+        .collect();
+    assert_eq!(heard[7].shares, in_pool(1, &[share(1, 11)]));
+}
+
+#[test]
+fn an_idle_vm_writes_its_beat_only_now_and_then_and_is_not_taken_for_dead() {
+    let board = Map::default();
+    let (mut idle, mut other) = (Desk::new(1), Desk::new(2));
+    publish(&mut idle, &board, &[]);
+    publish(&mut idle, &board, &[]);
+    let (writes, reads) = (board.writes.get(), board.reads.get());
+    for tick in 0..1000 {
+        publish(&mut idle, &board, &[]);
+        assert_eq!(other.listen(&board, tick).vms, 2);
+    }
+    assert_eq!(board.writes.get() - writes, 100);
+    // One place each time, some free ones each eighth time, and one's own with each beat.
+    assert!(board.reads.get() - reads < 1000 + 5 * 125 + 100);
+}
+
+#[test]
+fn the_place_of_one_who_died_is_taken_only_when_there_is_no_free_one_before_it() {
+    let board = Map::default();
+    let mut dead: Vec<Desk> = (0..SLOTS).map(|owner| Desk::new(owner.into())).collect();
+    for desk in &mut dead {
+        publish(desk, &board, &[share(1, 1)]);
+    }
+    let mut late = Desk::new(100);
+    publish(&mut late, &board, &[share(2, 1)]);
+    assert_eq!(board.keys().len(), usize::from(SLOTS));
+    for tick in 0..=DEAD_TICKS {
+        late.listen(&board, tick);
+        publish(&mut late, &board, &[share(2, 1)]);
+    }
+    for _ in 0..8 {
+        publish(&mut late, &board, &[share(2, 1)]);
+    }
+    assert_eq!(board.keys().len(), usize::from(SLOTS));
+    let mut other = Desk::new(101);
+    let heard = other.listen(&board, 0);
+    let shares = sorted(heard.shares).remove(0).shares;
+    assert_eq!(shares[1], share(2, 1));
+    assert_eq!(shares[0].decodes, 63);
+    // Who was taken for dead finds out, and waits for a place.
+    publish(&mut dead[0], &board, &[share(1, 2)]);
+    assert_eq!(dead[0].listen(&board, 0).vms, 65);
+}
+
+#[test]
+fn a_log_is_heard_once_from_wherever_one_begins() {
+    let board = Map::default();
+    let (mut writer, mut reader, mut late) = (Desk::new(1), Desk::new(2), Desk::new(3));
+    let numbers = |heard: Vec<(u64, crate::sharing::Decision)>| -> Vec<u32> {
+        heard.iter().map(|(_, decision)| decision.path[0]).collect()
+    };
+    decide(&mut writer, &board, [1, 2]);
+    assert_eq!(reader.listen(&board, 0).decisions, []);
+    decide(&mut writer, &board, [3]);
+    assert_eq!(numbers(reader.listen(&board, 1).decisions), [1, 2, 3]);
+    assert_eq!(reader.listen(&board, 2).decisions, []);
+    decide(&mut writer, &board, [4]);
+    assert_eq!(numbers(reader.listen(&board, 3).decisions), [4]);
+    assert_eq!(numbers(late.listen(&board, 0).decisions), [1, 2, 3, 4]);
+    assert_eq!((reader.lapped(), late.lapped()), (0, 0));
+}
+
+#[test]
+fn a_reader_that_was_lapped_skips_and_counts() {
+    let board = Map::default();
+    let (mut writer, mut reader) = (Desk::new(1), Desk::new(2));
+    decide(&mut writer, &board, []);
+    decide(&mut writer, &board, [0]);
+    assert_eq!(reader.listen(&board, 0).decisions.len(), 1);
+    for number in 1..=30 {
+        decide(&mut writer, &board, [number]);
+    }
+    let heard = reader.listen(&board, 1).decisions;
+    assert_eq!(heard.len() as u64, SEGMENTS);
+    assert_eq!(heard[0], decision(15));
+    assert_eq!(reader.lapped(), 14);
+    assert_eq!(reader.listen(&board, 2).decisions, []);
+}
+
+#[test]
+fn what_the_board_does_not_take_is_told_later() {
+    let board = Map::default();
+    let (mut writer, mut reader) = (Desk::new(1), Desk::new(2));
+    decide(&mut writer, &board, []);
+    decide(&mut writer, &board, []);
+    reader.listen(&board, 0);
+    board.failing.set(3);
+    publish(&mut writer, &board, &[share(1, 5)]);
+    decide(&mut writer, &board, [1]);
+    assert_eq!(board.failing.get(), 0);
+    assert_eq!(reader.listen(&board, 1).shares, []);
+    decide(&mut writer, &board, [2]);
+    let heard = reader.listen(&board, 2).decisions;
+    assert_eq!(heard, [decision(1), decision(2)]);
+    assert_eq!((reader.lapped(), writer.dropped()), (0, 0));
+}
+
+#[test]
+fn one_who_leaves_counts_no_more_at_once_and_its_place_is_free() {
+    let board = Map::default();
+    let (mut leaver, mut other) = (Desk::new(1), Desk::new(2));
+    publish(&mut leaver, &board, &[share(1, 10)]);
+    assert_eq!(other.listen(&board, 0).vms, 2);
+    leaver.leave(&board);
+    let heard = other.listen(&board, 1);
+    assert_eq!((heard.vms, heard.shares), (1, Vec::new()));
+    publish(&mut Desk::new(3), &board, &[share(3, 10)]);
+    assert_eq!(board.keys(), ["pd_router.vm.0"]);
+}
+
+#[test]
+fn a_place_with_other_bytes_is_left_alone_while_somebody_writes_them() {
+    let board = Map::default();
+    let mut desk = Desk::new(1);
+    board.put("pd_router.vm.0", b"another format");
+    publish(&mut desk, &board, &[share(1, 1)]);
+    assert_eq!(board.keys(), ["pd_router.vm.0", "pd_router.vm.1"]);
+    for tick in 0..200 {
+        board.put("pd_router.vm.0", b"another format");
+        assert_eq!(desk.listen(&board, tick).vms, 1);
+    }
+    let mut next = Desk::new(2);
+    for tick in 0..=DEAD_TICKS {
+        next.listen(&board, tick);
+    }
+    publish(&mut next, &board, &[share(2, 1)]);
+    assert_eq!(board.keys().len(), 2);
+}
+
+#[test]
+fn everything_is_bounded() {
+    let board = Map::default();
+    let mut desks: Vec<Desk> = (0..70).map(Desk::new).collect();
+    let many: Vec<Share> = (0..20_000).map(|worker| share(worker, worker)).collect();
+    for round in 0..3 {
+        for desk in &mut desks {
+            publish(desk, &board, &many[round..]);
+            decide(desk, &board, 0..2_000);
+        }
+    }
+    assert!(board.keys().len() <= 64 * 17);
+    assert!(board.most_bytes() <= BLOB_BYTES);
+}

@@ -1,0 +1,248 @@
+//! Tests of all of it in any order: VMs that book, decide, tell, listen, die and come back, on a board that fails at times.
+
+use std::cell::RefCell;
+
+use hashbrown::HashMap;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::world::{Interrupted, Map, decision, in_pool, share, sorted};
+use crate::sharing::{Board, DEAD_TICKS, Desk, Share, Totals};
+
+const VMS: usize = 4;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Book(usize, u64),
+    Decide(usize, u8),
+    Publish(usize),
+    /// Decides and publishes over and over, quicker than others listen.
+    Chatter(usize, u8),
+    /// Another one publishes after it has read and before it writes.
+    PublishLate(usize, usize),
+    Listen(usize),
+    Fail(u32),
+    Restart(usize),
+    /// Everyone else goes on for a while: long enough, at times, that who does not is taken for dead.
+    GoOn(usize, u8),
+}
+
+fn step(may_restart: u32) -> impl Strategy<Value = Step> {
+    let vm = || 0..VMS;
+    prop_oneof![
+        3 => (vm(), 0..1000_u64).prop_map(|(vm, tokens)| Step::Book(vm, tokens)),
+        3 => (vm(), 1..20_u8).prop_map(|(vm, count)| Step::Decide(vm, count)),
+        6 => vm().prop_map(Step::Publish),
+        1 => (vm(), 0..40_u8).prop_map(|(vm, times)| Step::Chatter(vm, times)),
+        3 => (vm(), vm()).prop_map(|(late, early)| Step::PublishLate(late, early)),
+        8 => vm().prop_map(Step::Listen),
+        1 => (1..4_u32).prop_map(Step::Fail),
+        may_restart => vm().prop_map(Step::Restart),
+        1 => (vm(), 0..90_u8).prop_map(|(vm, rounds)| Step::GoOn(vm, rounds)),
+    ]
+}
+
+/// One VM from its start to its end.
+struct Vm {
+    owner: u64,
+    desk: Desk,
+    booked: Option<u64>,
+    tick: u64,
+    to_tell: Vec<u32>,
+    decided: Vec<u32>,
+    heard: HashMap<u32, u32>,
+}
+
+impl Vm {
+    fn new(owner: u64) -> Self {
+        Self {
+            owner,
+            desk: Desk::new(owner),
+            booked: None,
+            tick: 0,
+            to_tell: Vec::new(),
+            decided: Vec::new(),
+            heard: HashMap::new(),
+        }
+    }
+
+    /// Each books on a worker of its own, so that it can be told whose share is heard.
+    fn share(&self) -> Option<Share> {
+        self.booked.map(|tokens| share(self.owner, tokens))
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            streams: self.booked.unwrap_or(0),
+            ..Totals::default()
+        }
+    }
+
+    fn publish(&mut self, board: &dyn Board) {
+        let shares: Vec<Share> = self.share().into_iter().collect();
+        let told: Vec<_> = self.to_tell.drain(..).map(decision).collect();
+        let totals = self.totals();
+        self.desk
+            .publish(board, &totals, &in_pool(1, &shares), &told);
+    }
+}
+
+struct World {
+    board: Map,
+    vms: Vec<RefCell<Vm>>,
+    owners: u64,
+    decisions: u32,
+}
+
+impl World {
+    fn new() -> Self {
+        let vms = (0..VMS).map(|vm| RefCell::new(Vm::new(vm as u64)));
+        Self {
+            board: Map::default(),
+            vms: vms.collect(),
+            owners: VMS as u64,
+            decisions: 0,
+        }
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Book(vm, tokens) => {
+                self.vms[vm].borrow_mut().booked = Some(tokens).filter(|tokens| *tokens > 0);
+            }
+            Step::Decide(vm, count) => (0..count).for_each(|_| self.decide(vm)),
+            Step::Chatter(vm, times) => {
+                for _ in 0..times {
+                    self.decide(vm);
+                    self.vms[vm].borrow_mut().publish(&self.board);
+                }
+            }
+            Step::Publish(vm) => self.vms[vm].borrow_mut().publish(&self.board),
+            Step::PublishLate(late, early) if late != early => {
+                let early = &self.vms[early];
+                let board = &self.board;
+                let meanwhile = Interrupted::new(board, || early.borrow_mut().publish(board));
+                self.vms[late].borrow_mut().publish(&meanwhile);
+            }
+            Step::PublishLate(vm, _) => self.vms[vm].borrow_mut().publish(&self.board),
+            Step::Listen(vm) => self.listen(vm),
+            Step::Fail(writes) => self.board.failing.set(writes),
+            Step::Restart(vm) => {
+                self.vms[vm] = RefCell::new(Vm::new(self.owners));
+                self.owners += 1;
+            }
+            Step::GoOn(but, rounds) => {
+                for _ in 0..rounds {
+                    self.round(Some(but));
+                }
+            }
+        }
+    }
+
+    fn decide(&mut self, vm: usize) {
+        let mut vm = self.vms[vm].borrow_mut();
+        vm.to_tell.push(self.decisions);
+        vm.decided.push(self.decisions);
+        self.decisions += 1;
+    }
+
+    /// Whatever happens, nothing is counted twice and nothing heard twice.
+    fn listen(&self, vm: usize) {
+        let mut vm = self.vms[vm].borrow_mut();
+        vm.tick += 1;
+        let tick = vm.tick;
+        let heard = vm.desk.listen(&self.board, tick);
+        for share in heard.shares.iter().flat_map(|pool| &pool.shares) {
+            assert_eq!(share.decodes, 1, "counted twice");
+            assert_ne!(share.key.worker.0, vm.owner, "one's own was heard");
+        }
+        for (_, decision) in heard.decisions {
+            let times = vm.heard.entry(decision.path[0]).or_insert(0);
+            *times += 1;
+            assert_eq!(*times, 1, "heard twice");
+        }
+    }
+
+    fn round(&self, but: Option<usize>) {
+        for vm in (0..VMS).filter(|vm| Some(*vm) != but) {
+            self.vms[vm].borrow_mut().publish(&self.board);
+            self.listen(vm);
+        }
+    }
+
+    /// After a while without trouble everyone knows what everyone else has, and nothing of those who died.
+    fn settle(&self) {
+        self.board.failing.set(0);
+        for _ in 0..DEAD_TICKS + 20 {
+            self.round(None);
+        }
+        let all: Vec<(u64, Option<Share>, u64)> = self
+            .vms
+            .iter()
+            .map(|vm| {
+                let vm = vm.borrow();
+                (vm.owner, vm.share(), vm.totals().streams)
+            })
+            .collect();
+        for vm in &self.vms {
+            let mut vm = vm.borrow_mut();
+            let tick = vm.tick + 1;
+            let heard = vm.desk.listen(&self.board, tick);
+            let others = all.iter().filter(|(owner, ..)| *owner != vm.owner);
+            let shares: Vec<Share> = others.filter_map(|(_, share, _)| *share).collect();
+            assert_eq!(sorted(heard.shares), sorted(in_pool(1, &shares)));
+            assert_eq!(heard.vms, VMS);
+            assert_eq!(
+                heard.totals.streams,
+                all.iter().map(|(_, _, streams)| streams).sum::<u64>()
+            );
+        }
+    }
+
+    /// Whoever was not lapped has heard everything of everyone.
+    fn check_everything_was_heard(&self) {
+        for (nth, reader) in self.vms.iter().enumerate() {
+            let reader = reader.borrow();
+            assert_eq!(reader.desk.dropped(), 0);
+            let others = self.vms.iter().enumerate().filter(|(at, _)| *at != nth);
+            let mut decided: Vec<u32> = others
+                .flat_map(|(_, writer)| writer.borrow().decided.clone())
+                .collect();
+            let mut heard: Vec<u32> = reader.heard.keys().copied().collect();
+            if reader.desk.lapped() == 0 {
+                decided.sort_unstable();
+                heard.sort_unstable();
+                assert_eq!(heard, decided);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn nothing_is_counted_or_heard_twice_and_at_rest_the_sums_are_right(
+        steps in vec(step(1), 0..250),
+    ) {
+        let mut world = World::new();
+        steps.iter().for_each(|step| world.take(step));
+        world.settle();
+    }
+
+    #[test]
+    fn where_nobody_is_lapped_everything_is_heard_exactly_once(steps in vec(step(0), 0..250)) {
+        let mut world = World::new();
+        (0..10).for_each(|_| world.round(None));
+        steps.iter().for_each(|step| world.take(step));
+        world.settle();
+        world.check_everything_was_heard();
+    }
+
+    #[test]
+    fn the_first_moments_are_right_too(steps in vec(step(1), 0..30)) {
+        let mut world = World::new();
+        steps.iter().for_each(|step| world.take(step));
+        world.settle();
+    }
+}

@@ -1,0 +1,125 @@
+//! A small DNS server: it knows the names that the test gives it, and answers with their IPv4 addresses.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A running server, over UDP. It ends when it is dropped.
+pub struct Names {
+    /// Where it is asked.
+    pub address: SocketAddr,
+    known: Arc<Mutex<BTreeMap<String, Vec<Ipv4Addr>>>>,
+    over: Arc<AtomicBool>,
+}
+
+/// Bytes of a question before the name, and of what stands behind it.
+const HEADER: usize = 12;
+const BEHIND_NAME: usize = 4;
+/// The type of an IPv4 address.
+const A: [u8; 2] = [0, 1];
+/// So often it looks whether it is over.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Names {
+    /// One that knows nobody.
+    pub fn start() -> Names {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
+            .and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket))
+            .unwrap_or_else(|error| panic!("no port for a DNS server: {error}"));
+        let address = socket.local_addr();
+        let address = address.unwrap_or_else(|error| panic!("no address: {error}"));
+        let names = Names {
+            address,
+            known: Arc::default(),
+            over: Arc::default(),
+        };
+        let (known, over) = (Arc::clone(&names.known), Arc::clone(&names.over));
+        std::thread::spawn(move || {
+            let mut question = [0; 512];
+            while !over.load(Ordering::Relaxed) {
+                let Ok((size, client)) = socket.recv_from(&mut question) else {
+                    continue;
+                };
+                let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(answer) = answer(&question[..size], &known) {
+                    let _ = socket.send_to(&answer, client);
+                }
+            }
+        });
+        names
+    }
+
+    /// From now on these are the addresses of the name.
+    pub fn set(&self, name: &str, addresses: &[Ipv4Addr]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(name.to_owned(), addresses.to_vec());
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The answer to a question, as RFC 1035 has it. `None`: it is none.
+fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Vec<u8>> {
+    let (name, size) = name(question.get(HEADER..)?)?;
+    let asked = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
+    let addresses = known.get(&name.to_ascii_lowercase());
+    let of_type = asked.get(size..size + 2)? == A;
+    let told = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
+    let mut answer = question.get(..2)?.to_vec();
+    // An answer of somebody who can be relied on: no error, or no such name.
+    answer.extend([0x85, if addresses.is_some() { 0x80 } else { 0x83 }]);
+    answer.extend([0, 1]);
+    answer.extend(u16::try_from(told.len()).ok()?.to_be_bytes());
+    answer.extend([0, 0, 0, 0]);
+    answer.extend(asked);
+    for address in told {
+        // The name as above, an address of the internet, to be kept for no time, four bytes of it.
+        answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);
+        answer.extend(address.octets());
+    }
+    Some(answer)
+}
+
+/// A name in dotted form, and how many bytes it takes.
+fn name(text: &[u8]) -> Option<(String, usize)> {
+    let mut labels = Vec::new();
+    let mut at = 0;
+    loop {
+        let size = usize::from(*text.get(at)?);
+        at += 1;
+        if size == 0 {
+            return Some((labels.join("."), at));
+        }
+        let label = text.get(at..at + size)?;
+        labels.push(String::from_utf8_lossy(label).into_owned());
+        at += size;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUESTION: &[u8] =
+        b"\x07\x07\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01W\x04test\x00\x00\x01\x00\x01";
+
+    #[test]
+    fn a_known_name_has_addresses_and_an_unknown_one_does_not_exist() {
+        let mut known = BTreeMap::new();
+        let unknown = answer(QUESTION, &known).expect("an answer");
+        assert_eq!((unknown[3] & 0x0f, unknown[7]), (3, 0));
+        known.insert("w.test".to_owned(), vec![Ipv4Addr::new(127, 0, 0, 9)]);
+        let found = answer(QUESTION, &known).expect("an answer");
+        assert_eq!((found[3] & 0x0f, found[7]), (0, 1));
+        assert!(found.ends_with(&[127, 0, 0, 9]));
+        for size in 0..QUESTION.len() {
+            assert_eq!(answer(&QUESTION[..size], &known), None);
+        }
+    }
+}
