@@ -104,9 +104,9 @@ impl Conversation {
         self.turn_as(gateway, ask).await
     }
 
-    /// The same for a first turn that names its workers by these headers.
-    pub async fn pinned_turn(&mut self, gateway: SocketAddr, pins: &[(&str, &str)]) -> Reply {
-        let ask = pins
+    /// The same with these headers.
+    pub async fn turn_with(&mut self, gateway: SocketAddr, headers: &[(&str, &str)]) -> Reply {
+        let ask = headers
             .iter()
             .fold(self.ask(), |ask, (name, value)| ask.header(name, value));
         self.turn_as(gateway, ask).await

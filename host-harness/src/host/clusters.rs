@@ -278,7 +278,11 @@ impl Clusters {
         for (name, cluster) in &self.0 {
             match &cluster.kind {
                 Kind::Eds(path) => look(name, cluster, &mut EdsFile::new(path.clone())),
-                Kind::Dns(wanted) => resolve(name, cluster, wanted).await,
+                Kind::Dns(wanted) => {
+                    if let Err(error) = resolve(cluster, wanted).await {
+                        tell(name, &error.into());
+                    }
+                }
                 Kind::Static(_) | Kind::OriginalDst | Kind::Admin => {}
             }
         }
@@ -299,7 +303,10 @@ impl Clusters {
                 Kind::Dns(wanted) => drop(tokio::task::spawn_local(async move {
                     loop {
                         tokio::time::sleep(NAME_INTERVAL).await;
-                        resolve(&name, &cluster, &wanted).await;
+                        // Twice a second: said once, at the start, it is enough for people.
+                        if let Err(error) = resolve(&cluster, &wanted).await {
+                            tracing::debug!(cluster = name, %error, "the cluster stays as it is");
+                        }
                     }
                 })),
                 Kind::Static(_) | Kind::OriginalDst | Kind::Admin => {}
@@ -338,14 +345,13 @@ fn look(name: &str, cluster: &Cluster, file: &mut EdsFile) {
     file.seen = text;
 }
 
-async fn resolve(name: &str, cluster: &Cluster, wanted: &Name) {
-    match names::resolve(wanted).await {
-        Ok(addresses) => cluster.set(addresses.into_iter().map(|address| Listed {
-            hostname: Some(wanted.host.clone()),
-            ..Listed::healthy(address)
-        })),
-        Err(error) => tell(name, &error.into()),
-    }
+async fn resolve(cluster: &Cluster, wanted: &Name) -> Result<(), names::NameError> {
+    let addresses = names::resolve(wanted).await?;
+    cluster.set(addresses.into_iter().map(|address| Listed {
+        hostname: Some(wanted.host.clone()),
+        ..Listed::healthy(address)
+    }));
+    Ok(())
 }
 
 fn tell(name: &str, error: &SourceError) {

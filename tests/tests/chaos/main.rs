@@ -6,5 +6,6 @@ mod verdicts;
 pd_router_e2e::on_both_hosts! {
     verdicts {
         every_scenario_keeps_the_rules,
+        every_source_keeps_the_rules_while_workers_come_and_go,
     }
 }

@@ -10,6 +10,9 @@ use pd_router_e2e::wait::count;
 use pd_router_e2e::{Proxy, paths};
 use serde::Deserialize;
 
+/// Ways in which a gateway learns of workers.
+const SOURCES: usize = 5;
+
 /// Scenarios that must be among those played.
 const NAMED: [&str; 14] = [
     "prefill-killed",
@@ -56,7 +59,26 @@ struct Scenario {
 }
 
 pub async fn every_scenario_keeps_the_rules(proxy: Proxy) {
-    let (mut process, stdout) = Process::spawn(command(proxy), "chaos");
+    let seconds = count(3, 30);
+    // A scenario mostly waits, but in a soak its times are to be those of a machine that does nothing else.
+    let at_once = count(3, 1);
+    let played = play(proxy, "all", seconds, at_once).await;
+    let missing: Vec<_> = NAMED
+        .iter()
+        .filter(|name| !played.contains(**name))
+        .collect();
+    assert!(missing.is_empty(), "not played: {missing:?}");
+}
+
+pub async fn every_source_keeps_the_rules_while_workers_come_and_go(proxy: Proxy) {
+    let played = play(proxy, "churn", count(20, 180), count(3, 1)).await;
+    assert_eq!(played.len(), SOURCES, "{played:?}");
+}
+
+/// Plays these scenarios, so many at once, and checks what it says of them. Returns their names.
+async fn play(proxy: Proxy, scenarios: &str, seconds: usize, at_once: usize) -> BTreeSet<String> {
+    let command = command(proxy, scenarios, seconds, at_once);
+    let (mut process, stdout) = Process::spawn(command, "chaos");
     let text = read_to_end(stdout).await;
     let status = process.end_status().await;
     let document: Document = serde_json::from_str(&text)
@@ -64,19 +86,14 @@ pub async fn every_scenario_keeps_the_rules(proxy: Proxy) {
     for scenario in &document.scenarios {
         check(scenario, proxy);
     }
-    let played = document.scenarios.iter();
-    let played: BTreeSet<_> = played.map(|scenario| scenario.name.as_str()).collect();
-    let missing: Vec<_> = NAMED
-        .iter()
-        .filter(|name| !played.contains(*name))
-        .collect();
-    assert!(missing.is_empty(), "not played: {missing:?}");
     assert!(
         status.is_some_and(|status| status.success()),
         "no rule is broken, and yet: {status:?}"
     );
     let log = process.log();
     assert!(!log.contains("panicked"), "the plugin died: {log}");
+    let played = document.scenarios.into_iter();
+    played.map(|scenario| scenario.name).collect()
 }
 
 fn check(scenario: &Scenario, proxy: Proxy) {
@@ -98,14 +115,13 @@ fn check(scenario: &Scenario, proxy: Proxy) {
     );
 }
 
-fn command(proxy: Proxy) -> Command {
+fn command(proxy: Proxy, scenarios: &str, seconds: usize, at_once: usize) -> Command {
     let mut command = Command::new(paths::harness());
     command
-        .args(["chaos", "--scenario", "all", "--json"])
+        .args(["chaos", "--scenario", scenarios, "--json"])
         .args(["--proxy", proxy.as_str()])
-        .args(["--seconds", &count(3, 30).to_string()])
-        // A scenario mostly waits, but in a soak its times are to be those of a machine that does nothing else.
-        .args(["--at-once", &count(3, 1).to_string()]);
+        .args(["--seconds", &seconds.to_string()])
+        .args(["--at-once", &at_once.to_string()]);
     name_files(&mut command, proxy);
     command
 }

@@ -47,9 +47,7 @@ pub async fn a_new_id_at_a_known_address_is_a_new_worker(proxy: Proxy) {
     let old = crew.prefill[0].name();
     let mut conversation = Conversation::alone("the old one");
     let id = crew.prefill[0].id().to_string();
-    conversation
-        .pinned_turn(gateway.listen, &[(PIN, &id)])
-        .await;
+    conversation.turn_with(gateway.listen, &[(PIN, &id)]).await;
     let reply = explained(&mut conversation, &gateway).await;
     assert_eq!(reply.pair().prefill, old);
     assert!(credit(&reply, &old) > 20.0, "{reply:?}");

@@ -1,33 +1,60 @@
 //! What is known of the workers outlives the configuration.
 
+use std::time::Duration;
+
 use pd_router_e2e::conversation::Conversation;
 use pd_router_e2e::engines::FAST;
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::rig::Rig;
 
 const CONVERSATIONS: usize = 6;
 
+/// Nobody asks the next thing in less. Some ticks in which threads hear of each other.
+const THINKING: Duration = Duration::from_millis(200);
+
 pub async fn conversations_stick_across_a_new_configuration() {
-    let rig = Rig::start(2, FAST, json!({})).await;
+    let pool = json!({"trust_clients": true});
+    let rig = Rig::start(2, FAST, pool.clone()).await;
     let mut conversations = Vec::new();
     for number in 0..CONVERSATIONS {
         let mut conversation = Conversation::alone(&format!("matter number {number}"));
         let first = conversation.turn_at(rig.gateway).await.pair().prefill;
         conversations.push((conversation, first));
     }
-    rig.reconfigure(rig.configuration(json!({}))).await;
-    let pool = rig.pool().await;
-    let workers = pool["workers"].as_array().cloned().unwrap_or_default();
-    let held = |worker: &Value| worker["prefix_blocks"].as_u64().unwrap_or_default();
-    // Each began with some thirty blocks that no other has.
-    let blocks: u64 = workers.iter().map(held).sum();
-    assert!(blocks > 25 * CONVERSATIONS as u64, "{pool}");
+    // Each began with some thirty blocks that no other has, and all threads hear of all.
+    let blocks = until_all_hold(&rig, 25 * CONVERSATIONS as u64).await;
+    rig.reconfigure(rig.configuration(pool)).await;
+    until_all_hold(&rig, blocks).await;
     for turn in 1..4 {
         for (conversation, first) in &mut conversations {
-            let pair = conversation.turn_at(rig.gateway).await.pair();
-            assert_eq!(&pair.prefill, first, "turn {turn}");
+            sleep(THINKING).await;
+            let why = [("x-pd-router-explain", "1")];
+            let reply = conversation.turn_with(rig.gateway, &why).await;
+            let told = reply.header("x-pd-router-explain");
+            assert_eq!(&reply.pair().prefill, first, "turn {turn}: {told:?}");
         }
     }
     rig.comes_to_rest().await;
+}
+
+/// Waits until each thread thinks that the workers hold so many blocks; how many one thinks.
+async fn until_all_hold(rig: &Rig, least: u64) -> u64 {
+    let what = format!("{least} blocks are known to all threads");
+    eventually(&what, GENEROUS, || async {
+        let mut blocks = 0;
+        for _ in 0..16 {
+            let pool = rig.pool().await;
+            let workers = pool["workers"].as_array().cloned().unwrap_or_default();
+            let held = |worker: &Value| worker["prefix_blocks"].as_u64().unwrap_or_default();
+            blocks = workers.iter().map(held).sum();
+            if blocks < least {
+                return Err(pool.to_string());
+            }
+        }
+        Ok(blocks)
+    })
+    .await
 }

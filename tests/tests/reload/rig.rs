@@ -63,7 +63,7 @@ impl Rig {
         rig
     }
 
-    /// A configuration whose one pool has these engines and these further fields. Its status page is off.
+    /// A configuration whose one pool has these engines and these further fields.
     pub fn configuration(&self, pool: Value) -> Value {
         let workers = [("p", &self.prefill), ("d", &self.decode)];
         let workers = workers.into_iter().flat_map(|(letter, engines)| {
@@ -78,7 +78,7 @@ impl Rig {
             "protocol": "nixl",
             "discovery": {"static": {"workers": workers}},
         });
-        json!({"pools": [with(base, pool)], "response_headers": true})
+        json!({"pools": [with(base, pool)], "response_headers": true, "status": true})
     }
 
     /// Gives Envoy this configuration, as text, without waiting.
@@ -86,15 +86,17 @@ impl Rig {
         self.files.publish(configuration);
     }
 
-    /// Gives Envoy this configuration with the status page on, which shows when it is in use.
+    /// Gives Envoy this configuration and waits until it is in use: it has a further worker, whose model nobody asks for.
     pub async fn reconfigure(&self, configuration: Value) {
-        self.publish(&with(configuration, json!({"status": true})).to_string());
+        let name = unique_name("marker");
+        let configuration = marked(configuration, &name);
+        self.publish(&configuration.to_string());
         eventually("the new configuration is in use", GENEROUS, || async {
             for _ in 0..ENOUGH {
                 let page = client::try_send(self.gateway, Ask::get("/pd-router/status")).await;
                 let page = page.map_err(|failure| failure.to_string())?;
-                if page.status != 200 {
-                    return Err(format!("{}", page.status));
+                if !page.text().contains(&name) {
+                    return Err(page.text().into_owned());
                 }
             }
             Ok(())
@@ -163,6 +165,21 @@ impl Rig {
         let bytes = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
+}
+
+/// The configuration with a further worker of this name.
+pub fn marked(mut configuration: Value, name: &str) -> Value {
+    let workers = &mut configuration["pools"][0]["discovery"]["static"]["workers"];
+    let Some(workers) = workers.as_array_mut() else {
+        panic!("the workers are no list: {workers}");
+    };
+    workers.push(json!({
+        "address": "192.0.2.1:9",
+        "role": "decode",
+        "model": name,
+        "name": name,
+    }));
+    configuration
 }
 
 async fn engines(own: Ipv4Addr, role: Role, ports: [u16; 2], options: &[&str]) -> Vec<Engine> {

@@ -32,7 +32,7 @@ async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
                 0 => {
                     let id = (11 + at).to_string();
                     let pin = [("x-prefill-instance-id", id.as_str())];
-                    conversation.pinned_turn(gateway, &pin).await
+                    conversation.turn_with(gateway, &pin).await
                 }
                 _ => conversation.turn_at(gateway).await,
             };

@@ -69,7 +69,7 @@ enum Way {
     Configuration,
     Document(Page),
     Files(TempDir),
-    Registration(Registry),
+    Registration(Box<Registry>),
 }
 
 /// What the gateway was told by registration.
@@ -93,12 +93,12 @@ impl Herald {
                 let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
                 Way::Files(folder)
             }
-            Source::Registration => Way::Registration(Registry {
+            Source::Registration => Way::Registration(Box::new(Registry {
                 http: Http::new(),
                 gateway: None,
                 registered: BTreeMap::new(),
                 heartbeat: Instant::now(),
-            }),
+            })),
         };
         Ok(Self {
             said: Vec::new(),
@@ -175,12 +175,10 @@ impl Registry {
             return Ok(());
         }
         let alive = || lines.iter().filter(|line| line.alive);
-        if self.heartbeat.elapsed() >= HEARTBEAT || is_news {
-            let workers: Vec<_> = alive().map(Line::to_json).collect();
-            let body = json!({"workers": workers});
-            self.tell(Method::POST, gateway, &body).await?;
-            self.heartbeat = Instant::now();
-        }
+        let workers: Vec<_> = alive().map(Line::to_json).collect();
+        let body = json!({"workers": workers});
+        self.tell(Method::POST, gateway, &body).await?;
+        self.heartbeat = Instant::now();
         // Whoever died cannot say goodbye: its lease ends. Where another one has its address, that one is there.
         let died = |id: &u64| lines.iter().any(|line| line.id == *id && !line.alive);
         self.registered.retain(|id, _| !died(id));

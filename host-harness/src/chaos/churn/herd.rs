@@ -242,8 +242,7 @@ impl Herd {
 
     /// One step of a worker that leaves. `false`: it is gone.
     async fn go_on(&mut self, at: usize, now: Instant) -> Result<bool, FleetError> {
-        let worker = &mut self.workers[at];
-        match worker.stand {
+        match self.workers[at].stand {
             Stand::There { .. } => Ok(true),
             Stand::Dead { until } if now < until => Ok(true),
             Stand::Dead { .. } => {
@@ -254,49 +253,70 @@ impl Herd {
                 Ok(returns)
             }
             Stand::Draining { since, requests } => {
-                let late = now - since;
-                let Some(seen) = worker.ask(&self.http).await? else {
-                    return Ok(false);
-                };
-                if requests.is_none() && late >= GRACE {
-                    worker.stand = Stand::Draining {
-                        since,
-                        requests: Some(seen.requests),
-                    };
-                } else if late >= GRACE && (seen.under_way == 0 || late >= PATIENCE) {
-                    let before = requests.unwrap_or(seen.requests);
-                    self.churned.draining_worker_requests += seen.requests - before;
-                    worker.stand = Stand::Removed {
-                        since: now,
-                        requests: None,
-                    };
-                }
+                self.drain_on(at, now - since, requests).await?;
                 Ok(true)
             }
-            Stand::Removed { since, requests } => {
-                let late = now - since;
-                if late < GRACE {
-                    return Ok(true);
-                }
-                let Some(seen) = worker.ask(&self.http).await? else {
-                    return Ok(false);
-                };
-                if requests.is_none() {
-                    worker.stand = Stand::Removed {
-                        since,
-                        requests: Some(seen.requests),
-                    };
-                    return Ok(true);
-                }
-                let over = late >= GRACE + WATCHED && seen.under_way == 0;
-                if !over && late < PATIENCE {
-                    return Ok(true);
-                }
-                let last = self.end(at).await?;
-                self.churned.removed_worker_requests += later(&last, requests);
-                Ok(false)
-            }
+            Stand::Removed { since, requests } => self.watch(at, now - since, requests).await,
         }
+    }
+
+    /// A worker that has drained for so long: when it has nothing left to do, it is taken off the list.
+    async fn drain_on(
+        &mut self,
+        at: usize,
+        late: Duration,
+        requests: Option<u64>,
+    ) -> Result<(), FleetError> {
+        let worker = &mut self.workers[at];
+        if late < GRACE {
+            return Ok(());
+        }
+        let Some(seen) = worker.ask(&self.http).await? else {
+            return Ok(());
+        };
+        let Some(before) = requests else {
+            if let Stand::Draining { requests, .. } = &mut worker.stand {
+                *requests = Some(seen.requests);
+            }
+            return Ok(());
+        };
+        if seen.under_way == 0 || late >= PATIENCE {
+            self.churned.draining_worker_requests += seen.requests - before;
+            worker.stand = Stand::Removed {
+                since: Instant::now(),
+                requests: None,
+            };
+        }
+        Ok(())
+    }
+
+    /// A worker that was removed so long ago: what still reaches it is counted, and then it ends. `false`: it did.
+    async fn watch(
+        &mut self,
+        at: usize,
+        late: Duration,
+        requests: Option<u64>,
+    ) -> Result<bool, FleetError> {
+        let worker = &mut self.workers[at];
+        if late < GRACE {
+            return Ok(true);
+        }
+        let Some(seen) = worker.ask(&self.http).await? else {
+            return Ok(false);
+        };
+        if requests.is_none() {
+            if let Stand::Removed { requests, .. } = &mut worker.stand {
+                *requests = Some(seen.requests);
+            }
+            return Ok(true);
+        }
+        let over = late >= GRACE + WATCHED && seen.under_way == 0;
+        if !over && late < PATIENCE {
+            return Ok(true);
+        }
+        let last = self.end(at).await?;
+        self.churned.removed_worker_requests += later(&last, requests);
+        Ok(false)
     }
 
     /// Lets something happen.
@@ -516,4 +536,59 @@ fn free_places(role: Role, ip: IpAddr, count: usize) -> std::io::Result<Vec<Plac
         })
     });
     places.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use serde_json::json;
+
+    use super::*;
+
+    async fn herd(source: Source) -> Herd {
+        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let mut herd = Herd::start(source, Dialect::Vllm, ip, 1).await.unwrap();
+        // Nothing happens by itself.
+        herd.next_deed = Instant::now() + Duration::from_secs(3600);
+        herd
+    }
+
+    async fn ask(herd: &Herd, address: SocketAddr) {
+        // Refused, for it is no leg; but it came.
+        let asked = herd.http.post(address, "/v1/completions", &json!({})).await;
+        assert!(asked.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_comes_long_after_a_removal_is_counted_and_an_earlier_one_is_not() {
+        let mut herd = herd(Source::Document).await;
+        let removed = herd.workers[0].address;
+        herd.workers[0].stand = Stand::Removed {
+            since: Instant::now(),
+            requests: None,
+        };
+        ask(&herd, removed).await;
+        let begin = Instant::now();
+        let mut late = false;
+        while herd.workers.iter().any(|worker| worker.address == removed) {
+            herd.live().await.unwrap();
+            assert!(herd.lines().iter().all(|line| line.address != removed));
+            if !late && begin.elapsed() > GRACE + 4 * LOOK {
+                late = true;
+                ask(&herd, removed).await;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        assert_eq!(herd.stop().await.removed_worker_requests, 1);
+    }
+
+    #[tokio::test]
+    async fn enough_stay_and_whoever_is_written_down_only_dies() {
+        let herd = herd(Source::Static).await;
+        let later = Instant::now() + 2 * KNOWN;
+        assert_eq!(herd.possible(Role::Prefill, later), [Deed::Die]);
+        assert_eq!(herd.possible(Role::Prefill, Instant::now()), []);
+        herd.stop().await;
+    }
 }
