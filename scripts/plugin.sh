@@ -8,7 +8,12 @@ set -euo pipefail
 
 wasm=wasm32-unknown-unknown
 debian_target=$target/wasm-debian
-stamp=$target/plugin.stamp
+case ${1:-} in
+    '') package=pd-router-filter module=pd_router ;;
+    trap) package=pd-router-filter-trap module=pd_router_trap ;;
+    *) fail "plugin.sh takes nothing, or trap." ;;
+esac
+stamp=$target/$module.stamp
 
 rustup_has_std() { [ -d "$(rustc --print sysroot 2>/dev/null)/lib/rustlib/$wasm/lib" ]; }
 
@@ -49,8 +54,8 @@ build_with_rustup() {
     rustup_can_build || fail "The $wasm standard library is missing: run \"rustup target add $wasm\"."
     cargo fetch --quiet --target "$wasm" # so that `remap_paths` sees every folder of sources
     remap_paths "$(rustc --print sysroot)"
-    cargo build "$@" --package pd-router-filter --profile plugin --target "$wasm"
-    built=$target/$wasm/plugin/pd_router.wasm
+    cargo build "$@" --package "$package" --profile plugin --target "$wasm"
+    built=$target/$wasm/plugin/$module.wasm
 }
 
 build_with_debian() {
@@ -60,15 +65,15 @@ build_with_debian() {
     remap_paths /usr/src
     # The standard library is compiled once and kept in a target folder of its own: another compiler must not meet it.
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=/usr/bin/wasm-ld-22 RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 \
-        /usr/bin/cargo build "$@" --package pd-router-filter --profile plugin --target "$wasm" \
+        /usr/bin/cargo build "$@" --package "$package" --profile plugin --target "$wasm" \
         --target-dir "$debian_target" -Zbuild-std=std,panic_abort
-    built=$debian_target/$wasm/plugin/pd_router.wasm
+    built=$debian_target/$wasm/plugin/$module.wasm
 }
 
 toolchain=$(choose_toolchain)
 [ "$toolchain" != rustup ] || need_cargo
 quiet=(--quiet)
-if changed_since "$stamp" plugin Cargo.toml Cargo.lock || [ ! -e "$target/pd_router.wasm" ]; then
+if changed_since "$stamp" plugin tests/trap Cargo.toml Cargo.lock || [ ! -e "$target/$module.wasm" ]; then
     say "building the plugin with $toolchain's Rust …"
     quiet=()
 fi
@@ -80,9 +85,9 @@ case $toolchain in
     *) fail "PLUGIN_TOOLCHAIN is rustup or debian, not \"$toolchain\"." ;;
 esac
 
-if ! cmp --silent "$built" "$target/pd_router.wasm"; then
-    cp "$built" "$target/pd_router.wasm.new"
-    mv "$target/pd_router.wasm.new" "$target/pd_router.wasm"
-    say "target/pd_router.wasm: $(wc -c <"$target/pd_router.wasm") bytes"
+if ! cmp --silent "$built" "$target/$module.wasm"; then
+    cp "$built" "$target/$module.wasm.new"
+    mv "$target/$module.wasm.new" "$target/$module.wasm"
+    say "target/$module.wasm: $(wc -c <"$target/$module.wasm") bytes"
 fi
 mv "$stamp.$$" "$stamp"

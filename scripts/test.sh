@@ -11,7 +11,7 @@ run_tests() { "$@" 2>&1 | tee -a "$log" || status=1; }
 
 # All native crates at once, so that both suites are compiled against the same dependencies. The filter's crate links only
 # for wasm: the end-to-end tests are its tests. The benchmarks bring dependencies of their own.
-left_out=(--exclude pd-router-filter --exclude pd-router-bench --exclude pd-router-bench-guest)
+left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench --exclude pd-router-bench-guest)
 cargo_test() { cargo test --no-fail-fast --workspace "${left_out[@]}" "$@"; }
 
 unit() { run_tests cargo_test --lib --bins; }
@@ -19,6 +19,7 @@ unit() { run_tests cargo_test --lib --bins; }
 e2e() {
     export PD_HARNESS=$target/debug/pd-harness
     export PD_PLUGIN=$target/pd_router.wasm
+    export PD_PLUGIN_TRAP=$target/pd_router_trap.wasm
     export PD_ENVOY=$target/envoy/envoy
     export PD_DYNAMO_PYTHON=$target/dynamo/venv/bin/python
     export PD_DYNAMO_MODEL=$target/dynamo/model
@@ -40,6 +41,7 @@ e2e() {
 "$root/scripts/envoy.sh"
 "$root/scripts/dynamo.sh"
 "$root/scripts/plugin.sh"
+"$root/scripts/plugin.sh" trap
 "$root/scripts/harness.sh"
 for suite in "$@"; do
     case $suite in
