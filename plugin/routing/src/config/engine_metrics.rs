@@ -29,7 +29,7 @@ impl Default for EngineMetrics {
             interval_ms: 1_000,
             timeout_ms: 1_000,
             stale_after_ms: 5_000,
-            most_per_second: 200,
+            most_per_second: 250,
         }
     }
 }
