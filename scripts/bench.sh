@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures what one routing decision costs: natively, inside wasm, and NVIDIA Dynamo's own beside them; prints a table.
+# Measures what one routing decision costs: natively, inside wasm, and NVIDIA Dynamo's own beside them; and what it costs
+# that threads share what they know; prints a table.
 # DYNAMO=0 leaves Dynamo out, and what compiling it takes. ONLY=words measures what has these words in its name.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -21,7 +22,7 @@ fi
 
 stamp=$target/bench.stamp
 touch "$stamp"
-cargo bench --package pd-router-bench --bench route "${features[@]}" -- --noplot ${ONLY:+"$ONLY"}
+cargo bench --package pd-router-bench --bench route --bench sharing "${features[@]}" -- --noplot ${ONLY:+"$ONLY"}
 "$python" scripts/bench_table.py "$target" "$stamp"
 [ -z "${ONLY:-}" ] || exit 0
 cargo bench --quiet --package pd-router-bench --bench engine_metrics "${features[@]}" -- --noplot

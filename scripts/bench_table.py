@@ -10,8 +10,9 @@ target = pathlib.Path(sys.argv[1])
 since = pathlib.Path(sys.argv[2]).stat().st_mtime
 
 # `dynamo-1`: its index has one thread, as in its own benchmark; `dynamo`: four, its default.
-ORDER = ["native", "wasm", "dynamo", "dynamo-1"]
-RATIOS = [(f"{who} / native", who, "native") for who in ORDER[1:]]
+# `alone`, `shared`: a request of a thread without other threads, and with them.
+ORDER = ["native", "wasm", "dynamo", "dynamo-1", "alone", "shared"]
+RATIOS = [(f"{who} / native", who, "native") for who in ORDER[1:4]] + [("shared / alone", "shared", "alone")]
 
 
 def read():
@@ -55,7 +56,7 @@ def show(name, whose):
 found = read()
 if not found:
     sys.exit("nothing was measured")
-print("One routing decision: the median of the time it takes on a CPU.")
+print("The median of the time that it takes on a CPU: one routing decision, and what threads that share do beside.")
 for name, whose in found.items():
     show(name, whose)
 widest = max(width / median for whose in found.values() for times in whose.values() for median, width in times.values())

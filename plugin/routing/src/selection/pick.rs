@@ -9,10 +9,11 @@ pub fn least<T: PartialOrd + Copy>(
 ) -> Option<usize> {
     let mut best: Option<(usize, T)> = None;
     let mut equals = 1u64;
-    for (index, value) in values.enumerate() {
+    // Not `for`: so the making of a value is part of the loop, and not called a thousand times.
+    values.enumerate().for_each(|(index, value)| {
         let Some((_, least)) = best else {
             best = Some((index, value));
-            continue;
+            return;
         };
         if value < least {
             best = Some((index, value));
@@ -24,7 +25,7 @@ pub fn least<T: PartialOrd + Copy>(
                 best = Some((index, value));
             }
         }
-    }
+    });
     best.map(|(index, _)| index)
 }
 
