@@ -119,10 +119,15 @@ impl Gateway {
         if matches!(self.router.borrow().pool().discovery, Discovery::Static(_)) {
             return Vec::new();
         }
-        match shared::read_fleet(&self.name, &self.fleet_seen) {
-            Some(fleet) => self.adopt(fleet),
-            None => Vec::new(),
-        }
+        let begun = host::now();
+        let Some(fleet) = shared::read_fleet(&self.name, &self.fleet_seen) else {
+            return Vec::new();
+        };
+        let version = fleet.version();
+        let left = self.adopt(fleet);
+        let took = host::now().saturating_sub(begun).as_micros();
+        log::debug!("pool {}: fleet {version} adopted in {took} us", self.name);
+        left
     }
 
     /// Adopts a fleet, and tells who has left by that.
