@@ -3,4 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod ours;
+pub mod sharing;
 pub mod situation;

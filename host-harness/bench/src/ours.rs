@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use routing::config::Config;
+use routing::fleet::Target;
+use routing::load::Share;
 use routing::prefix::Blocks;
 use routing::prefix::hash::{self, Known, Salt};
 use routing::prefix::index::{Bounds, Index};
@@ -16,13 +18,15 @@ use crate::situation::{
 
 const MODEL: &str = "bench";
 /// Some day, since 1970.
-const START: Duration = Duration::from_secs(1_800_000_000);
+pub(crate) const START: Duration = Duration::from_secs(1_800_000_000);
 /// From one request to the next: so little that what waits at a busy worker is not thought to have drained meanwhile.
 const STEP: Duration = Duration::from_micros(1);
 /// Blocks of each prompt that caches are filled with.
 const STUFFING_BLOCKS: u32 = 200;
 /// Tokens so many that whoever was given them is not picked again before everyone else was.
 const A_TURN_EACH: u64 = 1 << 30;
+/// Requests between two ticks, each of which takes the decisions that other threads are to hear of.
+const TICK: u64 = 32;
 
 /// What is done over and over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,11 +80,21 @@ impl Ours {
         ours
     }
 
+    /// Other threads have as much booked on every worker as this one has, and are to hear what is decided here.
+    pub fn share(&mut self) {
+        let shares: Vec<Share> = everywhere(&self.router).collect();
+        self.router.hear_shares(&shares);
+        self.router.keep_decisions();
+    }
+
     /// Does this work so many times, one after the other.
     pub fn run(&mut self, work: Work, times: u64) {
         for _ in 0..times {
             self.turn += 1;
             self.now += STEP;
+            if self.turn.is_multiple_of(TICK) {
+                self.router.take_decisions();
+            }
             match work {
                 Work::Route => self.route(),
                 Work::Select => self.select(),
@@ -203,7 +217,20 @@ impl Memory {
     }
 }
 
-fn router(situation: &Situation) -> Router {
+/// What another thread would have booked: the same on every worker.
+pub(crate) fn everywhere(router: &Router) -> impl Iterator<Item = Share> {
+    let targets = router.fleet().workers().flat_map(|worker| worker.targets());
+    targets.map(|target: Target| Share {
+        booked_tokens: (BUSY * BUSY_TOKENS).into(),
+        queued_tokens: (BUSY * BUSY_TOKENS).into(),
+        prefills: BUSY,
+        decode_parts: u64::from(BUSY * BUSY_TOKENS) * 1000 / 16,
+        decodes: BUSY,
+        key: target.key(),
+    })
+}
+
+pub(crate) fn router(situation: &Situation) -> Router {
     let mut workers = String::new();
     for worker in 0..situation.workers {
         let (high, low) = (worker / 256, worker % 256);

@@ -120,10 +120,10 @@ impl Backlog {
     pub fn progress(&self) -> Progress {
         let head = self.queue.front();
         Progress {
-            tokens: self.tokens,
-            prompts: self.prompts,
-            head_tokens: head.map_or(0.0, |head| head.tokens as f64),
+            tokens: self.tokens as f64,
             head_since: self.head_since.as_secs_f64(),
+            head_tokens: head.map_or(0.0, |head| head.tokens as f32),
+            prompts: u32::try_from(self.prompts).unwrap_or(u32::MAX),
         }
     }
 
@@ -137,28 +137,36 @@ impl Backlog {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Progress {
     /// Tokens that were booked and are not over.
-    pub tokens: u64,
-    /// Prompts likewise.
-    pub prompts: u64,
-    /// Tokens of the oldest one.
-    head_tokens: f64,
-    /// Since when that is thought to be read, in seconds since 1970.
+    tokens: f64,
+    /// Since when the oldest prompt is thought to be read, in seconds since 1970.
     head_since: f64,
+    /// Tokens of that one.
+    head_tokens: f32,
+    /// Prompts that are not over.
+    prompts: u32,
 }
 
 impl Progress {
+    /// The same, with so many tokens that wait on the same worker and were not booked here.
+    pub fn with_elsewhere(self, tokens: f64) -> Self {
+        Self {
+            tokens: self.tokens + tokens,
+            ..self
+        }
+    }
+
     /// What is thought to be left `now`, in seconds since 1970, in tokens: those of the prompts, and what each prompt takes
     /// beside them. The oldest one shrinks at the pace of workers like this one, this one being so many times slower.
     #[inline]
     pub fn left(&self, now: f64, pace: Option<Pace>, slowness: f64) -> f64 {
-        let booked = self.tokens as f64;
         let Some(pace) = pace.filter(|_| self.prompts > 0) else {
-            return booked;
+            return self.tokens;
         };
-        let takes = pace.seconds(1.0, self.head_tokens) * slowness;
+        let head_tokens = f64::from(self.head_tokens);
+        let takes = pace.seconds(1.0, head_tokens) * slowness;
         let done = ((now - self.head_since) / takes).clamp(0.0, 1.0);
-        let prompts = self.prompts as f64 - done;
-        (booked - done * self.head_tokens + prompts * pace.overhead_tokens()).max(0.0)
+        let prompts = f64::from(self.prompts) - done;
+        (self.tokens - done * head_tokens + prompts * pace.overhead_tokens()).max(0.0)
     }
 }
 

@@ -78,47 +78,56 @@ impl Default for Standing {
     }
 }
 
-/// What a choice looks at of an account, apart from the rest, so that looking at a thousand is quick.
+/// What a choice looks at of an account, wherever it was booked; apart from the rest, and small, so that looking at a thousand
+/// is quick.
 #[derive(Debug, Clone, Copy, Default)]
 struct Glance {
     progress: Progress,
-    /// From here on wherever it was booked.
     decode_blocks: f64,
+    booked_tokens: u32,
+    prefills: u32,
     decodes: u32,
     foreign_requests: u32,
-    /// What is not booked here.
-    prefills_elsewhere: u32,
-    booked_elsewhere: u32,
-    queued_elsewhere: f32,
 }
 
 impl Glance {
     fn of(account: &Account) -> Self {
         let Elsewhere { shared, foreign } = &account.elsewhere;
         let own = Self {
-            progress: account.backlog.progress(),
+            progress: account
+                .backlog
+                .progress()
+                .with_elsewhere(foreign.queued_tokens),
             decode_blocks: in_blocks(account.decode_parts) + foreign.decode_blocks,
-            decodes: u32::try_from(account.decodes).unwrap_or(u32::MAX),
+            booked_tokens: as_u32(account.backlog.tokens()),
+            prefills: as_u32(account.backlog.prompts()),
+            decodes: as_u32(account.decodes),
             foreign_requests: foreign.requests,
-            queued_elsewhere: foreign.queued_tokens as f32,
-            ..Self::default()
         };
-        let Some(shared) = shared else {
-            return own;
-        };
+        shared.as_ref().map_or(own, |shared| own.with(shared))
+    }
+
+    fn with(self, shared: &Share) -> Self {
         Self {
-            decode_blocks: own.decode_blocks + in_blocks(shared.decode_parts),
-            decodes: own.decodes.saturating_add(shared.decodes),
-            prefills_elsewhere: shared.prefills,
-            booked_elsewhere: u32::try_from(shared.booked_tokens).unwrap_or(u32::MAX),
-            queued_elsewhere: own.queued_elsewhere + shared.queued_tokens as f32,
-            ..own
+            progress: self.progress.with_elsewhere(shared.queued_tokens as f64),
+            decode_blocks: self.decode_blocks + in_blocks(shared.decode_parts),
+            booked_tokens: self
+                .booked_tokens
+                .saturating_add(as_u32(shared.booked_tokens)),
+            prefills: self.prefills.saturating_add(shared.prefills),
+            decodes: self.decodes.saturating_add(shared.decodes),
+            foreign_requests: self.foreign_requests,
         }
     }
 }
 
 fn in_blocks(parts: u64) -> f64 {
     parts as f64 / PARTS as f64
+}
+
+/// The number, or the most that can be said.
+fn as_u32(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// All accounts at one moment.
@@ -136,17 +145,11 @@ impl Standings<'_> {
         let Some(glance) = self.glances.get(slot) else {
             return Standing::default();
         };
-        let progress = &glance.progress;
         Standing {
-            booked_tokens: progress
-                .tokens
-                .saturating_add(glance.booked_elsewhere.into()),
-            queued_tokens: progress.left(self.now, self.pace, slowness)
-                + f64::from(glance.queued_elsewhere),
+            booked_tokens: glance.booked_tokens.into(),
+            queued_tokens: glance.progress.left(self.now, self.pace, slowness),
             decode_blocks: glance.decode_blocks,
-            prefills: u32::try_from(progress.prompts)
-                .unwrap_or(u32::MAX)
-                .saturating_add(glance.prefills_elsewhere),
+            prefills: glance.prefills,
             decodes: glance.decodes,
             foreign_requests: glance.foreign_requests,
             slowness,
@@ -329,9 +332,9 @@ impl Books {
                 key,
                 booked_tokens: sums.prefill_tokens,
                 queued_tokens: left.ceil() as u64,
-                prefills: u32::try_from(sums.prefills).unwrap_or(u32::MAX),
+                prefills: as_u32(sums.prefills),
                 decode_parts: sums.decode_parts,
-                decodes: u32::try_from(sums.decodes).unwrap_or(u32::MAX),
+                decodes: as_u32(sums.decodes),
             })
         };
         accounts.iter().enumerate().filter_map(share).collect()

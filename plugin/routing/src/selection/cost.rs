@@ -178,7 +178,7 @@ impl<'a> Prices<'a> {
 /// Requests being decoded: what an engine has from elsewhere is taken to be that.
 #[inline]
 fn decodes(standing: &Standing) -> f64 {
-    f64::from(standing.decodes) + f64::from(standing.foreign_requests)
+    f64::from(standing.decodes.saturating_add(standing.foreign_requests))
 }
 
 fn wait_ms(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<f64> {

@@ -16,5 +16,7 @@ mod marks;
 mod overrides;
 mod policies;
 mod rates;
+mod reports;
 mod shapes;
+mod sharing;
 mod support;

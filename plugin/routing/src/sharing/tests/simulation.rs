@@ -16,11 +16,15 @@ enum Step {
     Book(usize, u64),
     Decide(usize, u8),
     Publish(usize),
+    /// Decides and publishes over and over, quicker than others listen.
+    Chatter(usize, u8),
     /// Another one publishes after it has read and before it writes.
     PublishLate(usize, usize),
     Listen(usize),
     Fail(u32),
     Restart(usize),
+    /// Everyone else goes on for a while: long enough, at times, that who does not is taken for dead.
+    GoOn(usize, u8),
 }
 
 fn step(may_restart: u32) -> impl Strategy<Value = Step> {
@@ -29,10 +33,12 @@ fn step(may_restart: u32) -> impl Strategy<Value = Step> {
         3 => (vm(), 0..1000_u64).prop_map(|(vm, tokens)| Step::Book(vm, tokens)),
         3 => (vm(), 1..20_u8).prop_map(|(vm, count)| Step::Decide(vm, count)),
         6 => vm().prop_map(Step::Publish),
+        1 => (vm(), 0..40_u8).prop_map(|(vm, times)| Step::Chatter(vm, times)),
         3 => (vm(), vm()).prop_map(|(late, early)| Step::PublishLate(late, early)),
         8 => vm().prop_map(Step::Listen),
         1 => (1..4_u32).prop_map(Step::Fail),
         may_restart => vm().prop_map(Step::Restart),
+        1 => (vm(), 0..90_u8).prop_map(|(vm, rounds)| Step::GoOn(vm, rounds)),
     ]
 }
 
@@ -104,12 +110,11 @@ impl World {
             Step::Book(vm, tokens) => {
                 self.vms[vm].borrow_mut().booked = Some(tokens).filter(|tokens| *tokens > 0);
             }
-            Step::Decide(vm, count) => {
-                for _ in 0..count {
-                    let mut vm = self.vms[vm].borrow_mut();
-                    vm.to_tell.push(self.decisions);
-                    vm.decided.push(self.decisions);
-                    self.decisions += 1;
+            Step::Decide(vm, count) => (0..count).for_each(|_| self.decide(vm)),
+            Step::Chatter(vm, times) => {
+                for _ in 0..times {
+                    self.decide(vm);
+                    self.vms[vm].borrow_mut().publish(&self.board);
                 }
             }
             Step::Publish(vm) => self.vms[vm].borrow_mut().publish(&self.board),
@@ -126,7 +131,19 @@ impl World {
                 self.vms[vm] = RefCell::new(Vm::new(self.owners));
                 self.owners += 1;
             }
+            Step::GoOn(but, rounds) => {
+                for _ in 0..rounds {
+                    self.round(Some(but));
+                }
+            }
         }
+    }
+
+    fn decide(&mut self, vm: usize) {
+        let mut vm = self.vms[vm].borrow_mut();
+        vm.to_tell.push(self.decisions);
+        vm.decided.push(self.decisions);
+        self.decisions += 1;
     }
 
     /// Whatever happens, nothing is counted twice and nothing heard twice.
@@ -146,8 +163,8 @@ impl World {
         }
     }
 
-    fn round(&self) {
-        for vm in 0..VMS {
+    fn round(&self, but: Option<usize>) {
+        for vm in (0..VMS).filter(|vm| Some(*vm) != but) {
             self.vms[vm].borrow_mut().publish(&self.board);
             self.listen(vm);
         }
@@ -157,7 +174,7 @@ impl World {
     fn settle(&self) {
         self.board.failing.set(0);
         for _ in 0..DEAD_TICKS + 20 {
-            self.round();
+            self.round(None);
         }
         let all: Vec<(u64, Option<Share>, u64)> = self
             .vms
@@ -216,7 +233,7 @@ proptest! {
     #[test]
     fn where_nobody_is_lapped_everything_is_heard_exactly_once(steps in vec(step(0), 0..250)) {
         let mut world = World::new();
-        (0..10).for_each(|_| world.round());
+        (0..10).for_each(|_| world.round(None));
         steps.iter().for_each(|step| world.take(step));
         world.settle();
         world.check_everything_was_heard();

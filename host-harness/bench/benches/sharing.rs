@@ -1,0 +1,114 @@
+//! What it costs that the threads of a proxy tell each other what they do: once in a tick, for each decision of another
+//! thread, and for each request.
+//!
+//! Four threads; every worker is busy in each of them, and everything has changed since the last tick, which is the dearest
+//! case. The board is memory: what a host's calls cost beside is not measured here. Times are on the CPU.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use cpu_time::ThreadTime;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+
+use pd_router_bench::ours::{Ours, Work};
+use pd_router_bench::sharing::{DECISION_BLOCKS, Threads};
+use pd_router_bench::situation::{Fleet, Holders, Situation};
+
+const WORKERS: [u32; 2] = [16, 1_000];
+
+/// What a thread does in a tick, and the parts of it.
+fn tick(criterion: &mut Criterion) {
+    let parts: [(&str, fn(&mut Threads)); 4] = [
+        ("publish", Threads::publish),
+        ("listen", |threads| drop(black_box(threads.listen()))),
+        ("hear_shares", Threads::hear),
+        ("whole tick", Threads::tick),
+    ];
+    for (name, part) in parts {
+        let mut group = criterion.benchmark_group(format!("sharing {name}"));
+        for workers in WORKERS {
+            let mut threads = Threads::over(workers);
+            group.bench_function(BenchmarkId::new("native", workers), |bencher| {
+                bencher.iter_custom(|times| {
+                    let each = |_| {
+                        threads.others_publish();
+                        timed(|| part(&mut threads))
+                    };
+                    (0..times).map(each).sum()
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+/// A decision of another thread, on workers whose caches are full.
+fn decision(criterion: &mut Criterion) {
+    let name = format!("sharing hear_decision {DECISION_BLOCKS}");
+    let mut group = criterion.benchmark_group(name);
+    for workers in WORKERS {
+        let mut threads = None;
+        group.bench_function(BenchmarkId::new("native", workers), |bencher| {
+            let threads = threads.get_or_insert_with(|| {
+                let mut threads = Threads::over(workers);
+                threads.fill_caches();
+                threads
+            });
+            bencher.iter_custom(|times| {
+                let each = |_| {
+                    let decision = threads.next_decision();
+                    timed(|| threads.hear_decision(&decision))
+                };
+                (0..times).map(each).sum()
+            });
+        });
+    }
+    group.finish();
+}
+
+/// A request of this thread, without other threads and with them.
+fn request(criterion: &mut Criterion) {
+    for prompt_tokens in [256, 16_000] {
+        let mut group = criterion.benchmark_group(format!("sharing request {prompt_tokens}"));
+        for workers in WORKERS {
+            let situation = Situation {
+                fleet: Fleet::Whole,
+                workers,
+                block_tokens: 16,
+                prompt_tokens,
+                holders: Holders::Few,
+            };
+            for (who, is_shared) in [("alone", false), ("shared", true)] {
+                let mut ours = None;
+                group.bench_function(BenchmarkId::new(who, workers), |bencher| {
+                    let ours = ours.get_or_insert_with(|| {
+                        let mut ours = Ours::put_in(&situation);
+                        if is_shared {
+                            ours.share();
+                        }
+                        ours
+                    });
+                    bencher.iter_custom(|times| timed(|| ours.run(Work::Select, times)));
+                });
+            }
+        }
+        group.finish();
+    }
+}
+
+/// The time that this thread was on a CPU: what else the machine does is waited for, but not counted.
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = ThreadTime::now();
+    work();
+    start.elapsed()
+}
+
+fn times() -> Criterion {
+    Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+}
+
+criterion_group! { name = benches; config = times(); targets = tick, decision, request }
+criterion_main!(benches);
