@@ -104,17 +104,16 @@ fn is_best(row: &Row, rows: &[Row], column: &Column) -> bool {
 
 /// A row's colour: its contender's, paler with each row of that contender before it.
 fn color(row: &Row, rows: &[Row]) -> RGBColor {
-    let known = ALL.iter().zip(COLORS);
-    let own = known
-        .filter(|(one, _)| **one == row.contender)
-        .map(|(_, color)| color);
+    let mut known = ALL.iter().zip(COLORS);
+    let own = known.find(|(one, _)| **one == row.contender);
+    let own = own.map_or(RGBColor(0, 0, 0), |(_, color)| color);
     let before = rows
         .iter()
         .take_while(|other| other.gateways != row.gateways || other.contender != row.contender);
     let paler = before
         .filter(|other| other.contender == row.contender)
         .count();
-    tint(own.last().unwrap_or(RGBColor(0, 0, 0)), paler)
+    tint(own, paler)
 }
 
 /// A colour `paler` steps nearer to white.
