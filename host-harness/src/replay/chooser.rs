@@ -31,6 +31,17 @@ pub struct Place {
     pub decode: usize,
 }
 
+/// What an engine says of itself at one time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Status {
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Requests under way.
+    pub running: u32,
+    /// The part of its KV cache that requests under way hold, 0 to 1. What is only remembered is free to be given up, and not in it.
+    pub kv_use: f32,
+}
+
 /// A router, or the model of one.
 pub trait Chooser {
     /// Chooses the workers of a request and books it.
@@ -38,6 +49,14 @@ pub trait Chooser {
     /// # Errors
     /// The reason, where the router refuses the request.
     fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String>;
+
+    /// When it wants to hear of the engines next; none: never.
+    fn listens(&self) -> Option<Duration> {
+        None
+    }
+
+    /// What all engines say of themselves, by number.
+    fn hear(&mut self, _engines: &[Status], _now: Duration) {}
 }
 
 /// What a request occupies in the router's books. Dropping it frees everything.

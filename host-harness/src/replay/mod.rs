@@ -12,6 +12,7 @@ mod chooser;
 mod contender;
 mod engine;
 mod figures;
+mod gateways;
 mod output;
 mod peers;
 mod report;
@@ -42,6 +43,12 @@ nobody. batched: a worker works in steps of 12 ms and more; up to 8192 prompt to
 whose KV there is no room wait.
 
 The router sees what it would see in a proxy: its own choices, the first token of each answer, and how answers grow.
+
+Gateways: each request goes to one of --gateways by chance, whichever conversation it is of, as a load balancer before them \
+deals connections. Each has its own books and remembers its own choices; they share nothing. Every --metrics-interval-ms each of \
+pd-router's hears of all engines how many requests wait and run there and what part of their KV cache these hold, one gateway after \
+the other at equal steps; the models of other routers do not listen. The threads of one Envoy share load and choices, and count as \
+one gateway.
 
 Figures: ttft_ms is the end of prefill minus arrival; wait_ms the beginning of prefill minus arrival; itl_ms the time from one \
 token of an answer to the next; prefix_hit_rate the part of all prompt tokens that was found in a cache; imbalance the tokens \
@@ -85,6 +92,12 @@ pub struct Args {
     /// How an engine works.
     #[arg(long, value_enum, default_value_t = Model::Fcfs)]
     model: Model,
+    /// Gateways before the workers, each with books of its own; several numbers, `1,2,4`, are compared.
+    #[arg(long, value_name = "G,…", default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1000))]
+    gateways: Vec<u16>,
+    /// Milliseconds after which each gateway hears again what the engines say of themselves; 0: never.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    metrics_interval_ms: u32,
     /// What choices by chance begin with; of several, `1-10`, figures are the mean.
     #[arg(long, value_name = "S|A-B", default_value_t)]
     seed: Seeds,
@@ -137,6 +150,7 @@ pub struct Comparison<'a> {
     trace: &'a Trace,
     parameters: &'a Parameters,
     seeds: &'a Seeds,
+    gateways: &'a [u16],
     rows: Vec<Row>,
 }
 
@@ -152,13 +166,14 @@ impl Comparison<'_> {
         } = self.parameters;
         format!(
             "{}: {} requests in {}, on {} prefill and {} decode workers with {kv_blocks} blocks of {block_tokens} tokens each, \
-             {prefill_rate} prompt tokens/s, engine model {}, {} {}",
+             {prefill_rate} prompt tokens/s, engine model {}, {}, {} {}",
             self.trace_name,
             self.trace.requests.len(),
             minutes(self.trace.lasts()),
             shape.prefill,
             shape.decode,
             self.parameters.model.name(),
+            self.gateways_in_words(),
             if self.seeds.count() == 1 {
                 "seed"
             } else {
@@ -166,6 +181,22 @@ impl Comparison<'_> {
             },
             self.seeds,
         )
+    }
+
+    /// How many gateways there were, and what they heard of the engines.
+    fn gateways_in_words(&self) -> String {
+        let counts: Vec<String> = self.gateways.iter().map(u16::to_string).collect();
+        let gateways = match self.gateways {
+            [1] => "1 gateway".to_owned(),
+            _ => format!("{} gateways", counts.join(", ")),
+        };
+        match self.parameters.metrics_interval {
+            None => format!("{gateways} without the engines' figures"),
+            Some(interval) => format!(
+                "{gateways} with the engines' figures every {} ms",
+                interval.as_millis()
+            ),
+        }
     }
 }
 
@@ -188,6 +219,7 @@ pub fn run(args: Args) -> Result<(), ReplayError> {
         trace: &trace,
         parameters: &parameters,
         seeds: &args.seed,
+        gateways: &args.gateways,
         rows: rows(&args, &trace, &parameters)?,
     };
     let text = match args.json {
@@ -218,6 +250,8 @@ impl Args {
             block_tokens: self.block_tokens,
             prefill_rate: self.prefill_rate,
             token_ms: self.token_ms,
+            metrics_interval: (self.metrics_interval_ms > 0)
+                .then(|| Duration::from_millis(self.metrics_interval_ms.into())),
         }
     }
 
@@ -244,18 +278,30 @@ fn read(args: &Args) -> Result<Trace, ReplayError> {
 /// Runs all contenders, under a bar that only a person at a terminal sees.
 fn rows(args: &Args, trace: &Trace, parameters: &Parameters) -> Result<Vec<Row>, RoutedError> {
     let contenders = args.policy.contenders();
-    let runs = args.seed.count().saturating_mul(contenders.len() as u64);
+    let both = contenders
+        .iter()
+        .flat_map(|contender| args.gateways.iter().map(|gateways| (*contender, *gateways)));
+    let runs = args
+        .seed
+        .count()
+        .saturating_mul(both.clone().count() as u64);
     let bar = ProgressBar::new(runs.saturating_mul(trace.requests.len() as u64));
     if let Ok(style) =
         ProgressStyle::with_template("{msg:16} {wide_bar} {percent:>3} %  {eta} left")
     {
         bar.set_style(style);
     }
-    let rows = contenders.iter().map(|contender| {
+    let rows = both.map(|(contender, gateways)| {
         bar.set_message(contender.name());
-        Row::run(*contender, trace, parameters, &args.seed, &mut || {
-            bar.inc(1)
-        })
+        let mut arrived = || bar.inc(1);
+        Row::run(
+            contender,
+            gateways,
+            trace,
+            parameters,
+            &args.seed,
+            &mut arrived,
+        )
     });
     let rows = rows.collect();
     bar.finish_and_clear();

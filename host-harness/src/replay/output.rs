@@ -10,16 +10,16 @@ use super::engine::Model;
 use super::figures::Figures;
 use super::row::Row;
 
-/// One line of JSON: one policy's figures, or `policies` with those of each.
+/// One line of JSON: the figures of one policy with one number of gateways, or `policies` with those of each.
 pub fn for_machines(comparison: &Comparison<'_>, asked: &Asked) -> String {
     let mut rows: Vec<Value> = comparison
         .rows
         .iter()
         .map(|row| row_json(row, comparison))
         .collect();
-    let document = match asked {
-        Asked::One(_) => rows.pop().unwrap_or_default(),
-        Asked::All => json!({ "policies": rows }),
+    let document = match (asked, comparison.gateways) {
+        (Asked::One(_), [_]) => rows.pop().unwrap_or_default(),
+        _ => json!({ "policies": rows }),
     };
     format!("{document}\n")
 }
@@ -27,6 +27,7 @@ pub fn for_machines(comparison: &Comparison<'_>, asked: &Asked) -> String {
 fn row_json(row: &Row, comparison: &Comparison<'_>) -> Value {
     let mut value = figures_json(&row.figures);
     value["policy"] = json!(row.contender.name());
+    value["gateways"] = json!(row.gateways);
     value["parameters"] = parameters_json(comparison);
     match &row.runs[..] {
         [(seed, _)] => value["seed"] = json!(seed),
@@ -81,6 +82,7 @@ fn parameters_json(comparison: &Comparison<'_>) -> Value {
             Model::Fcfs => json!(parameters.token_ms),
             Model::Batched => Value::Null,
         },
+        "metrics_interval_ms": parameters.metrics_interval.map_or(0, |interval| interval.as_millis() as u64),
     })
 }
 
@@ -97,11 +99,17 @@ pub struct Column {
 }
 
 /// The table's columns.
-pub const COLUMNS: [Column; 12] = [
+pub const COLUMNS: [Column; 13] = [
     Column {
         heading: "policy",
         unit: "",
         cell: |row| row.contender.name().to_owned(),
+        rank: None,
+    },
+    Column {
+        heading: "gateways",
+        unit: "",
+        cell: |row| row.gateways.to_string(),
         rank: None,
     },
     Column {
@@ -176,7 +184,7 @@ fn seconds(ms: f64) -> String {
     format!("{:.2}", ms / 1000.0)
 }
 
-/// What was run, and a table with one row for each policy.
+/// What was run, and a table with one row for each policy and number of gateways.
 pub fn for_people(comparison: &Comparison<'_>) -> String {
     let mut text = format!("\n{}\n\n", comparison.in_words());
     let widths = COLUMNS.each_ref().map(|column| {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use routing::config::{Config, ConfigError};
-use routing::fleet::{Role, Worker};
-use routing::route::{Ask, Router, Seat};
+use routing::fleet::{Role, Worker, WorkerId};
+use routing::route::{Ask, Report, Router, Seat};
 use serde_json::{Value, json};
 
-use super::chooser::{Chooser, Held, Place};
+use super::chooser::{Chooser, Held, Place, Status};
 use super::engine::Parameters;
 use super::trace::Request;
 
@@ -100,6 +100,21 @@ impl Chooser for Routed {
             seat,
         }))
     }
+
+    fn hear(&mut self, engines: &[Status], now: Duration) {
+        let report = |(id, engine): (u64, &Status)| Report {
+            worker: WorkerId(id),
+            at: now,
+            waiting: Some(engine.waiting),
+            running: Some(engine.running),
+            kv_use: Some(engine.kv_use),
+            // Configured, like the size of a block.
+            kv_blocks: None,
+            block_tokens: None,
+        };
+        let reports: Vec<Report> = (0u64..).zip(engines).map(report).collect();
+        self.0.hear_reports(&reports);
+    }
 }
 
 fn number(worker: Option<&Worker>) -> usize {
@@ -145,6 +160,7 @@ mod tests {
             block_tokens: 16,
             prefill_rate: 1000.0,
             token_ms: 10.0,
+            metrics_interval: None,
         }
     }
 
@@ -190,6 +206,23 @@ mod tests {
         held.generated(1);
         drop(held);
         assert!(routed.0.total_load().is_idle());
+    }
+
+    #[test]
+    fn a_worker_that_others_keep_busy_is_avoided() {
+        let mut routed = Routed::new("least_loaded", &parameters(), 1).unwrap();
+        let busy = Status {
+            waiting: 5,
+            running: 1,
+            kv_use: 0.9,
+        };
+        let idle = Status::default();
+        routed.hear(&[busy, idle, busy, idle, busy], START);
+        for _ in 0..20 {
+            let held = routed.reserve(&request(), START).unwrap();
+            let (prefill, decode) = (1, 3);
+            assert_eq!(held.place(), Place { prefill, decode });
+        }
     }
 
     #[test]

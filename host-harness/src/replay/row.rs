@@ -1,8 +1,9 @@
-//! Owns one contender's runs: one for each seed, and their mean.
+//! Owns the runs of one contender behind so many gateways: one for each seed, and their mean.
 
 use super::contender::Contender;
 use super::engine::{Outcome, Parameters, replay};
 use super::figures::Figures;
+use super::gateways::Gateways;
 use super::routed::RoutedError;
 use super::seeds::Seeds;
 use super::trace::Trace;
@@ -12,6 +13,8 @@ use super::trace::Trace;
 pub struct Row {
     /// Who.
     pub contender: Contender,
+    /// How many of it there were.
+    pub gateways: u16,
     /// The mean over all seeds.
     pub figures: Figures,
     /// Each seed's figures.
@@ -27,6 +30,7 @@ impl Row {
     /// When the routing code refuses the parameters.
     pub fn run(
         contender: Contender,
+        gateways: u16,
         trace: &Trace,
         parameters: &Parameters,
         seeds: &Seeds,
@@ -35,8 +39,8 @@ impl Row {
         let mut runs = Vec::new();
         let mut shown = Outcome::default();
         for seed in seeds.all() {
-            let mut chooser = contender.chooser(parameters, seed)?;
-            let outcome = replay(trace, parameters, chooser.as_mut(), arrived);
+            let mut chooser = Gateways::new(contender, gateways, parameters, seed)?;
+            let outcome = replay(trace, parameters, &mut chooser, arrived);
             runs.push((seed, Figures::of(&outcome, parameters.shape.prefill)));
             if seed == seeds.first() {
                 shown = outcome;
@@ -45,6 +49,7 @@ impl Row {
         let all: Vec<Figures> = runs.iter().map(|(_, figures)| figures.clone()).collect();
         Ok(Self {
             contender,
+            gateways,
             figures: Figures::mean(&all),
             runs,
             shown,

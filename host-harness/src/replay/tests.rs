@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::*;
 use contender::Contender;
+use gateways::Gateways;
 
 #[derive(clap::Parser)]
 struct Cli {
@@ -41,14 +42,26 @@ fn compared<R>(
     then: impl FnOnce(&Comparison<'_>) -> R,
 ) -> R {
     let (trace, parameters) = (conversations(), args.parameters());
-    let rows = contenders.iter().map(|contender| {
-        Row::run(*contender, &trace, &parameters, &args.seed, &mut || {}).unwrap()
+    let rows = contenders.iter().flat_map(|contender| {
+        args.gateways.iter().map(|gateways| {
+            let seeds = &args.seed;
+            Row::run(
+                *contender,
+                *gateways,
+                &trace,
+                &parameters,
+                seeds,
+                &mut || {},
+            )
+            .unwrap()
+        })
     });
     then(&Comparison {
         trace_name: "a <trace>".to_owned(),
         trace: &trace,
         parameters: &parameters,
         seeds: &args.seed,
+        gateways: &args.gateways,
         rows: rows.collect(),
     })
 }
@@ -120,6 +133,41 @@ fn several_seeds_are_a_mean_and_several_policies_a_list() {
 }
 
 #[test]
+fn numbers_of_gateways_are_compared() {
+    let args = args(&["--policy", "least_requests", "--gateways", "1,4"]);
+    let (text, table, page) = compared(&args, &PEERS, |comparison| {
+        let text = output::for_machines(comparison, &args.policy);
+        let page = report::page(comparison).unwrap();
+        (text, output::for_people(comparison), page)
+    });
+    let document = parsed(&text);
+    let rows = document["policies"].as_array().unwrap();
+    let counts: Vec<&Value> = rows.iter().map(|row| &row["gateways"]).collect();
+    assert_eq!(counts, [1, 4, 1, 4]);
+    assert_ne!(rows[0]["ttft_ms"], rows[1]["ttft_ms"]);
+    assert_eq!(rows[0]["parameters"]["metrics_interval_ms"], 1000);
+    let words = "1, 4 gateways with the engines' figures every 1000 ms";
+    assert!(table.contains(words) && page.contains(words), "{table}");
+    for name in [
+        "sglang_threshold, 1 gateway<",
+        "least_requests, 4 gateways<",
+    ] {
+        assert!(page.contains(name), "{name} is missing");
+    }
+}
+
+#[test]
+fn the_engines_figures_are_heard_or_not() {
+    let run = |ms: &str| {
+        let args = args(&["--gateways", "4", "--metrics-interval-ms", ms]);
+        compared(&args, &[Contender::Own("least_loaded")], |comparison| {
+            comparison.rows[0].figures.ttft_ms.mean
+        })
+    };
+    assert!(run("500") < run("0"));
+}
+
+#[test]
 fn one_seed_gives_one_result() {
     for model in [Model::Fcfs, Model::Batched] {
         let parameters = Parameters {
@@ -129,8 +177,8 @@ fn one_seed_gives_one_result() {
         let trace = conversations();
         for contender in contender::ALL {
             let run = |seed| {
-                let mut chooser = contender.chooser(&parameters, seed).unwrap();
-                let outcome = engine::replay(&trace, &parameters, chooser.as_mut(), &mut || {});
+                let mut gateways = Gateways::new(contender, 3, &parameters, seed).unwrap();
+                let outcome = engine::replay(&trace, &parameters, &mut gateways, &mut || {});
                 (outcome.served, outcome.gaps)
             };
             assert_eq!(run(1), run(1), "{contender:?}");
@@ -193,6 +241,8 @@ fn arguments_are_checked() {
         (["--prefill", "0"], "0"),
         (["--prefill-rate", "0"], "above zero"),
         (["--seed", "9-1"], "1-10"),
+        (["--gateways", "2,0"], "0"),
+        (["--gateways", ""], "--gateways"),
     ] {
         let given = ["replay", "--trace", "t"].iter().chain(&wrong);
         let error = Cli::try_parse_from(given).err().unwrap().to_string();

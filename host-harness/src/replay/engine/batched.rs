@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::agenda::Agenda;
 use super::books::{Books, Job};
-use super::{Engine, Parameters, REPORTS, seconds};
+use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 
 /// Prompt tokens in one step: the default of engines with chunked prefill.
 const STEP_TOKENS: u64 = 8192;
@@ -83,8 +83,7 @@ impl<'a> Batched<'a> {
         if worker.step.is_some() {
             return;
         }
-        worker
-            .admit(u64::from(self.parameters.kv_blocks) * u64::from(self.parameters.block_tokens));
+        worker.admit(self.parameters.capacity());
         let (tokens, ending) = worker.chunks(now, books);
         let answers = worker.answers.len();
         if tokens == 0 && answers == 0 {
@@ -200,6 +199,31 @@ impl Engine for Batched<'_> {
         }
         for at in touched {
             self.start(at, now, books);
+        }
+    }
+
+    fn occupancy(&self, worker: usize, _now: Duration, books: &Books<'_>) -> Occupancy {
+        let worker = &self.workers[worker];
+        let (begun, untouched): (Vec<&Prompt>, Vec<&Prompt>) = worker
+            .prompts
+            .iter()
+            .partition(|prompt| prompt.left < prompt.job.tokens);
+        let ending = worker.step.iter().flat_map(|step| &step.ending);
+        let of_prompts = begun
+            .iter()
+            .map(|prompt| {
+                let tokens = books.request(prompt.job.request).prompt_tokens;
+                tokens.saturating_sub(prompt.left)
+            })
+            .chain(
+                ending
+                    .clone()
+                    .map(|job| books.request(job.request).prompt_tokens),
+            );
+        Occupancy {
+            waiting: untouched.len() + worker.waiting.len(),
+            running: begun.len() + ending.clone().count() + worker.answers.len(),
+            tokens: worker.held + of_prompts.sum::<u64>(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Parameters, START};
 use crate::replay::cache::Cache;
-use crate::replay::chooser::{Chooser, Held};
+use crate::replay::chooser::{Chooser, Held, Status};
 use crate::replay::trace::{Request, Trace};
 
 /// However much of a prompt is cached, at least this many tokens are computed: an engine needs the last ones for the first
@@ -94,9 +94,24 @@ impl<'a> Books<'a> {
         }
     }
 
+    /// How many requests the trace has.
+    pub fn requests(&self) -> usize {
+        self.trace.requests.len()
+    }
+
     /// A request of the trace.
     pub fn request(&self, number: usize) -> &'a Request {
         &self.trace.requests[number]
+    }
+
+    /// When the router wants to hear of the engines next.
+    pub fn listens(&self) -> Option<Duration> {
+        self.chooser.listens()
+    }
+
+    /// The router hears of the engines. That is no call for a request, so its time is not counted.
+    pub fn tell_of_engines(&mut self, all: &[Status], now: Duration) {
+        self.chooser.hear(all, now);
     }
 
     /// A request comes in: the router sends it somewhere, and its blocks enter that worker's cache. None where it is refused.

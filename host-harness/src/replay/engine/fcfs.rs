@@ -2,25 +2,40 @@
 //!
 //! Writing answers takes time and delays nobody. The KV cache travels from prefill to decode in no time.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::agenda::Agenda;
 use super::books::{Books, Job};
-use super::{Engine, Parameters, REPORTS, seconds};
+use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 
 /// All workers.
 pub struct Fcfs<'a> {
     parameters: &'a Parameters,
-    /// When each worker has computed all that it was given.
-    free_at: Vec<Duration>,
+    workers: Vec<Worker>,
     agenda: Agenda<Event>,
+}
+
+/// What one worker has to do.
+#[derive(Default)]
+struct Worker {
+    /// When it has computed all that it was given.
+    free_at: Duration,
+    /// The first one is being computed.
+    prompts: VecDeque<usize>,
+    answers: Vec<Answer>,
+}
+
+struct Answer {
+    request: usize,
+    first_token: Duration,
 }
 
 /// What happens to a request.
 enum Event {
-    FirstToken(usize),
+    FirstToken(Job),
     /// Another part of its answer is there, counted from 1 to [`REPORTS`].
-    Part(usize, u64),
+    Part(Job, u64),
 }
 
 impl<'a> Fcfs<'a> {
@@ -28,20 +43,32 @@ impl<'a> Fcfs<'a> {
     pub fn new(parameters: &'a Parameters) -> Self {
         Self {
             parameters,
-            free_at: vec![Duration::ZERO; parameters.shape.workers()],
+            workers: (0..parameters.shape.workers())
+                .map(|_| Worker::default())
+                .collect(),
             agenda: Agenda::new(),
         }
     }
 
-    fn answer(&mut self, number: usize, now: Duration, books: &mut Books<'_>) {
-        let tokens = books.request(number).output_tokens;
+    fn answer(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
+        self.workers[job.decode].answers.push(Answer {
+            request: job.request,
+            first_token: now,
+        });
+        let tokens = books.request(job.request).output_tokens;
         let token_ms = self.parameters.token_ms;
         books.gap(seconds(token_ms / 1000.0), tokens - 1);
         for part in 1..=REPORTS {
             let after = (part_of(tokens, part).max(1) - 1) as f64 * token_ms / 1000.0;
             self.agenda
-                .enter(now + seconds(after), Event::Part(number, part));
+                .enter(now + seconds(after), Event::Part(job, part));
         }
+    }
+
+    /// Tokens of an answer that are there.
+    fn written(&self, answer: &Answer, now: Duration) -> u64 {
+        let since = now.saturating_sub(answer.first_token).as_secs_f64();
+        (since * 1000.0 / self.parameters.token_ms) as u64 + 1
     }
 }
 
@@ -52,11 +79,12 @@ fn part_of(tokens: u64, part: u64) -> u64 {
 
 impl Engine for Fcfs<'_> {
     fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
-        let free_at = &mut self.free_at[job.prefill];
-        let begins = now.max(*free_at);
-        *free_at = begins + self.parameters.prefill_time(job.tokens);
+        let worker = &mut self.workers[job.prefill];
+        let begins = now.max(worker.free_at);
+        worker.free_at = begins + self.parameters.prefill_time(job.tokens);
+        worker.prompts.push_back(job.request);
         books.prefill_begins(job.request, begins);
-        self.agenda.enter(*free_at, Event::FirstToken(job.request));
+        self.agenda.enter(worker.free_at, Event::FirstToken(job));
     }
 
     fn due(&self) -> Option<Duration> {
@@ -66,16 +94,33 @@ impl Engine for Fcfs<'_> {
     fn advance(&mut self, books: &mut Books<'_>) {
         match self.agenda.take() {
             None => {}
-            Some((now, Event::FirstToken(number))) => {
-                books.first_token(number, now);
-                self.answer(number, now, books);
+            Some((now, Event::FirstToken(job))) => {
+                self.workers[job.prefill].prompts.pop_front();
+                books.first_token(job.request, now);
+                self.answer(job, now, books);
             }
-            Some((now, Event::Part(number, part))) => {
-                books.generated(number, part_of(books.request(number).output_tokens, part));
+            Some((now, Event::Part(job, part))) => {
+                let tokens = books.request(job.request).output_tokens;
+                books.generated(job.request, part_of(tokens, part));
                 if part == REPORTS {
-                    books.ended(number, now);
+                    let answers = &mut self.workers[job.decode].answers;
+                    answers.retain(|answer| answer.request != job.request);
+                    books.ended(job.request, now);
                 }
             }
+        }
+    }
+
+    fn occupancy(&self, worker: usize, now: Duration, books: &Books<'_>) -> Occupancy {
+        let worker = &self.workers[worker];
+        let prompt = |request: usize| books.request(request).prompt_tokens;
+        let computing = worker.prompts.front().map(|request| prompt(*request));
+        let answers = worker.answers.iter();
+        let held = answers.map(|answer| prompt(answer.request) + self.written(answer, now));
+        Occupancy {
+            waiting: worker.prompts.len().saturating_sub(1),
+            running: worker.prompts.len().min(1) + worker.answers.len(),
+            tokens: computing.unwrap_or_default() + held.sum::<u64>(),
         }
     }
 }

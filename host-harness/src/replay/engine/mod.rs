@@ -1,7 +1,7 @@
 //! Owns the simulated engines in virtual time: how long prompts wait, what they find in a cache, when tokens come.
 //!
-//! A router is told what a router would see: its own choices, the first token of each answer, and how the answer grows;
-//! never an engine's queue.
+//! A router is told what a router would see: its own choices, the first token of each answer, how the answer grows, and, if
+//! it wants to hear that, what the engines say of themselves from time to time.
 
 mod agenda;
 mod batched;
@@ -18,7 +18,7 @@ use batched::Batched;
 use books::{Books, Job};
 use fcfs::Fcfs;
 
-use super::chooser::{Chooser, Shape};
+use super::chooser::{Chooser, Shape, Status};
 use super::trace::Trace;
 
 /// When the first request of every trace comes, since 1970: some time, always the same.
@@ -61,9 +61,26 @@ pub struct Parameters {
     pub prefill_rate: f64,
     /// Milliseconds from one token of an answer to the next; `batched` has its own.
     pub token_ms: f64,
+    /// How often each gateway hears what the engines say of themselves; none: never.
+    pub metrics_interval: Option<Duration>,
 }
 
 impl Parameters {
+    /// Tokens whose KV one worker holds.
+    fn capacity(&self) -> u64 {
+        u64::from(self.kv_blocks) * u64::from(self.block_tokens)
+    }
+
+    /// As an engine tells it.
+    fn status(&self, occupancy: Occupancy) -> Status {
+        let part = occupancy.tokens as f64 / self.capacity() as f64;
+        Status {
+            waiting: u32::try_from(occupancy.waiting).unwrap_or(u32::MAX),
+            running: u32::try_from(occupancy.running).unwrap_or(u32::MAX),
+            kv_use: part.min(1.0) as f32,
+        }
+    }
+
     /// How long a worker computes `tokens` of a prompt.
     fn prefill_time(&self, tokens: u64) -> Duration {
         seconds(tokens as f64 / self.prefill_rate)
@@ -85,6 +102,20 @@ trait Engine {
 
     /// That thing happens.
     fn advance(&mut self, books: &mut Books<'_>);
+
+    /// What a worker has at that time.
+    fn occupancy(&self, worker: usize, now: Duration, books: &Books<'_>) -> Occupancy;
+}
+
+/// What a worker has to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Occupancy {
+    /// Requests not begun.
+    waiting: usize,
+    /// Requests begun.
+    running: usize,
+    /// Tokens whose KV those begun hold.
+    tokens: u64,
 }
 
 /// Runs a trace through a router and engines. `arrived` is called at each request.
@@ -95,27 +126,54 @@ pub fn replay(
     arrived: &mut dyn FnMut(),
 ) -> Outcome {
     let mut books = Books::new(trace, parameters, chooser);
-    match parameters.model {
-        Model::Fcfs => drive(&mut Fcfs::new(parameters), &mut books, trace, arrived),
-        Model::Batched => drive(&mut Batched::new(parameters), &mut books, trace, arrived),
-    }
+    let mut engine: Box<dyn Engine> = match parameters.model {
+        Model::Fcfs => Box::new(Fcfs::new(parameters)),
+        Model::Batched => Box::new(Batched::new(parameters)),
+    };
+    drive(engine.as_mut(), &mut books, parameters, arrived);
     books.close()
 }
 
-fn drive(engine: &mut dyn Engine, books: &mut Books<'_>, trace: &Trace, arrived: &mut dyn FnMut()) {
-    for (number, request) in trace.requests.iter().enumerate() {
-        let now = START + request.arrival;
-        // What ends at the moment of an arrival has ended before it.
-        while engine.due().is_some_and(|due| due <= now) {
-            engine.advance(books);
-        }
+fn drive(
+    engine: &mut dyn Engine,
+    books: &mut Books<'_>,
+    parameters: &Parameters,
+    arrived: &mut dyn FnMut(),
+) {
+    for number in 0..books.requests() {
+        let now = START + books.request(number).arrival;
+        catch_up(engine, books, parameters, now);
         if let Some(job) = books.arrive(number, now) {
             engine.begin(job, now, books);
         }
         arrived();
     }
+    // What a router hears when nobody asks it any more changes nothing.
     while engine.due().is_some() {
         engine.advance(books);
+    }
+}
+
+/// All that happens up to an arrival. What ends at the moment of an arrival has ended before it, and is not told of any more.
+fn catch_up(
+    engine: &mut dyn Engine,
+    books: &mut Books<'_>,
+    parameters: &Parameters,
+    now: Duration,
+) {
+    loop {
+        let told = books.listens().filter(|told| *told <= now);
+        let until = told.unwrap_or(now);
+        while engine.due().is_some_and(|due| due <= until) {
+            engine.advance(books);
+        }
+        let Some(told) = told else {
+            return;
+        };
+        let all = (0..parameters.shape.workers())
+            .map(|worker| parameters.status(engine.occupancy(worker, told, books)));
+        let all: Vec<Status> = all.collect();
+        books.tell_of_engines(&all, told);
     }
 }
 

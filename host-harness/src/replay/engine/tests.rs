@@ -25,6 +25,7 @@ fn parameters(model: Model) -> Parameters {
         block_tokens: 100,
         prefill_rate: 1000.0,
         token_ms: 10.0,
+        metrics_interval: None,
     }
 }
 
@@ -270,4 +271,60 @@ fn a_cost_that_knows_all_beats_counting_requests() {
     let cost = mean(&mut PlainCost::new(&parameters, 1));
     let count = mean(&mut LeastRequests::new(parameters.shape, 1));
     assert!(cost * 1.5 < count, "{cost} ms and {count} ms");
+}
+
+/// Hears of the engines at these times, and writes down what it hears.
+struct Listener {
+    script: Script,
+    at: Vec<Duration>,
+    heard: Vec<Vec<(u32, u32, f32)>>,
+}
+
+impl Chooser for Listener {
+    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
+        self.script.reserve(request, now)
+    }
+
+    fn listens(&self) -> Option<Duration> {
+        self.at.get(self.heard.len()).map(|at| START + *at)
+    }
+
+    fn hear(&mut self, engines: &[Status], now: Duration) {
+        assert_eq!(Some(now), self.listens());
+        let told = engines
+            .iter()
+            .map(|one| (one.waiting, one.running, one.kv_use));
+        self.heard.push(told.collect());
+    }
+}
+
+#[test]
+fn engines_tell_what_they_have() {
+    let idle = (0, 0, 0.0);
+    let early = vec![idle; 3];
+    let one = vec![(0, 1, 0.1), idle, idle];
+    let two = vec![(1, 1, 0.1), idle, idle];
+    // At 1.02 s the first answer is being written. Under `fcfs` the second prompt is computed, under `batched` both are.
+    for (model, late) in [
+        (Model::Fcfs, [(1, 1, 0.155), idle, (0, 1, 0.1003)]),
+        (Model::Batched, [(0, 2, 0.18), idle, (0, 1, 0.1001)]),
+    ] {
+        let last =
+            r#"{"timestamp": 1020, "input_length": 100, "output_length": 1, "hash_ids": [9]}"#;
+        let mut listener = Listener {
+            script: Script::new(vec![Some(0), Some(0), Some(0), Some(1)]),
+            at: [0, 400, 600, 1020, 9000].map(ms).to_vec(),
+            heard: Vec::new(),
+        };
+        let lines: Vec<&str> = THREE.trim().lines().take(3).chain([last]).collect();
+        replay(
+            &trace(&lines.join("\n"), 100),
+            &parameters(model),
+            &mut listener,
+            &mut || {},
+        );
+        let expected = [early.clone(), one.clone(), two.clone(), late.to_vec()];
+        // What comes after the last request is heard by nobody.
+        assert_eq!(listener.heard, expected, "{}", model.name());
+    }
 }

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use plotters::style::RGBColor;
 
-use super::contender::{ALL, Contender};
+use super::contender::ALL;
 use super::engine::{Model, Served};
 use super::figures::imbalance;
 use super::output::{COLUMNS, Column};
@@ -20,7 +20,7 @@ use axis::{Axis, Scale};
 use plots::{Line, bars, lines};
 use series::{Intervals, Points, distribution, hits, itl, ttft, wait};
 
-/// One for each contender, in their order; no two alike, since the page hides a line by its colour.
+/// One for each contender, in their order; no two alike, nor their tints, since the page hides a line by its colour.
 const COLORS: [RGBColor; ALL.len()] = [
     RGBColor(209, 36, 47),
     RGBColor(138, 138, 138),
@@ -102,24 +102,56 @@ fn is_best(row: &Row, rows: &[Row], column: &Column) -> bool {
     rows.len() > 1 && best.is_some_and(|best| (column.cell)(best) == (column.cell)(row))
 }
 
-fn color(contender: Contender) -> RGBColor {
-    let known = ALL.iter().zip(COLORS).find(|(one, _)| **one == contender);
-    known.map(|(_, color)| color).unwrap_or(RGBColor(0, 0, 0))
+/// A row's colour: its contender's, paler with each row of that contender before it.
+fn color(row: &Row, rows: &[Row]) -> RGBColor {
+    let mut known = ALL.iter().zip(COLORS);
+    let own = known.find(|(one, _)| **one == row.contender);
+    let own = own.map_or(RGBColor(0, 0, 0), |(_, color)| color);
+    let before = rows
+        .iter()
+        .take_while(|other| other.gateways != row.gateways || other.contender != row.contender);
+    let paler = before
+        .filter(|other| other.contender == row.contender)
+        .count();
+    tint(own, paler)
+}
+
+/// A colour `paler` steps nearer to white.
+fn tint(RGBColor(red, green, blue): RGBColor, paler: usize) -> RGBColor {
+    let part = |channel: u8| {
+        let missing = f64::from(u8::MAX - channel) * 2.5 / (paler as f64 + 2.5);
+        u8::MAX - missing.round() as u8
+    };
+    RGBColor(part(red), part(green), part(blue))
 }
 
 /// As plots write it.
-fn hex(contender: Contender) -> String {
-    let RGBColor(red, green, blue) = color(contender);
+fn hex(RGBColor(red, green, blue): RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+/// What the page calls a row, among others.
+fn name(row: &Row, rows: &[Row]) -> String {
+    let policy = row.contender.name();
+    if rows.iter().all(|other| other.gateways == row.gateways) {
+        return policy.to_owned();
+    }
+    match row.gateways {
+        1 => format!("{policy}, 1 gateway"),
+        count => format!("{policy}, {count} gateways"),
+    }
+}
+
+/// The name of a row's box in the legend.
+fn id(row: &Row) -> String {
+    format!("show-{}-{}", row.contender.name(), row.gateways)
 }
 
 /// Rules by which a policy's box in the legend hides its lines.
 fn hiding(rows: &[Row]) -> String {
     let rules = rows.iter().map(|row| {
-        let (name, hex) = (row.contender.name(), hex(row.contender));
-        format!(
-            "body:has(#show-{name}:not(:checked)) polyline[stroke=\"{hex}\"] {{ display: none; }}\n"
-        )
+        let (id, hex) = (id(row), hex(color(row, rows)));
+        format!("body:has(#{id}:not(:checked)) polyline[stroke=\"{hex}\"] {{ display: none; }}\n")
     });
     rules.collect()
 }
@@ -127,10 +159,10 @@ fn hiding(rows: &[Row]) -> String {
 fn legend(rows: &[Row], comparison: &Comparison<'_>) -> String {
     let mut legend = "<div class=\"legend\">\n".to_owned();
     for row in rows {
-        let (name, hex) = (row.contender.name(), hex(row.contender));
+        let (id, hex, name) = (id(row), hex(color(row, rows)), name(row, rows));
         let _ = writeln!(
             legend,
-            "<label><input type=\"checkbox\" id=\"show-{name}\" checked><i style=\"background:{hex}\"></i>{name}</label>"
+            "<label><input type=\"checkbox\" id=\"{id}\" checked><i style=\"background:{hex}\"></i>{name}</label>"
         );
     }
     legend += "</div>\n";
@@ -237,12 +269,12 @@ impl Plot<'_> {
     }
 }
 
-/// A line for each policy, the first one's above all others.
+/// A line for each row, the first one's above all others.
 fn policy_lines(rows: &[Row], points: &dyn Fn(&Row) -> Points) -> Vec<Line> {
     let lines = rows.iter().enumerate().rev();
     lines
         .map(|(at, row)| Line {
-            color: color(row.contender),
+            color: color(row, rows),
             stroke: if at == 0 { 3 } else { 2 },
             points: points(row),
         })
@@ -298,12 +330,12 @@ fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
         all.map(|of| (figure.value)(of)).fold(0.001, f64::max) * 1.08
     });
     for (row, workers) in &by_worker {
-        let name = row.contender.name();
+        let name = name(row, &comparison.rows);
         for (of, most) in figures.iter().zip(most) {
             let values: Vec<f64> = workers.iter().map(|served| (of.value)(served)).collect();
             section += &figure(
                 &format!("{name}: {}", of.title),
-                &bars(&values, most, color(row.contender))?,
+                &bars(&values, most, color(row, &comparison.rows))?,
             );
         }
     }
@@ -333,4 +365,19 @@ fn explained() -> String {
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_two_lines_are_alike() {
+        let tints = COLORS
+            .iter()
+            .flat_map(|color| (0..8).map(|paler| hex(tint(*color, paler))));
+        assert_eq!(tints.collect::<HashSet<_>>().len(), COLORS.len() * 8);
+        assert!(COLORS.iter().all(|color| tint(*color, 0) == *color));
+    }
 }
