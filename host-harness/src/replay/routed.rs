@@ -105,6 +105,8 @@ impl Chooser for Routed {
         let report = |(id, engine): (u64, &Status)| Report {
             worker: WorkerId(id),
             at: now,
+            // Nobody starts anew here.
+            started: None,
             waiting: Some(engine.waiting),
             running: Some(engine.running),
             kv_use: Some(engine.kv_use),

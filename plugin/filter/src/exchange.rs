@@ -44,7 +44,12 @@ pub struct Exchange {
 impl Exchange {
     /// Tells and hears, if this VM is busy, or a round begins anyway. To be called at each tick; what all VMs together have is
     /// told back where anything was exchanged.
-    pub fn tick(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing, begins_round: bool) -> Option<Heard> {
+    pub fn tick(
+        &mut self,
+        gateways: &[Rc<Gateway>],
+        rules: &Sharing,
+        begins_round: bool,
+    ) -> Option<Heard> {
         self.ticks = self.ticks.wrapping_add(1);
         let own = totals(gateways);
         let is_busy = own != Totals::default();
@@ -62,7 +67,9 @@ impl Exchange {
             let key = pool_number(&gateway.name);
             decisions.extend(taken.into_iter().map(|decision| (key, decision)));
         }
-        let desk = self.desk.get_or_insert_with(|| Desk::new(shared::unique_number()));
+        let desk = self
+            .desk
+            .get_or_insert_with(|| Desk::new(shared::unique_number()));
         desk.publish(&SharedData, &own, &shares, &decisions);
         self.hear(gateways, rules)
     }
@@ -78,7 +85,10 @@ impl Exchange {
     fn hear(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing) -> Option<Heard> {
         let desk = self.desk.as_mut()?;
         // The board counts in ticks of 25 ms, however long this VM's are.
-        let heard = desk.listen(&SharedData, self.ticks.saturating_mul(rules.interval_ms) / BOARD_TICK_MS);
+        let heard = desk.listen(
+            &SharedData,
+            self.ticks.saturating_mul(rules.interval_ms) / BOARD_TICK_MS,
+        );
         for gateway in gateways {
             let key = pool_number(&gateway.name);
             let others = heard.shares.iter().find(|pool| pool.pool == key);
@@ -115,7 +125,9 @@ fn shares(gateway: &Gateway) -> PoolShares {
 
 /// What this VM has under way.
 fn totals(gateways: &[Rc<Gateway>]) -> Totals {
-    let streams = gateways.first().map_or(0, |gateway| gateway.telemetry.streams());
+    let streams = gateways
+        .first()
+        .map_or(0, |gateway| gateway.telemetry.streams());
     let none = Totals {
         streams,
         ..Totals::default()

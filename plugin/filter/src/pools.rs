@@ -9,7 +9,13 @@ use crate::host;
 use crate::vm::Vm;
 
 /// Where a route's metadata names its pool.
-const IN_METADATA: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "pd_router", "pool"];
+const IN_METADATA: [&str; 5] = [
+    "xds",
+    "route_metadata",
+    "filter_metadata",
+    "pd_router",
+    "pool",
+];
 /// Where a route's own name is.
 const ROUTE_NAME: [&str; 2] = ["xds", "route_name"];
 

@@ -144,7 +144,10 @@ pub fn hedge_late(gateway: &Gateway) {
 pub fn replace_left(gateway: &Gateway, left: &[WorkerId]) {
     for next in hedges(gateway, |job| left.contains(&job.phase.worker().id)) {
         let (id, worker) = (next.client.request_id(), next.phase.worker());
-        log::warn!("[{id}] its prefill worker has left, {} is next", worker.name);
+        log::warn!(
+            "[{id}] its prefill worker has left, {} is next",
+            worker.name
+        );
         gateway.telemetry.prefill_retried();
         start(gateway, next);
     }

@@ -37,7 +37,8 @@ impl Visit {
     pub fn of(pools: &Pools, head: Head<'_>, headers: &[Header]) -> Option<Self> {
         let end = head.path.iter().position(|byte| *byte == b'?');
         let path = head.path.get(..end.unwrap_or(head.path.len()))?;
-        let takes = |pool: &routing::config::Pool| matches!(pool.discovery, Discovery::Registration(_));
+        let takes =
+            |pool: &routing::config::Pool| matches!(pool.discovery, Discovery::Registration(_));
         if path != PATH || !pools.config.pools.iter().any(takes) {
             return None;
         }
@@ -111,7 +112,12 @@ fn list(office: &Office<'_>) -> Reply {
 /// Sends an answer to the present stream.
 pub fn send(reply: &Reply) {
     let mut headers = vec![("content-type", &b"application/json"[..])];
-    headers.extend(reply.headers.iter().map(|(name, value)| (*name, value.as_bytes())));
+    headers.extend(
+        reply
+            .headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_bytes())),
+    );
     if let Err(error) = host::respond(reply.status, &headers, reply.body.as_bytes()) {
         log::error!("an own answer could not be sent: {error}");
     }

@@ -61,7 +61,11 @@ impl Scraper {
                 self.ask(gateway, worker);
             }
         }
-        self.turn = self.turn.wrapping_add(due).checked_rem(fleet.len()).unwrap_or(0);
+        self.turn = self
+            .turn
+            .wrapping_add(due)
+            .checked_rem(fleet.len())
+            .unwrap_or(0);
     }
 
     /// How many workers are asked now, so that each has its turn once in an interval, and no more are asked in a second than
@@ -117,7 +121,8 @@ impl Scraper {
             && is_good
         {
             let figures = engine_metrics::parse(&text);
-            self.reports.insert(worker, Report::of(worker, gateway.now(), figures));
+            self.reports
+                .insert(worker, Report::of(worker, gateway.now(), figures));
             self.has_news = true;
         }
         true

@@ -48,7 +48,9 @@ fn put(out: &mut Vec<u8>, report: &Report) {
     put_u64(out, report.worker.0);
     put_u64(out, millis(report.at));
     put_u64(out, report.started.map_or(u64::MAX, millis));
-    let kv_use = report.kv_use.map(|share| (share.clamp(0.0, 1.0) * PARTS) as u32);
+    let kv_use = report
+        .kv_use
+        .map(|share| (share.clamp(0.0, 1.0) * PARTS) as u32);
     let figures = [
         report.waiting,
         report.running,

@@ -1,5 +1,7 @@
 //! What engines tell of themselves: it counts on top of what is booked, for as long as it is fresh, and changes no booking.
 
+use std::time::Duration;
+
 use routing::fleet::WorkerId;
 use routing::route::{Report, Router};
 use serde_json::{Value, json};
@@ -10,6 +12,7 @@ fn report(worker: u64, ms: u64) -> Report {
     Report {
         worker: WorkerId(worker),
         at: at(ms),
+        started: None,
         waiting: None,
         running: None,
         kv_use: None,
@@ -168,4 +171,25 @@ fn a_block_size_that_is_not_the_pools_is_warned_of_once() {
     assert!(warnings[0].contains("64") && warnings[0].contains("16"));
     router.hear_reports(&[sized(101, 2_000, 64)]);
     assert!(router.take_warnings().is_empty());
+}
+
+#[test]
+fn an_engine_that_has_started_anew_is_another_worker() {
+    let mut router = router(&pairs(1, 1), policy("kv"), 1);
+    let started = |ms, seconds: u64| Report {
+        started: Some(Duration::from_secs(seconds)),
+        ..report(1, ms)
+    };
+    router.hear_reports(&[started(1_000, 500)]);
+    wish(1, 640).served(&mut router);
+    assert_eq!(remembered(&router, 1), 40);
+    // Some engines work the time out anew for each answer.
+    router.hear_reports(&[Report {
+        started: Some(Duration::from_millis(500_400)),
+        ..report(1, 2_000)
+    }]);
+    router.hear_reports(&[report(1, 3_000)]);
+    assert_eq!(remembered(&router, 1), 40);
+    router.hear_reports(&[started(4_000, 900)]);
+    assert_eq!(remembered(&router, 1), 0);
 }
