@@ -1,16 +1,16 @@
 //! The fleet as the proxy's own clusters have it: endpoints from a file, and addresses behind a name.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
 
-use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
+use pd_router_e2e::endpoints::{Endpoints, Health};
 use pd_router_e2e::engines::{Engine, FAST, Fleet, MODEL, Role, config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::paths;
-use pd_router_e2e::process::unique_name;
+use pd_router_e2e::names::Names;
+use pd_router_e2e::plan::Plan;
+use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::traffic::Traffic;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
@@ -36,71 +36,23 @@ fn pool() -> Value {
     }}})
 }
 
-/// A file of one cluster's endpoints, which takes the place of the one before.
-struct Endpoints {
-    cluster: &'static str,
-    file: PathBuf,
+/// A file that says of these engines that they are well.
+fn listing(cluster: &str, engines: &[Engine]) -> Endpoints {
+    let endpoints = Endpoints::of(cluster);
+    endpoints.list(&addresses(engines));
+    endpoints
 }
 
-impl Endpoints {
-    /// Each address with its health, in EDS' words.
-    fn of(cluster: &'static str, hosts: &[(String, &str)]) -> Endpoints {
-        let folder = paths::scratch().join(unique_name(cluster));
-        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("no folder: {error}"));
-        let endpoints = Endpoints {
-            cluster,
-            file: folder.join("endpoints.json"),
-        };
-        endpoints.publish(hosts);
-        endpoints
-    }
-
-    fn publish(&self, hosts: &[(String, &str)]) {
-        let endpoints: Vec<Value> = hosts.iter().map(endpoint).collect();
-        let assignment = json!({
-            "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
-            "cluster_name": self.cluster,
-            "endpoints": [{"lb_endpoints": endpoints}],
-        });
-        let next = self.file.with_extension("next");
-        let text = json!({"resources": [assignment]}).to_string();
-        // Envoy notices that a file takes another's place.
-        let moved = fs::write(&next, text).and_then(|()| fs::rename(&next, &self.file));
-        moved.unwrap_or_else(|error| panic!("no endpoints: {error}"));
-    }
-
-    /// As a gateway's command line has it.
-    fn argument(&self) -> String {
-        format!("{}=eds:{}", self.cluster, self.file.display())
-    }
+fn addresses(engines: &[Engine]) -> Vec<SocketAddr> {
+    engines.iter().map(|engine| engine.address).collect()
 }
 
-fn endpoint((address, health): &(String, &str)) -> Value {
-    let Some((ip, port)) = address.rsplit_once(':') else {
-        panic!("not an address: {address}");
-    };
-    let port: u16 = port.parse().unwrap_or_default();
-    json!({
-        "health_status": health,
-        "endpoint": {"address": {"socket_address": {"address": ip, "port_value": port}}},
-    })
-}
-
-fn healthy(addresses: &[String]) -> Vec<(String, &'static str)> {
-    let one = |address: &String| (address.clone(), "HEALTHY");
-    addresses.iter().map(one).collect()
-}
-
-async fn start(proxy: Proxy, clusters: [&str; 2]) -> Gateway {
-    let arguments = [
-        "--cluster",
-        clusters[0],
-        "--cluster",
-        clusters[1],
-        "--admin-cluster",
-        ADMIN,
-    ];
-    Gateway::start(proxy, &config(pool()), &arguments).await
+/// A gateway over two files of endpoints.
+async fn start(proxy: Proxy, prefill: &Endpoints, decode: &Endpoints) -> Gateway {
+    let config = config(pool());
+    let plan = Plan::new(proxy, &config).admin_cluster(ADMIN);
+    let plan = plan.eds("prefill", prefill.path());
+    plan.eds("decode", decode.path()).start().await
 }
 
 /// Waits until all threads list exactly these.
@@ -120,9 +72,10 @@ async fn until_workers_are(gateway: &Gateway, wanted: &[String]) {
 pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
     let mut fleet = Fleet::start(2, 2, FAST).await;
     let (prefills, decodes) = (fleet.prefill_addresses(), fleet.decode_addresses());
-    let prefill = Endpoints::of("prefill", &healthy(&prefills));
-    let decode = Endpoints::of("decode", &healthy(&decodes[..1]));
-    let gateway = start(proxy, [&prefill.argument(), &decode.argument()]).await;
+    let prefill = listing("prefill", &fleet.prefill);
+    let decode = listing("decode", &fleet.decode[..1]);
+    let both = addresses(&fleet.decode);
+    let gateway = start(proxy, &prefill, &decode).await;
     gateway.is_ready().await;
     until_workers_are(&gateway, &[&prefills[..], &decodes[..1]].concat()).await;
     let source = gateway.status().await["discovery"]["source"].clone();
@@ -130,9 +83,9 @@ pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
 
     // One joins, the first leaves, under load, and nobody notices.
     let traffic = Traffic::start(gateway.listen, 4);
-    decode.publish(&healthy(&decodes));
+    decode.list(&both);
     traffic.until_answered_by(&decodes[1..]).await;
-    decode.publish(&healthy(&decodes[1..]));
+    decode.list(&both[1..]);
     until_workers_are(&gateway, &[&prefills[..], &decodes[1..]].concat()).await;
     let before = fleet.decode[0].state().await.requests;
     traffic.until_answered_by(&decodes[1..]).await;
@@ -148,10 +101,10 @@ pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
     fleet.decode[1] = Engine::start_at(at, Role::Decode, FAST).await;
     until_answered_with(&gateway, 200).await;
 
-    decode.publish(&[]);
+    decode.list(&[]);
     gateway.is_not_ready().await;
     gateway.send(Ask::chat("hello")).await.expect_error(503);
-    decode.publish(&healthy(&decodes));
+    decode.list(&both);
     until_answered_with(&gateway, 200).await;
     fleet.assert_no_decode_refused().await;
     gateway.assert_comes_to_rest().await;
@@ -160,30 +113,23 @@ pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
 pub async fn what_envoy_knows_of_its_hosts_counts(proxy: Proxy) {
     let fleet = Fleet::start(2, 2, FAST).await;
     let (prefills, decodes) = (fleet.prefill_addresses(), fleet.decode_addresses());
-    let prefill = Endpoints::of("prefill", &healthy(&prefills));
-    let decode = Endpoints::of("decode", &healthy(&decodes));
-    let gateway = start(proxy, [&prefill.argument(), &decode.argument()]).await;
+    let both = addresses(&fleet.decode);
+    let prefill = listing("prefill", &fleet.prefill);
+    let decode = listing("decode", &fleet.decode);
+    let gateway = start(proxy, &prefill, &decode).await;
     gateway.is_ready().await;
-    until_workers_are(&gateway, &[prefills.clone(), decodes.clone()].concat()).await;
-    for health in ["DRAINING", "UNHEALTHY"] {
-        let one_is = [
-            (decodes[0].clone(), health),
-            (decodes[1].clone(), "HEALTHY"),
-        ];
-        decode.publish(&one_is);
+    until_workers_are(&gateway, &[prefills, decodes.clone()].concat()).await;
+    for health in [Health::Draining, Health::Unhealthy] {
+        decode.publish(&[(both[0], health), (both[1], Health::Healthy)]);
         until_only(&gateway, &decodes[1]).await;
-        decode.publish(&healthy(&decodes));
+        decode.list(&both);
         until_both(&gateway, &decodes).await;
     }
     // Nobody else is ready: who drains gets nothing all the same.
-    let all = |health| -> Vec<(String, &str)> {
-        let addresses = decodes.iter().cloned();
-        addresses.map(|address| (address, health)).collect()
-    };
-    decode.publish(&all("DRAINING"));
+    decode.publish(&[(both[0], Health::Draining), (both[1], Health::Draining)]);
     gateway.is_not_ready().await;
     gateway.send(Ask::chat("hello")).await.expect_error(503);
-    decode.publish(&healthy(&decodes));
+    decode.list(&both);
     gateway.is_ready().await;
     gateway.assert_comes_to_rest().await;
 }
@@ -213,32 +159,48 @@ async fn until_both(gateway: &Gateway, decodes: &[String]) {
     .await;
 }
 
-/// As a headless service is: its addresses are all that is known.
-pub async fn a_worker_behind_a_name_dies_and_returns(proxy: Proxy) {
-    let mut fleet = Fleet::start(1, 1, FAST).await;
-    let named = |engine: &Engine| {
-        let cluster = engine.role.as_str();
-        format!("{cluster}=dns:localhost:{}", engine.address.port())
-    };
-    let clusters = [named(&fleet.prefill[0]), named(&fleet.decode[0])];
-    let gateway = start(proxy, [&clusters[0], &clusters[1]]).await;
-    gateway.is_ready().await;
-    until_answered_with(&gateway, 200).await;
-    let addresses = [fleet.prefill_addresses(), fleet.decode_addresses()].concat();
-    until_all_say(&gateway, "the addresses of the name", |pool| {
-        let workers = pool["workers"].to_string();
-        addresses.iter().all(|address| workers.contains(address))
-    })
-    .await;
+/// As a headless service is: a name with the addresses of those who are ready, all at one port.
+pub async fn the_addresses_of_a_name_are_the_fleet(proxy: Proxy) {
+    let prefill = own_loopback();
+    let prefill = Engine::start_at(SocketAddr::from((prefill, 0)), Role::Prefill, FAST).await;
+    let [first, second] = [own_loopback(), own_loopback()];
+    let one = Engine::start_at(SocketAddr::from((first, 0)), Role::Decode, FAST).await;
+    let port = one.address.port();
+    let at = SocketAddr::from((second, port));
+    let mut other = Engine::start_at(at, Role::Decode, FAST).await;
 
-    fleet.decode[0].kill();
+    let names = Names::start();
+    let IpAddr::V4(of_prefill) = prefill.address.ip() else {
+        panic!("not an IPv4 address: {}", prefill.address);
+    };
+    names.set("prefill.test", &[of_prefill]);
+    names.set("decode.test", &[first]);
+    let config = config(pool());
+    let plan = Plan::new(proxy, &config).admin_cluster(ADMIN);
+    let plan = plan.dns_server(names.address);
+    let plan = plan.dns("prefill", "prefill.test", prefill.address.port());
+    let gateway = plan.dns("decode", "decode.test", port).start().await;
+    gateway.is_ready().await;
+    let listed = |engines: &[&Engine]| -> Vec<String> {
+        let addresses = engines.iter().map(|engine| engine.address.to_string());
+        addresses.collect()
+    };
+    until_workers_are(&gateway, &listed(&[&prefill, &one])).await;
+    pairs(&gateway, 4).await;
+
+    names.set("decode.test", &[first, second]);
+    until_both(&gateway, &listed(&[&one, &other])).await;
+    names.set("decode.test", &[second]);
+    until_workers_are(&gateway, &listed(&[&prefill, &other])).await;
+    let before = one.state().await.requests;
+    pairs(&gateway, REQUESTS).await;
+    assert_eq!(one.state().await.requests, before);
+
+    // The only one left dies, and returns where it was.
+    other.kill();
     until_answered_with(&gateway, 503).await;
-    let at = fleet.decode[0].address;
-    fleet.decode[0] = Engine::start_at(at, Role::Decode, FAST).await;
+    other = Engine::start_at(at, Role::Decode, FAST).await;
     until_answered_with(&gateway, 200).await;
-    let many = (0..REQUESTS).map(|_| gateway.send(Ask::chat("hello")));
-    for reply in join_all(many).await {
-        reply.expect_tokens(4);
-    }
+    assert_eq!(other.state().await.refused(), 0);
     gateway.assert_comes_to_rest().await;
 }

@@ -42,7 +42,7 @@ pd_router_e2e::on_both_hosts! {
     clusters {
         the_hosts_of_a_file_are_the_fleet,
         what_envoy_knows_of_its_hosts_counts,
-        a_worker_behind_a_name_dies_and_returns,
+        the_addresses_of_a_name_are_the_fleet,
     }
     original {
         workers_that_no_cluster_lists_are_reached_within_the_networks,

@@ -189,8 +189,8 @@ pub async fn what_cannot_be_registered_is_refused_by_name(proxy: Proxy) {
     let sound = fleet.prefill[0].listed();
     let outside = with(sound.clone(), json!({"address": "10.9.9.9:8000"}));
     for (body, named) in [
-        (outside.clone(), "10.9.9.9"),
-        (json!({"workers": [sound, outside]}), "10.9.9.9"),
+        (outside.clone(), "address"),
+        (json!({"workers": [sound, outside]}), "workers[1].address"),
         (
             with(fleet.prefill[0].listed(), json!({"role": "cook"})),
             "role",

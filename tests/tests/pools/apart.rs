@@ -57,6 +57,14 @@ pub async fn each_pool_serves_its_own_models_by_its_own_protocol(proxy: Proxy) {
     let served = (counts(&rig.one).await, counts(&rig.two).await);
     assert_eq!(served, (2 * REQUESTS as u64, 2 * REQUESTS as u64));
 
+    // A route that names no pool leads to none, where there are several.
+    for ask in [
+        chat("none.test", MODEL),
+        Ask::get("/v1/models").to("none.test"),
+    ] {
+        gateway.send(ask).await.expect_code(404, "no_pool");
+    }
+
     // A model of the one is unknown in the other, and no engine hears of it.
     for (authority, model) in [(TO_ONE, OTHER_MODEL), (TO_TWO, MODEL)] {
         for reply in many(gateway, &chat(authority, model)).await {

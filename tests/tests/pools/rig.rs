@@ -16,8 +16,15 @@ pub const TO_TWO: &str = "two.test";
 /// What the second pool serves; the first serves [`MODEL`].
 pub const OTHER_MODEL: &str = "other";
 
-/// The routes as a gateway's command line has them.
-pub const ROUTES: [&str; 4] = ["--route", "one.test=one", "--route", "two.test=two"];
+/// The routes as a gateway's command line has them; the last one names no pool.
+pub const ROUTES: [&str; 6] = [
+    "--route",
+    "one.test=one",
+    "--route",
+    "two.test=two",
+    "--route",
+    "none.test=",
+];
 
 /// A configuration of these pools, with the status page and response headers on.
 pub fn configuration(pools: Vec<Value>) -> Value {

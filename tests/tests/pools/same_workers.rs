@@ -64,7 +64,7 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
         first.turn_at(gateway.listen).await;
     }
     until_all_say(&threads, "the first pool's prefixes", |page| {
-        held(page, ONE) > 60
+        held(page, ONE) > 30
     })
     .await;
     for thread in &threads {
@@ -83,7 +83,7 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
     let reply = gateway.send(ask).await.expect(200);
     again.hear(&reply);
     until_all_say(&threads, "the second pool's prefixes", |page| {
-        held(page, TWO) > 30
+        held(page, TWO) > 20
     })
     .await;
     for _ in 0..4 {

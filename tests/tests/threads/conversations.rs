@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
 use pd_router_e2e::conversation::{Conversation, Spelling};
 use pd_router_e2e::engines::FAST;
 use serde_json::{Value, json};
@@ -38,6 +39,8 @@ async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
             };
             seen[at].insert(reply.pair().prefill);
         }
+        // Where connections are dealt out in turn, no conversation is to meet the same thread each time.
+        scene.gateway.send(Ask::get("/pd-router/ready")).await;
         sleep(THINKING).await;
     }
     scene.fleet.assert_no_decode_refused().await;
