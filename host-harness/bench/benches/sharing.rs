@@ -16,9 +16,12 @@ use pd_router_bench::situation::{Fleet, Holders, Situation};
 
 const WORKERS: [u32; 2] = [16, 1_000];
 
+/// A part of what a thread does in one tick.
+type Part = fn(&mut Threads);
+
 /// What a thread does in a tick, and the parts of it.
 fn tick(criterion: &mut Criterion) {
-    let parts: [(&str, fn(&mut Threads)); 4] = [
+    let parts: [(&str, Part); 4] = [
         ("publish", Threads::publish),
         ("listen", |threads| drop(black_box(threads.listen()))),
         ("hear_shares", Threads::hear),

@@ -79,8 +79,8 @@ async fn leave(scene: &Scene, streams: Vec<Asked>) {
     scene.gateway.assert_comes_to_rest().await;
 }
 
-fn is_loaded(decode: &String) -> bool {
-    ["d0", "d1"].contains(&decode.as_str())
+fn is_loaded(decode: &str) -> bool {
+    ["d0", "d1"].contains(&decode)
 }
 
 pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
@@ -88,7 +88,10 @@ pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
     let streams = load_half(&scene, &scene.threads[0]).await;
     sleep(SETTLED).await;
     for decodes in next_requests_elsewhere(&scene).await {
-        assert!(!decodes.iter().any(is_loaded), "{decodes:?}");
+        assert!(
+            !decodes.iter().any(|decode| is_loaded(decode)),
+            "{decodes:?}"
+        );
     }
     leave(&scene, streams).await;
     scene.fleet.assert_no_decode_refused().await;
@@ -100,7 +103,10 @@ pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Prox
     sleep(SETTLED).await;
     // To each of them all four workers are idle. Forty-eight draws miss half of them once in 2^48 times.
     let decodes = next_requests_elsewhere(&scene).await.concat();
-    assert!(decodes.iter().any(is_loaded), "{decodes:?}");
+    assert!(
+        decodes.iter().any(|decode| is_loaded(decode)),
+        "{decodes:?}"
+    );
     leave(&scene, streams).await;
 }
 

@@ -14,7 +14,6 @@ use super::page::{PATH, Page};
 use super::source::{self, Source};
 use crate::chaos::fleet::FleetError;
 use crate::chaos::http::Http;
-use crate::chaos::pool::POOL;
 use crate::host::clusters::Kind;
 use crate::run::fleet::{MODEL, Members};
 
@@ -233,6 +232,7 @@ fn write_endpoints(folder: &Path, role: Role, lines: &[Line]) -> std::io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chaos::pool::POOL;
 
     #[test]
     fn workers_register_with_the_pool_that_there_is() {
