@@ -13,6 +13,7 @@ use routing::route::Router;
 
 use crate::calls::Calls;
 use crate::host;
+use crate::registration::Roll;
 use crate::shared;
 use crate::stream::{Stage, Stream};
 use crate::telemetry::Telemetry;
@@ -67,6 +68,8 @@ pub struct Gateway {
     fleet_seen: Rc<Cell<u32>>,
     /// The version of the engines' reports that was last looked at.
     reports_seen: Cell<u32>,
+    /// Who has registered, as this VM has seen it.
+    pub roll: RefCell<Roll>,
     /// Whether its source gave no good answer last, as far as this VM polls it.
     pub stale: Cell<bool>,
 }
@@ -94,6 +97,7 @@ impl Gateway {
             has_rooms: Cell::new(false),
             fleet_seen: kept.fleet_seen,
             reports_seen: Cell::new(0),
+            roll: RefCell::default(),
             stale: Cell::new(false),
             config: Rc::clone(config),
             vm: Rc::clone(vm),

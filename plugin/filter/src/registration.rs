@@ -1,16 +1,16 @@
 //! Owns the workers that register themselves: what they send to this gateway, and whose lease is over.
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use routing::config::{Discovery, RegistrationDiscovery};
-use routing::discovery::{self, Change, Leases, MAX_BODY, Office, Problem, Registry, Reply};
+use routing::discovery::{self, Change, Leases, MAX_BODY, Named, Office, Problem, Registry, Reply};
 use routing::request::Head;
 
 use crate::discovery::publish;
 use crate::gateway::Gateway;
 use crate::host::{self, Header, Written};
 use crate::pools::Pools;
+use crate::root::ROUND;
 
 const PATH: &[u8] = b"/pd-router/workers";
 
@@ -64,7 +64,7 @@ impl Visit {
             Err(problem) => return Some(problem.reply()),
         };
         match self.method {
-            Method::List => Some(list(&office)),
+            Method::List => Some(list(pools, &office)),
             Method::Put | Method::Delete => None,
             Method::Other => Some(Problem::Method.reply()),
         }
@@ -104,9 +104,16 @@ impl Visit {
     }
 }
 
-fn list(office: &Office<'_>) -> Reply {
+fn list(pools: &Pools, office: &Office<'_>) -> Reply {
     let registry = read(&Registry::key(&office.pool.name)).0;
-    office.list(&registry, &Leases::default(), 0, 0)
+    let round = u64::try_from(ROUND.as_millis()).unwrap_or(0);
+    match pools.named(office.pool.name.as_bytes()) {
+        Some(gateway) => {
+            let roll = gateway.roll.borrow();
+            office.list(&registry, &roll.leases, roll.rounds, round)
+        }
+        None => office.list(&registry, &Leases::default(), 0, round),
+    }
 }
 
 /// Sends an answer to the present stream.
@@ -143,15 +150,37 @@ fn apply(key: &str, change: &Change, max_workers: usize) -> Result<usize, Proble
     Err(Problem::Contended)
 }
 
+/// What this VM has seen of a pool's registry.
+#[derive(Default)]
+pub struct Roll {
+    registry: Registry,
+    version: Option<u32>,
+    leases: Leases,
+    rounds: u64,
+}
+
+impl Roll {
+    /// Looks at what lies at `key` now. Tells whose counter has stood still for `lease` rounds.
+    fn look(&mut self, key: &str, lease: u64) -> Vec<Named> {
+        if let Some((bytes, version)) = host::shared(key)
+            && self.version.replace(version) != Some(version)
+        {
+            self.registry = Registry::decode(&bytes).unwrap_or_default();
+        }
+        self.leases.look(&self.registry, self.rounds, lease)
+    }
+}
+
 /// Judges the leases of a pool while this VM leads, and makes those who have registered the fleet.
 pub struct Registrar {
     rules: RegistrationDiscovery,
     key: String,
-    leases: Leases,
-    rounds: u64,
     /// The revision that was made the fleet.
     seen: Option<u64>,
 }
+
+/// A VM that does not lead looks at the registry only each so manieth round, so that it can say how old the leases are.
+const LOOKS: u64 = 10;
 
 impl Registrar {
     /// For a pool that takes registrations.
@@ -163,54 +192,57 @@ impl Registrar {
         Some(Self {
             rules: rules.clone(),
             key: Registry::key(&gateway.name),
-            leases: Leases::default(),
-            rounds: 0,
             seen: None,
         })
     }
 
-    /// To be called in each round, which takes so long.
-    pub fn tick(&mut self, gateway: &Rc<Gateway>, round: Duration) {
-        self.rounds = self.rounds.wrapping_add(1);
-        if !gateway.vm.leads() {
+    /// To be called in each round.
+    pub fn tick(&mut self, gateway: &Rc<Gateway>) {
+        let mut roll = gateway.roll.borrow_mut();
+        roll.rounds = roll.rounds.wrapping_add(1);
+        let leads = gateway.vm.leads();
+        if !leads {
             self.seen = None;
-            self.leases = Leases::default();
+        }
+        if !leads && !roll.rounds.is_multiple_of(LOOKS) {
             return;
         }
-        let (registry, version) = read(&self.key);
-        let Some(version) = version else {
+        let lease = u128::from(self.rules.lease_ms) / ROUND.as_millis().max(1);
+        let expired = roll.look(&self.key, u64::try_from(lease).unwrap_or(u64::MAX));
+        if !leads {
+            return;
+        }
+        match (roll.version, expired.is_empty()) {
             // The first one to write a key is not protected against another first one: so it is done before anybody comes.
-            let _ = host::set_shared(&self.key, &registry.encode().unwrap_or_default(), None);
-            return;
-        };
-        let lease = u128::from(self.rules.lease_ms) / round.as_millis().max(1);
-        let lease = u64::try_from(lease).unwrap_or(u64::MAX);
-        let expired = self.leases.look(&registry, self.rounds, lease);
-        if !expired.is_empty() {
-            log::warn!("pool {}: {} leases are over", gateway.name, expired.len());
-            self.take_out(registry, expired, version);
-            return;
+            (None, _) => {
+                let _ =
+                    host::set_shared(&self.key, &roll.registry.encode().unwrap_or_default(), None);
+            }
+            (Some(version), false) => {
+                log::warn!("pool {}: {} leases are over", gateway.name, expired.len());
+                self.take_out(roll.registry.clone(), expired, version);
+            }
+            (Some(_), true) => self.make_fleet(gateway, &roll.registry),
         }
+    }
+
+    fn make_fleet(&mut self, gateway: &Gateway, registry: &Registry) {
         let revision = registry.revision();
         if self.seen.replace(revision) == Some(revision) {
             return;
         }
-        let workers = {
-            let router = gateway.router.borrow();
-            registry.workers(&router.pool().destinations)
-        };
-        let is_new = {
-            let router = gateway.router.borrow();
-            let known = router.fleet().workers().map(|worker| &**worker);
-            !known.eq(workers.iter())
-        };
+        let router = gateway.router.borrow();
+        let workers = registry.workers(&router.pool().destinations);
+        let known = router.fleet().workers().map(|worker| &**worker);
+        let is_new = !known.eq(workers.iter());
+        drop(router);
         if is_new {
             publish(gateway, workers);
         }
     }
 
     /// If somebody has registered meanwhile, it is looked at again in the next round.
-    fn take_out(&self, mut registry: Registry, expired: Vec<discovery::Named>, version: u32) {
+    fn take_out(&self, mut registry: Registry, expired: Vec<Named>, version: u32) {
         let changed = registry.apply(&Change::Delete(expired), self.rules.max_workers);
         if changed.is_ok()
             && let Ok(bytes) = registry.encode()

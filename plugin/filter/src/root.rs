@@ -22,7 +22,7 @@ use crate::registration::Registrar;
 use crate::scrape::Scraper;
 
 /// How often it is looked whether somebody is late, whether there is a newer fleet, and whether a poll is due.
-const ROUND: Duration = Duration::from_millis(100);
+pub const ROUND: Duration = Duration::from_millis(100);
 
 /// A root context.
 pub struct Root {
@@ -88,7 +88,7 @@ impl Errands {
         recovery::see_to_left(gateway, &left);
         self.poller.tick(gateway);
         if let Some(registrar) = &mut self.registrar {
-            registrar.tick(gateway, ROUND);
+            registrar.tick(gateway);
         }
         if let Some(scraper) = &mut self.scraper {
             scraper.tick(gateway);
