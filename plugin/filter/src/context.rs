@@ -104,7 +104,7 @@ impl StreamContext {
     /// The body is complete: the request is routed.
     fn route(&self, stream: &Rc<Stream>) -> Action {
         let now = self.gateway.tell_time();
-        self.pools.vm.refresh(&self.pools, now);
+        self.pools.vm.refresh(&self.pools.config.sharing, now);
         let next = match stream.stage.get() {
             Stage::Reading(generation) => {
                 planning::plan(&self.gateway, stream, generation, Turn::New)
@@ -168,6 +168,7 @@ impl HttpContext for StreamContext {
             path,
             encoding: find(&received, "content-encoding"),
         };
+        self.pools.come_alive();
         self.pools.vm.request_came();
         #[cfg(feature = "trap")]
         crate::trap::step_on(&received);

@@ -9,13 +9,14 @@ use routing::fleet::{Fleet, Worker};
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Map};
-use crate::recovery;
 use crate::shared::{self, SourceHealth};
 
 /// Polls a source while this VM leads.
 #[derive(Default)]
 pub struct Poller {
     leading: Option<Leading>,
+    /// A poll under way whose answer nobody waits for any more.
+    abandoned: Option<u32>,
 }
 
 /// What only a leader keeps.
@@ -35,7 +36,7 @@ impl Poller {
     /// Polls if this VM leads and a poll is due. To be called in each round.
     pub fn tick(&mut self, gateway: &Gateway) {
         if !gateway.vm.leads() {
-            self.leading = None;
+            self.rest();
             return;
         }
         if self.leading.is_none() {
@@ -50,13 +51,30 @@ impl Poller {
         leading.look_at_silence(gateway);
     }
 
+    /// Polls no more: another VM leads, or another configuration acts. An answer that comes late tells of what is no more.
+    pub fn rest(&mut self) {
+        if let Some(leading) = self.leading.take() {
+            self.abandoned = leading.call.or(self.abandoned);
+        }
+    }
+
     /// Takes the answer to a poll; false where the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<Gateway>) -> bool {
+        if self
+            .abandoned
+            .take_if(|abandoned| *abandoned == token)
+            .is_some()
+        {
+            return true;
+        }
         let is_mine = |leading: &&mut Leading| leading.call == Some(token);
         let Some(leading) = self.leading.as_mut().filter(is_mine) else {
             return false;
         };
         leading.call = None;
+        if !gateway.acts() {
+            return true;
+        }
         match read_answer(has_headers, leading.source.as_mut()) {
             Ok(heard) => leading.good(gateway, heard),
             Err(problem) => leading.failed(gateway, &problem),
@@ -69,8 +87,8 @@ impl Leading {
     /// A new leader goes on from what all have adopted. None where there is nothing to poll.
     fn over(gateway: &Gateway) -> Option<Self> {
         let router = gateway.router.borrow();
-        let source = discovery::source(router.pool())?;
-        let keep_ms = router.pool().discovery.keep_stale_ms();
+        let source = discovery::source(&gateway.pool)?;
+        let keep_ms = gateway.pool.discovery.keep_stale_ms();
         let known = router.fleet().workers().map(|worker| (**worker).clone());
         Some(Self {
             source,
@@ -137,7 +155,7 @@ impl Leading {
         if let Believed::Changed(workers) = self.belief.give_up() {
             publish(gateway, workers);
         }
-        if let Some(source) = discovery::source(gateway.router.borrow().pool()) {
+        if let Some(source) = discovery::source(&gateway.pool) {
             self.source = source;
         }
         self.tell(gateway, Some("given up"));
@@ -169,8 +187,7 @@ pub fn publish(gateway: &Gateway, workers: Vec<Worker>) {
     let count = fleet.workers().count();
     log::info!("pool {}: fleet {version} has {count} workers", gateway.name);
     shared::publish_fleet(&gateway.name, &fleet);
-    let left = gateway.adopt_published();
-    recovery::see_to_left(gateway, &left);
+    gateway.adopt_published();
 }
 
 /// Asks. Where the source names destinations it is the one at `place`, over and over; else the cluster picks.

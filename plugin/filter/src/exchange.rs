@@ -30,6 +30,15 @@ impl Board for SharedData {
     }
 }
 
+/// Whether a round begins with a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    /// It does.
+    Begins,
+    /// It does not.
+    GoesOn,
+}
+
 /// This VM's part in the exchange.
 #[derive(Default)]
 pub struct Exchange {
@@ -48,13 +57,13 @@ impl Exchange {
         &mut self,
         gateways: &[Rc<Gateway>],
         rules: &Sharing,
-        begins_round: bool,
+        round: Round,
     ) -> Option<Heard> {
         self.ticks = self.ticks.wrapping_add(1);
         let own = totals(gateways);
         let is_busy = own != Totals::default();
         let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
-        if !is_busy && !was_busy && !begins_round {
+        if !is_busy && !was_busy && round == Round::GoesOn {
             return None;
         }
         let shares = match rules.load {
@@ -74,15 +83,14 @@ impl Exchange {
         self.hear(gateways, rules)
     }
 
-    /// Hears the others before a choice is made, where that was too long ago: a VM that is idle listens seldom.
-    pub fn refresh(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing, now: Duration) {
+    /// Whether the others were heard too long ago for a choice that is made `now`: a VM that is idle listens seldom.
+    pub fn is_out_of_date(&self, rules: &Sharing, now: Duration) -> bool {
         let since = now.saturating_sub(self.heard_at);
-        if self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms) {
-            self.hear(gateways, rules);
-        }
+        self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms)
     }
 
-    fn hear(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing) -> Option<Heard> {
+    /// Hears the others.
+    pub fn hear(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing) -> Option<Heard> {
         let desk = self.desk.as_mut()?;
         // The board counts in ticks of 25 ms, however long this VM's are.
         let heard = desk.listen(

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use routing::admission::Waiter;
 use routing::config::{Config, Discovery, PolicyName, Pool};
-use routing::fleet::{Fleet, WorkerId};
+use routing::fleet::WorkerId;
 use routing::request::Generation;
 use routing::route::Router;
 
@@ -36,6 +36,8 @@ pub struct Waits {
 pub struct Gateway {
     /// The pool's name.
     pub name: String,
+    /// As it was configured.
+    pub pool: Pool,
     /// The root context that calls belong to.
     pub root_id: u32,
     /// As it was configured.
@@ -64,8 +66,12 @@ pub struct Gateway {
     now: Cell<Duration>,
     /// Whether its router has rooms of its own.
     has_rooms: Cell<bool>,
+    /// The root whose configuration the router follows.
+    followed: Rc<Cell<u32>>,
     /// The version of the published fleet that was last looked at.
     fleet_seen: Rc<Cell<u32>>,
+    /// The workers that were there when it was last asked who has left.
+    present: RefCell<Vec<WorkerId>>,
     /// The version of the engines' reports that was last looked at.
     reports_seen: Cell<u32>,
     /// Who has registered, as this VM has seen it.
@@ -83,6 +89,7 @@ impl Gateway {
         }
         Self {
             name: pool.name.clone(),
+            pool: pool.clone(),
             session_headers: session_headers(pool),
             root_id,
             router: kept.router,
@@ -95,7 +102,9 @@ impl Gateway {
             open: RefCell::default(),
             now: Cell::default(),
             has_rooms: Cell::new(false),
+            followed: kept.followed,
             fleet_seen: kept.fleet_seen,
+            present: RefCell::default(),
             reports_seen: Cell::new(0),
             roll: RefCell::default(),
             stale: Cell::new(false),
@@ -117,30 +126,56 @@ impl Gateway {
         }
     }
 
-    /// Adopts the published fleet if there is a newer one, and tells who has left by that. Workers that are listed in the
-    /// configuration are not published: what is was so by an older one.
-    pub fn adopt_published(&self) -> Vec<WorkerId> {
-        if matches!(self.router.borrow().pool().discovery, Discovery::Static(_)) {
-            return Vec::new();
+    /// Whether it acts for its pool, in place of gateways of other configurations.
+    pub fn acts(&self) -> bool {
+        self.vm.acts(self)
+    }
+
+    /// Makes the router follow this configuration, if this gateway acts for the pool and another one did before.
+    pub fn follow(&self) {
+        if self.followed.get() == self.root_id || !self.acts() {
+            return;
+        }
+        self.followed.set(self.root_id);
+        self.router.borrow_mut().reconfigure(self.pool.clone());
+        // What is published may be what the other configuration could not use.
+        self.fleet_seen.set(0);
+    }
+
+    /// Adopts the published fleet if there is a newer one. Workers that are listed in the configuration are not published: what
+    /// is was so by an older one.
+    pub fn adopt_published(&self) {
+        if matches!(self.pool.discovery, Discovery::Static(_)) {
+            return;
         }
         let begun = host::now();
         let Some(fleet) = shared::read_fleet(&self.name, &self.fleet_seen) else {
-            return Vec::new();
+            return;
         };
         let version = fleet.version();
-        let left = self.adopt(fleet);
+        self.router.borrow_mut().adopt(fleet);
         let took = host::now().saturating_sub(begun).as_micros();
         log::debug!("pool {}: fleet {version} adopted in {took} us", self.name);
-        left
     }
 
-    /// Adopts a fleet, and tells who has left by that.
-    fn adopt(&self, fleet: Fleet) -> Vec<WorkerId> {
-        let mut router = self.router.borrow_mut();
-        let before = router.fleet().workers().map(|worker| worker.id);
-        let gone = before.filter(|id| !fleet.contains(*id)).collect();
-        router.adopt(fleet);
-        gone
+    /// Who was there when this was last asked, and is no more.
+    pub fn who_left(&self) -> Vec<WorkerId> {
+        let router = self.router.borrow();
+        let fleet = router.fleet();
+        let mut present = self.present.borrow_mut();
+        let is_same = fleet
+            .workers()
+            .map(|worker| worker.id)
+            .eq(present.iter().copied());
+        if is_same {
+            return Vec::new();
+        }
+        let now = fleet.workers().map(|worker| worker.id).collect();
+        let before = std::mem::replace(&mut *present, now);
+        before
+            .into_iter()
+            .filter(|id| !fleet.contains(*id))
+            .collect()
     }
 
     /// Hears what the engines have told the VM that leads, if there is anything new.

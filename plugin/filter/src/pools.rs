@@ -1,5 +1,6 @@
 //! Owns the pools of one configuration, and which of them a request belongs to.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use routing::config::Config;
@@ -26,13 +27,13 @@ pub struct Pools {
     /// As it was configured.
     pub config: Rc<Config>,
     gateways: Vec<Rc<Gateway>>,
+    is_alive: Cell<bool>,
 }
 
 impl Pools {
     /// The pools of a checked configuration, for the root of that number.
     pub fn new(root: u32, config: Config) -> Self {
         let vm = Vm::this();
-        vm.configured(root, &config.pools);
         let config = Rc::new(config);
         let gateway = |pool| Rc::new(Gateway::new(root, &config, pool, &vm));
         let gateways = config.pools.iter().map(gateway).collect();
@@ -40,6 +41,18 @@ impl Pools {
             vm,
             config,
             gateways,
+            is_alive: Cell::new(false),
+        }
+    }
+
+    /// The root has a tick, or a request: it is not on trial only. Where the routers follow another configuration, as before an
+    /// update, or after one that was taken back, they follow this one now.
+    pub fn come_alive(&self) {
+        if !self.is_alive.replace(true) {
+            self.vm.take_in(&self.gateways);
+        }
+        for gateway in &self.gateways {
+            gateway.follow();
         }
     }
 

@@ -304,16 +304,17 @@ pub fn see_to_late(gateway: &Gateway) {
 
 /// Sees to the streams whose clients have read nothing and wait for a worker that has left the fleet: they are not left to its
 /// deadline.
-pub fn see_to_left(gateway: &Gateway, left: &[WorkerId]) {
+pub fn see_to_left(gateway: &Gateway) {
+    let left = gateway.who_left();
     if left.is_empty() {
         return;
     }
-    prefill_call::replace_left(gateway, left);
+    prefill_call::replace_left(gateway, &left);
     if !gateway.router.borrow().can_serve_any() {
         // Nobody could take over, and an answer may still come.
         return;
     }
-    for client in gateway.waiting_for(left) {
+    for client in gateway.waiting_for(&left) {
         if client.may_recover() && client.enter() {
             recover(gateway, &client, Failure::Left);
         }

@@ -1,6 +1,7 @@
 //! Owns the workers that register themselves: what they send to this gateway, and whose lease is over.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use routing::config::{Discovery, RegistrationDiscovery};
 use routing::discovery::{self, Change, Leases, MAX_BODY, Named, Office, Problem, Registry, Reply};
@@ -10,7 +11,6 @@ use crate::discovery::publish;
 use crate::gateway::Gateway;
 use crate::host::{self, Header, Written};
 use crate::pools::Pools;
-use crate::root::ROUND;
 
 const PATH: &[u8] = b"/pd-router/workers";
 
@@ -106,14 +106,12 @@ impl Visit {
 
 fn list(pools: &Pools, office: &Office<'_>) -> Reply {
     let registry = read(&Registry::key(&office.pool.name)).0;
-    let round = u64::try_from(ROUND.as_millis()).unwrap_or(0);
-    match pools.named(office.pool.name.as_bytes()) {
-        Some(gateway) => {
-            let roll = gateway.roll.borrow();
-            office.list(&registry, &roll.leases, roll.rounds, round)
-        }
-        None => office.list(&registry, &Leases::default(), 0, round),
-    }
+    let Some(gateway) = pools.named(office.pool.name.as_bytes()) else {
+        return office.list(&registry, &Leases::default(), 0, 0);
+    };
+    let roll = gateway.roll.borrow();
+    let round = u64::try_from(roll.round.as_millis()).unwrap_or(0);
+    office.list(&registry, &roll.leases, roll.rounds, round)
 }
 
 /// Sends an answer to the present stream.
@@ -157,6 +155,8 @@ pub struct Roll {
     version: Option<u32>,
     leases: Leases,
     rounds: u64,
+    /// How long a round takes.
+    round: Duration,
 }
 
 impl Roll {
@@ -185,8 +185,7 @@ const LOOKS: u64 = 10;
 impl Registrar {
     /// For a pool that takes registrations.
     pub fn new(gateway: &Gateway) -> Option<Self> {
-        let router = gateway.router.borrow();
-        let Discovery::Registration(rules) = &router.pool().discovery else {
+        let Discovery::Registration(rules) = &gateway.pool.discovery else {
             return None;
         };
         Some(Self {
@@ -196,10 +195,11 @@ impl Registrar {
         })
     }
 
-    /// To be called in each round.
-    pub fn tick(&mut self, gateway: &Rc<Gateway>) {
+    /// To be called in each round, which takes so long.
+    pub fn tick(&mut self, gateway: &Rc<Gateway>, round: Duration) {
         let mut roll = gateway.roll.borrow_mut();
         roll.rounds = roll.rounds.wrapping_add(1);
+        roll.round = round;
         let leads = gateway.vm.leads();
         if !leads {
             self.seen = None;
@@ -207,7 +207,7 @@ impl Registrar {
         if !leads && !roll.rounds.is_multiple_of(LOOKS) {
             return;
         }
-        let lease = u128::from(self.rules.lease_ms) / ROUND.as_millis().max(1);
+        let lease = u128::from(self.rules.lease_ms) / round.as_millis().max(1);
         let expired = roll.look(&self.key, u64::try_from(lease).unwrap_or(u64::MAX));
         if !leads {
             return;

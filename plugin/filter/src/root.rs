@@ -12,6 +12,7 @@ use crate::bindings::Asker;
 use crate::calls;
 use crate::context::StreamContext;
 use crate::discovery::Poller;
+use crate::exchange::Round;
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
 use crate::planning;
@@ -21,8 +22,9 @@ use crate::recovery;
 use crate::registration::Registrar;
 use crate::scrape::Scraper;
 
-/// How often it is looked whether somebody is late, whether there is a newer fleet, and whether a poll is due.
-pub const ROUND: Duration = Duration::from_millis(100);
+/// How often it is looked whether somebody is late, whether there is a newer fleet, and whether a poll is due: so many ticks as
+/// take at least that long.
+const ROUND: Duration = Duration::from_millis(100);
 
 /// A root context.
 pub struct Root {
@@ -38,6 +40,8 @@ struct Site {
     errands: Vec<Errands>,
     /// Ticks in one round.
     ticks_per_round: u32,
+    /// How long a round takes.
+    round: Duration,
 }
 
 /// What the root asks of others for one pool.
@@ -51,8 +55,7 @@ struct Errands {
 
 impl Errands {
     fn of(gateway: &Rc<Gateway>) -> Self {
-        let router = gateway.router.borrow();
-        let pool = router.pool();
+        let pool = &gateway.pool;
         Self {
             gateway: Rc::clone(gateway),
             poller: Poller::default(),
@@ -81,14 +84,17 @@ impl Errands {
         is_taken
     }
 
-    /// What is due in each round, for the VM as a whole.
-    fn go_round(&mut self) {
+    /// What is due in each round for the pool, by the gateway that acts for it.
+    fn go_round(&mut self, round: Duration) {
         let gateway = &self.gateway;
-        let left = gateway.adopt_published();
-        recovery::see_to_left(gateway, &left);
+        if !gateway.acts() {
+            self.poller.rest();
+            return;
+        }
+        gateway.adopt_published();
         self.poller.tick(gateway);
         if let Some(registrar) = &mut self.registrar {
-            registrar.tick(gateway);
+            registrar.tick(gateway, round);
         }
         if let Some(scraper) = &mut self.scraper {
             scraper.tick(gateway);
@@ -121,11 +127,13 @@ impl Root {
         let tick = Duration::from_millis(config.sharing.interval_ms);
         host::set_tick(tick).map_err(|error| error.to_string())?;
         proxy_wasm::set_log_level(host::log_level());
-        let ticks_per_round = (ROUND.as_millis() / tick.as_millis().max(1)).max(1);
+        let ticks_per_round = ROUND.as_millis().div_ceil(tick.as_millis().max(1));
+        let ticks_per_round = u32::try_from(ticks_per_round).unwrap_or(1);
         let pools = Rc::new(Pools::new(self.id, config));
         self.site = Some(Site {
             errands: pools.all().iter().map(Errands::of).collect(),
-            ticks_per_round: u32::try_from(ticks_per_round).unwrap_or(1),
+            ticks_per_round,
+            round: tick.saturating_mul(ticks_per_round),
             pools,
         });
         Ok(())
@@ -142,25 +150,46 @@ fn must_ask(pool: &Pool) -> bool {
 }
 
 impl Site {
+    fn tick(&mut self, root: u32, round: Round) {
+        self.pools.come_alive();
+        if round == Round::Begins {
+            self.go_round(root);
+        }
+        let vm = &self.pools.vm;
+        if vm.is_driven_by(root) {
+            vm.exchange(&self.pools.config.sharing, round);
+        }
+    }
+
     fn go_round(&mut self, root: u32) {
         proxy_wasm::set_log_level(host::log_level());
+        let vm = Rc::clone(&self.pools.vm);
+        if vm.is_driven_by(root) {
+            vm.run_for_lead();
+            #[cfg(feature = "trap")]
+            crate::trap::spring(&vm);
+        }
+        for errands in &mut self.errands {
+            errands.go_round(self.round);
+        }
+        // A root of an older configuration goes on seeing to its own streams.
         for gateway in self.pools.all() {
             gateway.advance();
             prefill_call::hedge_late(gateway);
             recovery::see_to_late(gateway);
+            recovery::see_to_left(gateway);
         }
-        // An older root goes on seeing to its own streams, and to nothing else.
-        let vm = &self.pools.vm;
-        if !vm.is_newest(root) {
-            return;
+        if vm.is_driven_by(root) {
+            vm.tell_of_fleets();
         }
-        vm.run_for_lead();
-        #[cfg(feature = "trap")]
-        crate::trap::spring(vm);
-        for errands in &mut self.errands {
-            errands.go_round();
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if let Some(site) = &self.site {
+            site.pools.vm.let_go(self.id, site.pools.all());
         }
-        vm.tell_of_fleets(&self.pools);
     }
 }
 
@@ -206,13 +235,11 @@ impl RootContext for Root {
             0 => site.ticks_per_round.saturating_sub(1),
             more => more.saturating_sub(1),
         });
-        if left == 0 {
-            site.go_round(self.id);
-        }
-        let vm = &site.pools.vm;
-        if vm.is_newest(self.id) {
-            vm.exchange(&site.pools, left == 0);
-        }
+        let round = match left {
+            0 => Round::Begins,
+            _ => Round::GoesOn,
+        };
+        site.tick(self.id, round);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {

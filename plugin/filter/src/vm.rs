@@ -2,17 +2,17 @@
 //! outside. A new configuration finds all of it here.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use routing::config::Pool;
+use routing::config::{Pool, Sharing};
 use routing::route::Router;
 
-use crate::exchange::Exchange;
-use crate::gateway::Waiting;
+use crate::exchange::{Exchange, Round};
+use crate::gateway::{Gateway, Waiting};
 use crate::host;
-use crate::pools::Pools;
 use crate::shared::Lease;
 use crate::telemetry::{Census, Telemetry};
 
@@ -26,8 +26,6 @@ thread_local! {
 pub struct Vm {
     /// What is told to the outside.
     pub telemetry: Rc<Telemetry>,
-    /// The root that was configured last. After an update the old one goes on until its streams have drained.
-    newest: Cell<u32>,
     /// Whether this VM has had a request: the main thread's never has.
     serves: Cell<bool>,
     /// Whether this VM holds the lease: the one that polls, and whose log tells of changes that all see.
@@ -37,6 +35,9 @@ pub struct Vm {
     /// Bytes of request bodies buffered now.
     pub bodies: Rc<Cell<usize>>,
     pools: RefCell<HashMap<String, Kept>>,
+    /// The gateways of each pool whose roots are alive, in the order of these. After an update the old root goes on until its
+    /// streams have drained; and two listeners may have a configuration each.
+    alive: RefCell<BTreeMap<String, Vec<Rc<Gateway>>>>,
 }
 
 /// What is kept of a pool from one configuration to the next.
@@ -46,6 +47,8 @@ pub struct Kept {
     pub router: Rc<RefCell<Router>>,
     /// The requests that wait for a worker.
     pub waiting: Rc<RefCell<Waiting>>,
+    /// The root whose configuration the router follows.
+    pub followed: Rc<Cell<u32>>,
     /// The version of the published fleet that was last looked at.
     pub fleet_seen: Rc<Cell<u32>>,
     /// Bytes of requests whose clients have left, held for the leg that cleans up.
@@ -63,47 +66,85 @@ impl Vm {
     fn new() -> Self {
         Self {
             telemetry: Rc::new(Telemetry::new()),
-            newest: Cell::new(0),
             serves: Cell::new(false),
             leads: Cell::new(false),
             lease: RefCell::new(Lease::new()),
             exchange: RefCell::default(),
             bodies: Rc::default(),
             pools: RefCell::default(),
+            alive: RefCell::default(),
         }
     }
 
-    /// A root has been configured: only the newest acts for the VM.
-    pub fn configured(&self, root: u32, pools: &[Pool]) {
-        self.newest.set(root);
-        let is_there = |name: &String| pools.iter().any(|pool| pool.name == *name);
-        self.pools.borrow_mut().retain(|name, _| is_there(name));
-    }
-
-    /// Whether this root was configured last.
-    pub fn is_newest(&self, root: u32) -> bool {
-        self.newest.get() == root
-    }
-
-    /// The state of a pool: as an earlier configuration has left it, or new.
+    /// The state of a pool: as an earlier configuration has left it, or new. Nothing is changed yet: the root may only be on
+    /// trial.
     pub fn adopt(&self, pool: &Pool, root: u32) -> Kept {
         let mut pools = self.pools.borrow_mut();
         if let Some(kept) = pools.get(&pool.name) {
-            kept.router.borrow_mut().reconfigure(pool.clone());
-            // What is published may be what the old configuration could not use.
-            kept.fleet_seen.set(0);
             return kept.clone();
         }
         let seed = host::now_ns() ^ u64::from(root).rotate_left(32);
         let kept = Kept {
             router: Rc::new(RefCell::new(Router::new(pool.clone(), seed, seed))),
             waiting: Rc::default(),
+            followed: Rc::new(Cell::new(root)),
             fleet_seen: Rc::default(),
             estates: Rc::default(),
             spares: Rc::default(),
         };
         pools.insert(pool.name.clone(), kept.clone());
         kept
+    }
+
+    /// A root has its first tick, or its first request: its gateways are alive.
+    pub fn take_in(&self, gateways: &[Rc<Gateway>]) {
+        let mut alive = self.alive.borrow_mut();
+        for gateway in gateways {
+            let of_pool = alive.entry(gateway.name.clone()).or_default();
+            of_pool.push(Rc::clone(gateway));
+            of_pool.sort_by_key(|gateway| gateway.root_id);
+        }
+    }
+
+    /// A root is gone with its gateways: its configuration was refused after all, or its streams have drained. What of its pools
+    /// nobody else has is forgotten.
+    pub fn let_go(&self, root: u32, gateways: &[Rc<Gateway>]) {
+        let mut alive = self.alive.borrow_mut();
+        for of_pool in alive.values_mut() {
+            of_pool.retain(|gateway| gateway.root_id != root);
+        }
+        alive.retain(|_, of_pool| !of_pool.is_empty());
+        let mut pools = self.pools.borrow_mut();
+        for gateway in gateways {
+            if !alive.contains_key(&gateway.name) {
+                pools.remove(&gateway.name);
+            }
+        }
+    }
+
+    /// Whether a gateway acts for its pool: of several it is the one whose root came last.
+    pub fn acts(&self, gateway: &Gateway) -> bool {
+        let alive = self.alive.borrow();
+        let last = alive
+            .get(&gateway.name)
+            .and_then(|gateways| gateways.last());
+        last.is_some_and(|last| last.root_id == gateway.root_id)
+    }
+
+    /// Whether a root acts for the VM: the one that came last.
+    pub fn is_driven_by(&self, root: u32) -> bool {
+        let alive = self.alive.borrow();
+        let roots = alive.values().flatten().map(|gateway| gateway.root_id);
+        roots.max() == Some(root)
+    }
+
+    /// The gateways that act for their pools.
+    fn acting(&self) -> Vec<Rc<Gateway>> {
+        let alive = self.alive.borrow();
+        alive
+            .values()
+            .filter_map(|all| all.last().cloned())
+            .collect()
     }
 
     /// A request has come.
@@ -122,10 +163,10 @@ impl Vm {
         self.leads.set(leads);
     }
 
-    /// Tells the other VMs of what these pools have here, and hears what they have there. To be called at each tick.
-    pub fn exchange(&self, pools: &Pools, begins_round: bool) {
+    /// Tells the other VMs of what the pools have here, and hears what they have there. To be called at each tick.
+    pub fn exchange(&self, rules: &Sharing, round: Round) {
         let mut exchange = self.exchange.borrow_mut();
-        let heard = exchange.tick(pools.all(), &pools.config.sharing, begins_round);
+        let heard = exchange.tick(&self.acting(), rules, round);
         self.telemetry.lapped(exchange.lapped());
         if let Some(heard) = heard
             && self.leads()
@@ -135,18 +176,20 @@ impl Vm {
     }
 
     /// Hears the other VMs, where that was too long ago for a choice that is to be made `now`.
-    pub fn refresh(&self, pools: &Pools, now: Duration) {
+    pub fn refresh(&self, rules: &Sharing, now: Duration) {
         let mut exchange = self.exchange.borrow_mut();
-        exchange.refresh(pools.all(), &pools.config.sharing, now);
+        if exchange.is_out_of_date(rules, now) {
+            exchange.hear(&self.acting(), rules);
+        }
     }
 
     /// Tells the outside who is there, if this VM leads.
-    pub fn tell_of_fleets(&self, pools: &Pools) {
+    pub fn tell_of_fleets(&self) {
         if !self.leads() {
             return;
         }
         let mut census = Census::default();
-        for gateway in pools.all() {
+        for gateway in self.acting() {
             census.add(&gateway.router.borrow());
         }
         self.telemetry.census(census);

@@ -263,7 +263,7 @@ fn lines() -> Vec<Line> {
         line(
             Refusal::WorkerLeft,
             "",
-            "a worker that the request waited for left the fleet, and nobody could take its place",
+            "a worker that the request waited for left the fleet, others were there, and none of them could take the request; where there are no others its answer is waited for",
         ),
         line(
             Refusal::NoPool,
