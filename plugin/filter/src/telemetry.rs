@@ -61,7 +61,7 @@ pub struct Telemetry {
     open: Cell<u64>,
     /// What the gauges were set to last by this VM.
     told: Cell<Option<(Totals, usize)>>,
-    told_of: RefCell<Census>,
+    told_of: RefCell<Option<Census>>,
 }
 
 impl Telemetry {
@@ -200,6 +200,12 @@ impl Telemetry {
         }
     }
 
+    /// What the gauges are is not known: they are all set the next time.
+    pub fn begin_anew(&self) {
+        self.told.set(None);
+        self.told_of.replace(None);
+    }
+
     /// What all VMs have under way, and how many VMs there are. Gauges are set, and by the VM that leads alone: what a VM that
     /// crashed had added to them would stay.
     pub fn totals(&self, now: &Totals, vms: usize) {
@@ -216,7 +222,7 @@ impl Telemetry {
 
     /// The fleets and the states of the places that are routed to, those of all pools together. Told by the VM that leads.
     pub fn census(&self, now: Census) {
-        if *self.told_of.borrow() == now {
+        if self.told_of.borrow().as_ref() == Some(&now) {
             return;
         }
         for (metric, count) in self.fleet_workers.into_iter().zip(now.workers) {
@@ -225,7 +231,7 @@ impl Telemetry {
         for (metric, count) in self.places.into_iter().zip(now.places) {
             metric.set(count);
         }
-        self.told_of.replace(now);
+        self.told_of.replace(Some(now));
     }
 }
 

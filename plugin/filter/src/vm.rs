@@ -160,6 +160,10 @@ impl Vm {
     /// Takes part in deciding who leads. To be called at regular ticks.
     pub fn run_for_lead(&self) {
         let leads = self.lease.borrow_mut().tick(self.serves.get());
+        if leads && !self.leads.replace(leads) {
+            // Another VM has set the gauges meanwhile.
+            self.telemetry.begin_anew();
+        }
         self.leads.set(leads);
     }
 

@@ -33,6 +33,8 @@ tests! {
     }
     waiting {
         who_waits_in_the_queue_waits_on_and_is_served,
+        who_waits_in_a_pool_that_is_no_more_waits_no_longer_than_it_may,
+        a_listener_that_is_refused_for_another_reason_changes_nothing,
         the_deadline_of_a_prefill_holds_after_a_new_configuration,
         a_prefill_that_is_answered_after_a_new_configuration_is_heard,
     }

@@ -86,6 +86,22 @@ impl Rig {
         self.files.publish(configuration);
     }
 
+    /// Gives Envoy this configuration in a listener that it refuses for another reason, after the filter has taken its part, and
+    /// waits until it has refused it.
+    pub async fn publish_in_vain(&self, configuration: &Value) {
+        const REFUSED: &str = "envoy_listener_manager_lds_update_rejected";
+        let refused = self.metric(REFUSED).await;
+        self.files
+            .publish_with(&configuration.to_string(), |listener| {
+                let router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
+                let (before, after) = cut(listener, router);
+                let wrong = "\n              strict_check_headers: [no-such-header]";
+                let (rest, after) = cut(after, "\n");
+                format!("{before}{router}{rest}{wrong}\n{after}")
+            });
+        self.until_metric(REFUSED, refused + 1.0).await;
+    }
+
     /// Gives Envoy this configuration and waits until it is in use: it has a further worker, whose model nobody asks for.
     pub async fn reconfigure(&self, configuration: Value) {
         let name = unique_name("marker");
@@ -240,11 +256,16 @@ impl Files {
 
     /// Gives the listener, with this configuration of the plugin, to Envoy, which notices that a file takes another's place.
     fn publish(&self, configuration: &str) {
+        self.publish_with(configuration, str::to_owned);
+    }
+
+    /// The same, the listener changed so.
+    fn publish_with(&self, configuration: &str, change: impl FnOnce(&str) -> String) {
         let next = self.at("next.yaml");
         let (head, tail) = &self.listener;
         // In YAML a quote within quotes is doubled, and nothing else is changed.
         let quoted = configuration.replace('\'', "''");
-        write(&next, &format!("{head}'{quoted}'{tail}"));
+        write(&next, &format!("{head}'{quoted}'{}", change(tail)));
         let moved = fs::rename(&next, self.at("listener.yaml"));
         moved.unwrap_or_else(|error| panic!("cannot move {}: {error}", next.display()));
     }

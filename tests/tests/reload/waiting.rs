@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use pd_router_e2e::client::{self, Ask, Failure, Reply};
 use pd_router_e2e::conversation::CHAT;
+use pd_router_e2e::engines::with;
 use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::threads::endless;
 use pd_router_e2e::wait::{GENEROUS, eventually};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -27,10 +28,13 @@ async fn answer(asked: JoinHandle<Result<Reply, Failure>>) -> Reply {
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
-/// A queue is one thread's own, so there is one.
-pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
-    let pool = json!({"admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": 120_000}}});
-    let rig = Rig::start(1, OPTIONS, pool.clone()).await;
+/// A pool whose decode workers take one answer at a time; who waits for one waits for so long at most.
+fn one_at_a_time(deadline_ms: u64) -> Value {
+    json!({"admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": deadline_ms}}})
+}
+
+/// An answer without end from each decode worker.
+async fn all_busy(rig: &Rig) -> Vec<Raw> {
     let mut busy = Vec::new();
     for _ in &rig.decode {
         let mut client = Raw::connect(rig.gateway).await;
@@ -39,6 +43,41 @@ pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
         client.read_until("data:", 3).await;
         busy.push(client);
     }
+    busy
+}
+
+/// What a trial leaves behind would be seen here: nobody would look after those who wait, and nothing be counted.
+pub async fn a_listener_that_is_refused_for_another_reason_changes_nothing() {
+    let rig = Rig::start(1, OPTIONS, one_at_a_time(2_000)).await;
+    let other = with(one_at_a_time(120_000), json!({"name": "other"}));
+    for pool in [one_at_a_time(120_000), other] {
+        rig.publish_in_vain(&rig.configuration(pool)).await;
+        let busy = all_busy(&rig).await;
+        rig.until_streams_are(2.0).await;
+        let waits = ask(&rig, "one");
+        answer(waits).await.expect_code(429, "queue_deadline");
+        drop(busy);
+        rig.comes_to_rest().await;
+    }
+}
+
+pub async fn who_waits_in_a_pool_that_is_no_more_waits_no_longer_than_it_may() {
+    let rig = Rig::start(1, OPTIONS, one_at_a_time(10_000)).await;
+    let busy = all_busy(&rig).await;
+    let waits = ask(&rig, "one");
+    rig.until_metric("pd_router_queue_requests", 1.0).await;
+    let renamed = with(one_at_a_time(120_000), json!({"name": "renamed"}));
+    rig.reconfigure(rig.configuration(renamed)).await;
+    answer(waits).await.expect_code(429, "queue_deadline");
+    drop(busy);
+    rig.comes_to_rest().await;
+}
+
+/// A queue is one thread's own, so there is one.
+pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
+    let pool = one_at_a_time(120_000);
+    let rig = Rig::start(1, OPTIONS, pool.clone()).await;
+    let busy = all_busy(&rig).await;
     let waits = [ask(&rig, "one"), ask(&rig, "two")];
     rig.until_metric("pd_router_queue_requests", 2.0).await;
     rig.reconfigure(rig.configuration(pool)).await;
