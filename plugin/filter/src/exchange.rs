@@ -10,7 +10,7 @@ use crate::gateway::Gateway;
 use crate::host::{self, Written};
 use crate::shared;
 
-/// Milliseconds that the board takes a tick for.
+/// The board counts in ticks of so many milliseconds, however long this VM's are.
 const BOARD_TICK_MS: u64 = 25;
 
 /// The board is the proxy's shared data.
@@ -44,7 +44,8 @@ pub enum Round {
 pub struct Exchange {
     /// Taken at the first tick: a configuration that is only on trial leaves no trace.
     desk: Option<Desk>,
-    ticks: u64,
+    /// Milliseconds of ticks so far: ticks may become longer or shorter with a new configuration.
+    ticked_ms: u64,
     /// When the others were heard last.
     heard_at: Duration,
     was_busy: bool,
@@ -59,7 +60,7 @@ impl Exchange {
         rules: &Sharing,
         round: Round,
     ) -> Option<Heard> {
-        self.ticks = self.ticks.wrapping_add(1);
+        self.ticked_ms = self.ticked_ms.wrapping_add(rules.interval_ms);
         let own = totals(gateways);
         let is_busy = own != Totals::default();
         let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
@@ -80,7 +81,7 @@ impl Exchange {
             .desk
             .get_or_insert_with(|| Desk::new(shared::unique_number()));
         desk.publish(&SharedData, &own, &shares, &decisions);
-        self.hear(gateways, rules)
+        self.hear(gateways)
     }
 
     /// Whether the others were heard too long ago for a choice that is made `now`: a VM that is idle listens seldom.
@@ -90,13 +91,9 @@ impl Exchange {
     }
 
     /// Hears the others.
-    pub fn hear(&mut self, gateways: &[Rc<Gateway>], rules: &Sharing) -> Option<Heard> {
+    pub fn hear(&mut self, gateways: &[Rc<Gateway>]) -> Option<Heard> {
         let desk = self.desk.as_mut()?;
-        // The board counts in ticks of 25 ms, however long this VM's are.
-        let heard = desk.listen(
-            &SharedData,
-            self.ticks.saturating_mul(rules.interval_ms) / BOARD_TICK_MS,
-        );
+        let heard = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
         for gateway in gateways {
             let key = pool_number(&gateway.name);
             let others = heard.shares.iter().find(|pool| pool.pool == key);

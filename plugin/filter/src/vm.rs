@@ -183,7 +183,7 @@ impl Vm {
     pub fn refresh(&self, rules: &Sharing, now: Duration) {
         let mut exchange = self.exchange.borrow_mut();
         if exchange.is_out_of_date(rules, now) {
-            exchange.hear(&self.acting(), rules);
+            exchange.hear(&self.acting());
         }
     }
 
