@@ -26,6 +26,7 @@ struct Leading {
     staleness: Staleness,
     call: Option<u32>,
     due: Duration,
+    interval: Duration,
     /// Which of the destinations is asked next.
     place: usize,
     /// What the others were told last.
@@ -45,7 +46,7 @@ impl Poller {
         let Some(leading) = &mut self.leading else {
             return;
         };
-        if leading.call.is_none() && gateway.now() >= leading.due {
+        if leading.call.is_none() && leading.is_due(gateway.now()) {
             leading.ask(gateway);
         }
         leading.look_at_silence(gateway);
@@ -96,17 +97,23 @@ impl Leading {
             staleness: Staleness::new(keep_ms, gateway.now()),
             call: None,
             due: Duration::ZERO,
+            interval: Duration::ZERO,
             place: 0,
             told: None,
         })
+    }
+
+    /// Also where the clock was set back.
+    fn is_due(&self, now: Duration) -> bool {
+        now >= self.due || self.due.saturating_sub(now) > self.interval
     }
 
     fn ask(&mut self, gateway: &Gateway) {
         let Some(poll) = self.source.poll() else {
             return;
         };
-        let interval = Duration::from_millis(poll.interval_ms);
-        self.due = gateway.now().saturating_add(interval);
+        self.interval = Duration::from_millis(poll.interval_ms);
+        self.due = gateway.now().saturating_add(self.interval);
         match call(&poll, self.place) {
             Ok(token) => self.call = Some(token),
             Err(status) => self.failed(gateway, &format!("the call failed: {status:?}")),
@@ -174,7 +181,6 @@ impl Leading {
         };
         if self.told.as_ref() != Some(&now) {
             shared::publish_source(&gateway.name, &now);
-            gateway.stale.set(now.stale);
             self.told = Some(now);
         }
     }
@@ -186,7 +192,7 @@ pub fn publish(gateway: &Gateway, workers: Vec<Worker>) {
     let fleet = Fleet::new(version, workers);
     let count = fleet.workers().count();
     log::info!("pool {}: fleet {version} has {count} workers", gateway.name);
-    shared::publish_fleet(&gateway.name, &fleet);
+    shared::publish_fleet(&gateway.name, gateway.pool.discovery.name(), &fleet);
     gateway.adopt_published();
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use routing::config::Discovery;
 use routing::fleet::{Role, Worker};
 use routing::load::Load;
 use routing::prefill_router::{Place, PlaceState};
@@ -364,7 +365,10 @@ fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
         fleet_version: router.fleet().version(),
         discovery: DiscoveryStatus {
             source: pool.discovery.name(),
-            health: shared::read_source(&pool.name),
+            health: match pool.discovery {
+                Discovery::Static(_) => None,
+                _ => shared::read_source(&pool.name),
+            },
         },
         bookings: router.total_load().into(),
         waiting: router.waiting(),

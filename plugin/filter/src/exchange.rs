@@ -72,10 +72,13 @@ impl Exchange {
             false => Vec::new(),
         };
         let mut decisions = Vec::new();
-        for gateway in gateways.iter().filter(|_| rules.decisions) {
+        for gateway in gateways {
+            // Taken in any case: nothing may pile up where nothing is told.
             let taken = gateway.router.borrow_mut().take_decisions();
-            let key = pool_number(&gateway.name);
-            decisions.extend(taken.into_iter().map(|decision| (key, decision)));
+            if rules.decisions {
+                let key = pool_number(&gateway.name);
+                decisions.extend(taken.into_iter().map(|decision| (key, decision)));
+            }
         }
         let desk = self
             .desk

@@ -76,17 +76,12 @@ pub struct Gateway {
     reports_seen: Cell<u32>,
     /// Who has registered, as this VM has seen it.
     pub roll: RefCell<Roll>,
-    /// Whether its source gave no good answer last, as far as this VM polls it.
-    pub stale: Cell<bool>,
 }
 
 impl Gateway {
     /// A pool of a checked configuration. What an earlier one has left of it in this VM is taken over.
     pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
         let kept = vm.adopt(pool, root_id);
-        if config.sharing.decisions {
-            kept.router.borrow_mut().keep_decisions();
-        }
         Self {
             name: pool.name.clone(),
             pool: pool.clone(),
@@ -107,7 +102,6 @@ impl Gateway {
             present: RefCell::default(),
             reports_seen: Cell::new(0),
             roll: RefCell::default(),
-            stale: Cell::new(false),
             config: Rc::clone(config),
             vm: Rc::clone(vm),
         }
@@ -148,8 +142,9 @@ impl Gateway {
         if matches!(self.pool.discovery, Discovery::Static(_)) {
             return;
         }
+        let source = self.pool.discovery.name();
         let begun = host::now();
-        let Some(fleet) = shared::read_fleet(&self.name, &self.fleet_seen) else {
+        let Some(fleet) = shared::read_fleet(&self.name, source, &self.fleet_seen) else {
             return;
         };
         let version = fleet.version();

@@ -228,6 +228,10 @@ impl Registrar {
 
     fn make_fleet(&mut self, gateway: &Gateway, registry: &Registry) {
         let revision = registry.revision();
+        if revision == 0 {
+            // Nobody has ever registered: who is known from before stays.
+            return;
+        }
         if self.seen.replace(revision) == Some(revision) {
             return;
         }

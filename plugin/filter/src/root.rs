@@ -91,6 +91,10 @@ impl Errands {
             self.poller.rest();
             return;
         }
+        // Whoever was before may have left a stream's context in effect, and a call made there would end with that stream.
+        if host::enter_context(gateway.root_id).is_err() {
+            return;
+        }
         gateway.adopt_published();
         self.poller.tick(gateway);
         if let Some(registrar) = &mut self.registrar {
@@ -163,6 +167,9 @@ impl Site {
 
     fn go_round(&mut self, root: u32) {
         proxy_wasm::set_log_level(host::log_level());
+        for gateway in self.pools.all() {
+            gateway.advance();
+        }
         let vm = Rc::clone(&self.pools.vm);
         if vm.is_driven_by(root) {
             vm.run_for_lead();
@@ -174,7 +181,6 @@ impl Site {
         }
         // A root of an older configuration goes on seeing to its own streams.
         for gateway in self.pools.all() {
-            gateway.advance();
             prefill_call::hedge_late(gateway);
             recovery::see_to_late(gateway);
             recovery::see_to_left(gateway);

@@ -84,8 +84,10 @@ impl Vm {
             return kept.clone();
         }
         let seed = host::now_ns() ^ u64::from(root).rotate_left(32);
+        let mut router = Router::new(pool.clone(), seed, seed);
+        router.keep_decisions();
         let kept = Kept {
-            router: Rc::new(RefCell::new(Router::new(pool.clone(), seed, seed))),
+            router: Rc::new(RefCell::new(router)),
             waiting: Rc::default(),
             followed: Rc::new(Cell::new(root)),
             fleet_seen: Rc::default(),
@@ -114,9 +116,12 @@ impl Vm {
             of_pool.retain(|gateway| gateway.root_id != root);
         }
         alive.retain(|_, of_pool| !of_pool.is_empty());
+        // A root that has not had its first tick yet may have it too: then there are more than the map and the one that is gone.
+        const NOBODY_ELSE: usize = 2;
         let mut pools = self.pools.borrow_mut();
         for gateway in gateways {
-            if !alive.contains_key(&gateway.name) {
+            let is_last = Rc::strong_count(&gateway.router) <= NOBODY_ELSE;
+            if is_last && !alive.contains_key(&gateway.name) {
                 pools.remove(&gateway.name);
             }
         }

@@ -45,25 +45,26 @@ fn fleet_key(pool: &str) -> String {
     format!("pd_router.fleet.{pool}")
 }
 
-/// Where it is said which fleet is the last one: few bytes, for those who look often.
+/// Where it is said of which source the last fleet is: few bytes, new with each fleet, for those who look often.
 fn version_key(pool: &str) -> String {
     format!("pd_router.fleet_version.{pool}")
 }
 
 /// Publishes a fleet for all VMs.
-pub fn publish_fleet(pool: &str, fleet: &Fleet) {
+pub fn publish_fleet(pool: &str, source: &str, fleet: &Fleet) {
     let version = fleet.version();
     let published = host::set_shared(&fleet_key(pool), &fleet.encode(), None)
-        .and_then(|_| host::set_shared(&version_key(pool), &version.to_le_bytes(), None));
+        .and_then(|_| host::set_shared(&version_key(pool), source.as_bytes(), None));
     if let Err(error) = published {
         log::error!("fleet {version} of pool {pool} could not be published: {error}");
     }
 }
 
-/// The published fleet, unless `seen` is its version already.
-pub fn read_fleet(pool: &str, seen: &Cell<u32>) -> Option<Fleet> {
-    let (_, version) = host::shared(&version_key(pool))?;
-    if seen.replace(version) == version {
+/// The published fleet, unless `seen` is its version already, or it is of another source: of one that an older configuration
+/// had.
+pub fn read_fleet(pool: &str, source: &str, seen: &Cell<u32>) -> Option<Fleet> {
+    let (of, version) = host::shared(&version_key(pool))?;
+    if of != source.as_bytes() || seen.replace(version) == version {
         return None;
     }
     let (bytes, _) = host::shared(&fleet_key(pool))?;

@@ -10,8 +10,8 @@ use crate::prefix::index::{Bounds, Index};
 use crate::selection::policy;
 
 impl Router {
-    /// Goes on as `pool` says. Who is known stays known, unless the workers are listed in the configuration itself or come from
-    /// another source; what is booked stays booked, and what is remembered stays so, unless blocks are of another size now.
+    /// Goes on as `pool` says. Who is known stays known until the source says otherwise, unless the workers are listed in the
+    /// configuration itself, or are reached in another way; what is booked stays booked, and what is remembered stays so, unless blocks are of another size now.
     /// Requests under way end as they were begun.
     pub fn reconfigure(&mut self, pool: Pool) {
         let before = std::mem::replace(&mut self.pool, pool);
@@ -32,7 +32,7 @@ impl Router {
         }
         let workers = match &pool.discovery {
             Discovery::Static(list) => static_workers(&list.workers),
-            now if is_same_source(&before.discovery, now) => {
+            _ if before.protocol.reaches_workers() == pool.protocol.reaches_workers() => {
                 let known = self.fleet.workers();
                 known.map(|worker| (**worker).clone()).collect()
             }
@@ -41,11 +41,6 @@ impl Router {
         let version = self.fleet.version();
         self.adopt(Fleet::new(version, workers));
     }
-}
-
-/// Whether what one told is what the other one tells.
-fn is_same_source(before: &Discovery, now: &Discovery) -> bool {
-    std::mem::discriminant(before) == std::mem::discriminant(now)
 }
 
 /// An index of nothing, as large as the pool allows.

@@ -140,20 +140,26 @@ impl Router {
     pub fn stale_after(&self) -> Duration {
         let rules = self.pool.engine_metrics.as_ref();
         rules.map_or(STALE_AFTER, |rules| {
-            Duration::from_millis(rules.stale_after_ms)
+            let workers = self.fleet.workers().count() as u64;
+            let turn_ms = workers.saturating_mul(1000) / u64::from(rules.most_per_second.max(1));
+            // Where there are so many workers that each has its turn seldom, its figures must last until the next one.
+            Duration::from_millis(rules.stale_after_ms.max(turn_ms.saturating_mul(2)))
         })
     }
 
     /// What engines tell of themselves. Only a report that is newer than the last one of its worker counts.
     pub fn hear_reports(&mut self, reports: &[Report]) {
         let mean_prompt = self.ledger.mean_prompt_tokens();
+        let stale_after = self.stale_after();
         let mut has_capacity_changed = false;
         for report in reports {
             let Some(worker) = self.fleet.get(report.worker).cloned() else {
                 continue;
             };
             let last = self.reports.get(worker.id);
-            if last.is_some_and(|last| last.at >= report.at) {
+            // A report from long before the last one is one from after the clock was set back.
+            let before = |last: &Report| last.at.saturating_sub(report.at);
+            if last.is_some_and(|last| last.at >= report.at && before(last) < stale_after) {
                 continue;
             }
             if last.is_some_and(|last| report.is_of_another_life(last)) {
