@@ -1,15 +1,21 @@
 //! Streams that flow while the configuration changes.
 
+use std::time::Duration;
+
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::with;
 use pd_router_e2e::raw::{self, Raw};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::rig::Rig;
 
+/// Twice as long as a thread takes to tell the others and they to hear it.
+const UNTIL_TOLD: Duration = Duration::from_millis(100);
+
 /// Tokens of the stream that flows meanwhile, and milliseconds between two of them.
-const TOKENS: u64 = 100;
+const TOKENS: u64 = 200;
 const OPTIONS: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "100"];
 
 async fn begin(rig: &Rig) -> Raw {
@@ -51,6 +57,8 @@ pub async fn what_was_booked_before_weighs_after() {
         let reply = rig.send(Ask::chat(&format!("question {number}"))).await;
         let pair = reply.expect(200).pair();
         assert_ne!(pair.decode, running);
+        // The other thread is yet to hear that this one is through: until then both workers look alike.
+        sleep(UNTIL_TOLD).await;
     }
     reader.read_reply().await.expect_tokens(TOKENS);
     rig.comes_to_rest().await;
