@@ -176,6 +176,9 @@ impl HttpContext for StreamContext {
             return self.receive(visit, end_of_stream);
         }
         let gateway = self.pools.of_route();
+        if let Some(gateway) = gateway {
+            gateway.request_came();
+        }
         if endpoints::answer(&self.pools, gateway, head) {
             return Action::Pause;
         }
@@ -184,7 +187,6 @@ impl HttpContext for StreamContext {
             return Action::Pause;
         };
         self.gateway = Rc::clone(gateway);
-        self.gateway.request_came();
         let stream = match self.open(&received) {
             Ok(stream) => stream,
             Err(error) => {

@@ -194,6 +194,7 @@ pub fn publish(gateway: &Gateway, workers: Vec<Worker>) {
     log::info!("pool {}: fleet {version} has {count} workers", gateway.name);
     shared::publish_fleet(&gateway.name, gateway.pool.discovery.name(), &fleet);
     gateway.adopt_published();
+    gateway.tell_of_changes();
 }
 
 /// Asks. Where the source names destinations it is the one at `place`, over and over; else the cluster picks.

@@ -103,7 +103,10 @@ struct Ready {
 /// Whether any pool serves: one that cannot must not take the gateway from the others.
 fn ready(pools: &Pools) -> Answer {
     let mut all = pools.all().iter();
-    let ready = all.any(|gateway| gateway.router.borrow().can_serve_any());
+    let ready = all.any(|gateway| {
+        gateway.know_somebody();
+        gateway.router.borrow().can_serve_any()
+    });
     Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
 }
 

@@ -108,12 +108,17 @@ impl Gateway {
     }
 
     /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: it takes a number of
-    /// its own. A fleet is adopted if there is none and one has been published: another thread may have said already that
-    /// the gateway is ready.
+    /// its own.
     pub fn request_came(&self) {
         if !self.has_rooms.replace(true) {
             self.router.borrow_mut().own_rooms(shared::unique_number());
         }
+        self.know_somebody();
+    }
+
+    /// A fleet is adopted if there is none and one has been published: another thread may have said already that the gateway is
+    /// ready.
+    pub fn know_somebody(&self) {
         let is_empty = self.router.borrow().fleet().workers().next().is_none();
         if is_empty {
             self.adopt_published();
