@@ -29,8 +29,8 @@ const FLEETS: [(&str, [(Role, usize); 2]); 3] = [
     ("whole", [(Role::Aggregated, 1), (Role::Prefill, 0)]),
 ];
 
-/// Twice as long as a thread takes to tell the others and they to hear it.
-const UNTIL_TOLD: Duration = Duration::from_millis(100);
+/// Several times as long as a thread takes to tell the others and they to hear it.
+const UNTIL_TOLD: Duration = Duration::from_millis(200);
 
 /// An engine, the model it serves and its id.
 type Placed = (Engine, &'static str, u64);
@@ -134,6 +134,8 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
         start(proxy, &engines, AGREEING).await,
     ];
     serves_all(&gateways[0], &engines, AGREEING).await;
+    // The policy bounds how many a worker has at once. Until the other threads have told that theirs are done, it has them.
+    tokio::time::sleep(UNTIL_TOLD).await;
     let mut pairs = Vec::new();
     for number in 0..8 {
         let content = format!("Prompt number {number}. ").repeat(20);
@@ -144,7 +146,6 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
         for gateway in gateways.iter().cycle().take(8) {
             let ask = Ask::post(CHAT, body.clone()).header("x-session-id", &session);
             seen.insert(gateway.send(ask).await.expect(200).pair());
-            // The policy bounds how many a worker has at once. Until the other thread has told that it is done, it has this one.
             tokio::time::sleep(UNTIL_TOLD).await;
         }
         assert_eq!(seen.len(), 1, "prompt {number}: {seen:?}");
