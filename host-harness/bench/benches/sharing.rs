@@ -4,12 +4,14 @@
 //! Four threads; every worker is busy in each of them, and everything has changed since the last tick, which is the dearest
 //! case. The board is memory: what a host's calls cost beside is not measured here. Times are on the CPU.
 
-use std::hint::black_box;
-use std::time::Duration;
+#[path = "support/measure.rs"]
+mod measure;
 
-use cpu_time::ThreadTime;
+use std::hint::black_box;
+
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
+use measure::{timed, times};
 use pd_router_bench::ours::{Ours, Work};
 use pd_router_bench::sharing::{DECISION_BLOCKS, Threads};
 use pd_router_bench::situation::{Fleet, Holders, Situation};
@@ -97,20 +99,6 @@ fn request(criterion: &mut Criterion) {
         }
         group.finish();
     }
-}
-
-/// The time that this thread was on a CPU: what else the machine does is waited for, but not counted.
-fn timed(work: impl FnOnce()) -> Duration {
-    let start = ThreadTime::now();
-    work();
-    start.elapsed()
-}
-
-fn times() -> Criterion {
-    Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
 }
 
 criterion_group! { name = benches; config = times(); targets = tick, decision, request }

@@ -7,9 +7,8 @@ use hashbrown::{HashMap, HashSet};
 use routing::fleet::WorkerId;
 use routing::route::Question;
 
+use crate::calls;
 use crate::gateway::Gateway;
-use crate::headers;
-use crate::host::{self, Buffer, Map};
 
 /// How long a worker may take to tell.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -46,14 +45,13 @@ impl Asker {
     }
 
     fn ask(&mut self, question: &Question) {
-        let destination = question.destination.to_string();
-        let sent = vec![
-            (":method", "GET"),
-            (":path", question.path),
-            (":authority", destination.as_str()),
-            (headers::DESTINATION, &destination),
-        ];
-        match host::call(&question.cluster, sent, None, PATIENCE) {
+        let Question {
+            cluster,
+            destination,
+            path,
+            ..
+        } = question;
+        match calls::get(cluster, Some(*destination), path, &[], PATIENCE) {
             Ok(token) => {
                 self.asked.insert(token, question.worker.id);
             }
@@ -66,12 +64,7 @@ impl Asker {
         let Some(id) = self.asked.remove(&token) else {
             return false;
         };
-        let is_good =
-            has_headers && host::header(Map::CallResponse, ":status").as_deref() == Some(b"200");
-        let body = match is_good {
-            true => host::buffer(Buffer::CallResponse).unwrap_or_default(),
-            false => Vec::new(),
-        };
+        let body = calls::good_answer(has_headers).unwrap_or_default();
         match gateway.told(id, &body) {
             true => {
                 self.silent.remove(&id);

@@ -5,6 +5,7 @@
 //! wakes the root through a shared queue that only this VM listens to, and the root makes the call.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -163,6 +164,37 @@ pub fn call_decode(
     host::enter_context(gateway.root_id).ok()?;
     let body = edited.as_deref().unwrap_or(request.body);
     host::call(&cluster, sent, Some(body), timeout).ok()
+}
+
+/// Asks with `GET`: one member of a cluster or, where none is named, whom the cluster picks. To be called on the root.
+///
+/// # Errors
+/// When the proxy would not make the call.
+pub fn get(
+    cluster: &str,
+    destination: Option<SocketAddr>,
+    path: &str,
+    further: &[(&'static str, String)],
+    timeout: Duration,
+) -> Result<u32, host::Status> {
+    let destination = destination.map(|address| address.to_string());
+    let authority = destination.as_deref().unwrap_or(cluster);
+    let mut sent = vec![
+        (":method", "GET"),
+        (":path", path),
+        (":authority", authority),
+    ];
+    let further = further.iter();
+    sent.extend(further.map(|(name, value)| (*name, value.as_str())));
+    let named = destination.as_deref();
+    sent.extend(named.map(|address| (headers::DESTINATION, address)));
+    host::call(cluster, sent, None, timeout)
+}
+
+/// The body of the answer to what was asked; none where that is no success.
+pub fn good_answer(has_headers: bool) -> Option<Vec<u8>> {
+    let is_good = has_headers && call_status() == 200;
+    is_good.then(|| host::buffer(Buffer::CallResponse).unwrap_or_default())
 }
 
 /// What a client has asked.

@@ -13,7 +13,7 @@ use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::{self, Next};
 use crate::pools::Pools;
-use crate::registration::{self, Visit};
+use crate::registration::Visit;
 use crate::response::Reading;
 use crate::stream::{Stage, Stream};
 
@@ -129,7 +129,7 @@ impl StreamContext {
             early => early,
         };
         match reply {
-            Some(reply) => registration::send(&reply),
+            Some(reply) => endpoints::reply(&reply),
             None => self.visit = Some(visit),
         }
         Action::Pause
@@ -140,7 +140,7 @@ impl StreamContext {
         let is_over = end_of_stream || Visit::is_too_long(size);
         if let Some(visit) = self.visit.take_if(|_| is_over) {
             let body = host::buffer(Buffer::Request).unwrap_or_default();
-            registration::send(&visit.answer(&self.pools, &body));
+            endpoints::reply(&visit.answer(&self.pools, &body));
         }
         Action::Pause
     }

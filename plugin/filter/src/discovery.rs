@@ -6,8 +6,8 @@ use std::time::Duration;
 use routing::discovery::{self, Answer, Belief, Believed, Heard, Poll, Source, Staleness};
 use routing::fleet::{Fleet, Worker};
 
+use crate::calls;
 use crate::gateway::Gateway;
-use crate::headers;
 use crate::host::{self, Buffer, Map};
 use crate::shared::{self, SourceHealth};
 
@@ -122,7 +122,7 @@ impl Leading {
 
     fn good(&mut self, gateway: &Gateway, heard: Heard) {
         if self.staleness.is_stale() {
-            log::info!("pool {}: discovery answers again", gateway.name);
+            log::info!("pool {}: discovery answers again", gateway.pool.name);
         }
         self.staleness.good(gateway.now());
         self.tell(gateway, None);
@@ -130,7 +130,7 @@ impl Leading {
             return;
         };
         for warning in warnings {
-            log::warn!("pool {}: {warning}", gateway.name);
+            log::warn!("pool {}: {warning}", gateway.pool.name);
         }
         if let Believed::Changed(workers) = self.belief.hear(workers) {
             publish(gateway, workers);
@@ -144,7 +144,7 @@ impl Leading {
         if self.staleness.failures() == 1 {
             log::warn!(
                 "pool {}: the fleet stays as it is, since discovery got no answer: {problem}",
-                gateway.name
+                gateway.pool.name
             );
         }
         self.tell(gateway, Some(problem));
@@ -157,7 +157,7 @@ impl Leading {
         }
         log::error!(
             "pool {}: discovery has given no answer for too long, its workers are given up",
-            gateway.name
+            gateway.pool.name
         );
         if let Believed::Changed(workers) = self.belief.give_up() {
             publish(gateway, workers);
@@ -180,7 +180,7 @@ impl Leading {
             problem: problem.map(str::to_owned),
         };
         if self.told.as_ref() != Some(&now) {
-            shared::publish_source(&gateway.name, &now);
+            shared::publish_source(&gateway.pool.name, &now);
             self.told = Some(now);
         }
     }
@@ -191,35 +191,27 @@ pub fn publish(gateway: &Gateway, workers: Vec<Worker>) {
     let version = gateway.router.borrow().fleet().version().saturating_add(1);
     let fleet = Fleet::new(version, workers);
     let count = fleet.workers().count();
-    log::info!("pool {}: fleet {version} has {count} workers", gateway.name);
-    shared::publish_fleet(&gateway.name, gateway.pool.discovery.name(), &fleet);
+    log::info!(
+        "pool {}: fleet {version} has {count} workers",
+        gateway.pool.name
+    );
+    shared::publish_fleet(&gateway.pool.name, gateway.pool.discovery.name(), &fleet);
     gateway.adopt_published();
     gateway.tell_of_changes();
 }
 
 /// Asks. Where the source names destinations it is the one at `place`, over and over; else the cluster picks.
 fn call(poll: &Poll, place: usize) -> Result<u32, host::Status> {
-    let destination = poll.destinations.iter().cycle().nth(place_in(poll, place));
-    let destination = destination.map(ToString::to_string);
-    let authority = destination.as_deref().unwrap_or(&poll.cluster);
-    let mut sent = vec![
-        (":method", "GET"),
-        (":path", poll.path.as_str()),
-        (":authority", authority),
-    ];
-    let further = poll.headers.iter();
-    sent.extend(further.map(|(name, value)| (*name, value.as_str())));
-    sent.extend(
-        destination
-            .as_deref()
-            .map(|address| (headers::DESTINATION, address)),
-    );
+    let at = place.checked_rem(poll.destinations.len()).unwrap_or(0);
+    let destination = poll.destinations.get(at).copied();
     let timeout = Duration::from_millis(poll.timeout_ms);
-    host::call(&poll.cluster, sent, None, timeout)
-}
-
-fn place_in(poll: &Poll, place: usize) -> usize {
-    place.checked_rem(poll.destinations.len()).unwrap_or(0)
+    calls::get(
+        &poll.cluster,
+        destination,
+        &poll.path,
+        &poll.headers,
+        timeout,
+    )
 }
 
 fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<Heard, String> {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use routing::config::Discovery;
+use routing::discovery::Reply;
 use routing::fleet::{Role, Worker};
 use routing::load::Load;
 use routing::prefill_router::{Place, PlaceState};
@@ -37,23 +38,30 @@ pub fn answer(pools: &Pools, of_route: Option<&Rc<Gateway>>, head: Head<'_>) -> 
     let Some(answer) = answer else {
         return false;
     };
-    send(&answer);
+    send(answer.status, &[], &answer.body);
     true
 }
 
-fn send(answer: &Answer) {
-    let kind = [("content-type", &b"application/json"[..])];
-    if let Err(error) = host::respond(answer.status, &kind, answer.body.as_bytes()) {
+fn send(status: u32, further: &[(&'static str, &'static str)], body: &str) {
+    let mut headers = vec![("content-type", &b"application/json"[..])];
+    headers.extend(
+        further
+            .iter()
+            .map(|(name, value)| (*name, value.as_bytes())),
+    );
+    if let Err(error) = host::respond(status, &headers, body.as_bytes()) {
         log::error!("an own answer could not be sent: {error}");
     }
 }
 
+/// Answers a worker that registers.
+pub fn reply(reply: &Reply) {
+    send(reply.status, &reply.headers, &reply.body);
+}
+
 /// Refuses a request that has no stream of its own yet.
 pub fn refuse(refusal: &Refusal) {
-    send(&Answer {
-        status: refusal.status(),
-        body: refusal.to_json().into(),
-    });
+    send(refusal.status(), &[], &refusal.to_json());
 }
 
 fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {

@@ -76,7 +76,7 @@ impl Exchange {
             // Taken in any case: nothing may pile up where nothing is told.
             let taken = gateway.router.borrow_mut().take_decisions();
             if rules.decisions {
-                let key = pool_number(&gateway.name);
+                let key = pool_number(&gateway.pool.name);
                 decisions.extend(taken.into_iter().map(|decision| (key, decision)));
             }
         }
@@ -98,7 +98,7 @@ impl Exchange {
         let desk = self.desk.as_mut()?;
         let heard = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
         for gateway in gateways {
-            let key = pool_number(&gateway.name);
+            let key = pool_number(&gateway.pool.name);
             let others = heard.shares.iter().find(|pool| pool.pool == key);
             let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
             gateway.router.borrow_mut().hear_shares(shares);
@@ -126,7 +126,7 @@ fn learn(gateway: &Gateway, key: u64, heard: &Heard) {
 
 fn shares(gateway: &Gateway) -> PoolShares {
     PoolShares {
-        pool: pool_number(&gateway.name),
+        pool: pool_number(&gateway.pool.name),
         shares: gateway.router.borrow().shares(),
     }
 }

@@ -34,8 +34,6 @@ pub struct Waits {
 
 /// One pool, as one configuration of this VM has it.
 pub struct Gateway {
-    /// The pool's name.
-    pub name: String,
     /// As it was configured.
     pub pool: Pool,
     /// The root context that calls belong to.
@@ -83,7 +81,6 @@ impl Gateway {
     pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
         let kept = vm.adopt(pool, root_id);
         Self {
-            name: pool.name.clone(),
             pool: pool.clone(),
             session_headers: session_headers(pool),
             root_id,
@@ -149,13 +146,16 @@ impl Gateway {
         }
         let source = self.pool.discovery.name();
         let begun = host::now();
-        let Some(fleet) = shared::read_fleet(&self.name, source, &self.fleet_seen) else {
+        let Some(fleet) = shared::read_fleet(&self.pool.name, source, &self.fleet_seen) else {
             return;
         };
         let version = fleet.version();
         self.router.borrow_mut().adopt(fleet);
         let took = host::now().saturating_sub(begun).as_micros();
-        log::debug!("pool {}: fleet {version} adopted in {took} us", self.name);
+        log::debug!(
+            "pool {}: fleet {version} adopted in {took} us",
+            self.pool.name
+        );
     }
 
     /// Who was there when this was last asked, and is no more.
@@ -180,14 +180,14 @@ impl Gateway {
 
     /// Hears what the engines have told the VM that leads, if there is anything new.
     pub fn hear_reports(&self) {
-        let Some(reports) = shared::read_reports(&self.name, &self.reports_seen) else {
+        let Some(reports) = shared::read_reports(&self.pool.name, &self.reports_seen) else {
             return;
         };
         let mut router = self.router.borrow_mut();
         router.hear_reports(&reports);
         for warning in router.take_warnings() {
             if self.vm.leads() {
-                log::warn!("pool {}: {warning}", self.name);
+                log::warn!("pool {}: {warning}", self.pool.name);
             }
         }
     }
@@ -203,7 +203,7 @@ impl Gateway {
         for change in changes.iter().filter(|_| self.vm.leads()) {
             log::info!(
                 "pool {}: model {} in namespace \"{}\": {} -> {}",
-                self.name,
+                self.pool.name,
                 change.place.model.as_deref().unwrap_or("(any)"),
                 change.place.namespace,
                 change.from.map_or("(new)", |state| state.name()),

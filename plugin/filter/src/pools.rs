@@ -63,7 +63,7 @@ impl Pools {
 
     /// The one of that name.
     pub fn named(&self, name: &[u8]) -> Option<&Rc<Gateway>> {
-        let is_named = |gateway: &&Rc<Gateway>| gateway.name.as_bytes() == name;
+        let is_named = |gateway: &&Rc<Gateway>| gateway.pool.name.as_bytes() == name;
         self.gateways.iter().find(is_named)
     }
 

@@ -114,20 +114,6 @@ fn list(pools: &Pools, office: &Office<'_>) -> Reply {
     office.list(&registry, &roll.leases, roll.rounds, round)
 }
 
-/// Sends an answer to the present stream.
-pub fn send(reply: &Reply) {
-    let mut headers = vec![("content-type", &b"application/json"[..])];
-    headers.extend(
-        reply
-            .headers
-            .iter()
-            .map(|(name, value)| (*name, value.as_bytes())),
-    );
-    if let Err(error) = host::respond(reply.status, &headers, reply.body.as_bytes()) {
-        log::error!("an own answer could not be sent: {error}");
-    }
-}
-
 fn read(key: &str) -> (Registry, Option<u32>) {
     let Some((bytes, version)) = host::shared(key) else {
         return (Registry::default(), None);
@@ -190,7 +176,7 @@ impl Registrar {
         };
         Some(Self {
             rules: rules.clone(),
-            key: Registry::key(&gateway.name),
+            key: Registry::key(&gateway.pool.name),
             seen: None,
         })
     }
@@ -219,7 +205,11 @@ impl Registrar {
                     host::set_shared(&self.key, &roll.registry.encode().unwrap_or_default(), None);
             }
             (Some(version), false) => {
-                log::warn!("pool {}: {} leases are over", gateway.name, expired.len());
+                log::warn!(
+                    "pool {}: {} leases are over",
+                    gateway.pool.name,
+                    expired.len()
+                );
                 self.take_out(roll.registry.clone(), expired, version);
             }
             (Some(_), true) => self.make_fleet(gateway, &roll.registry),

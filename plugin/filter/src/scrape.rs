@@ -9,9 +9,8 @@ use routing::engine_metrics;
 use routing::fleet::{Role, Worker, WorkerId};
 use routing::route::Report;
 
+use crate::calls;
 use crate::gateway::Gateway;
-use crate::headers;
-use crate::host::{self, Buffer, Map};
 use crate::shared;
 
 /// Asks the workers of a pool while this VM leads.
@@ -88,13 +87,6 @@ impl Scraper {
         if self.asked.values().any(|asked| *asked == worker.id) {
             return;
         }
-        let destination = address.to_string();
-        let sent = vec![
-            (":method", "GET"),
-            (":path", self.rules.path.as_str()),
-            (":authority", destination.as_str()),
-            (headers::DESTINATION, destination.as_str()),
-        ];
         let timeout = Duration::from_millis(self.rules.timeout_ms);
         let cluster = {
             let router = gateway.router.borrow();
@@ -105,7 +97,7 @@ impl Scraper {
             }
         };
         // What cannot be asked says nothing: its last figures grow old.
-        if let Ok(token) = host::call(&cluster, sent, None, timeout) {
+        if let Ok(token) = calls::get(&cluster, Some(address), &self.rules.path, &[], timeout) {
             self.asked.insert(token, worker.id);
         }
     }
@@ -115,11 +107,7 @@ impl Scraper {
         let Some(worker) = self.asked.remove(&token) else {
             return false;
         };
-        let is_good =
-            has_headers && host::header(Map::CallResponse, ":status").as_deref() == Some(b"200");
-        if let Ok(text) = host::buffer(Buffer::CallResponse)
-            && is_good
-        {
+        if let Some(text) = calls::good_answer(has_headers) {
             let figures = engine_metrics::parse(&text);
             self.reports
                 .insert(worker, Report::of(worker, gateway.now(), figures));
@@ -134,6 +122,6 @@ impl Scraper {
         }
         let router = gateway.router.borrow();
         self.reports.retain(|id, _| router.fleet().contains(*id));
-        shared::publish_reports(&gateway.name, self.reports.values());
+        shared::publish_reports(&gateway.pool.name, self.reports.values());
     }
 }

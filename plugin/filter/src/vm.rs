@@ -102,7 +102,7 @@ impl Vm {
     pub fn take_in(&self, gateways: &[Rc<Gateway>]) {
         let mut alive = self.alive.borrow_mut();
         for gateway in gateways {
-            let of_pool = alive.entry(gateway.name.clone()).or_default();
+            let of_pool = alive.entry(gateway.pool.name.clone()).or_default();
             of_pool.push(Rc::clone(gateway));
             of_pool.sort_by_key(|gateway| gateway.root_id);
         }
@@ -121,8 +121,8 @@ impl Vm {
         let mut pools = self.pools.borrow_mut();
         for gateway in gateways {
             let is_last = Rc::strong_count(&gateway.router) <= NOBODY_ELSE;
-            if is_last && !alive.contains_key(&gateway.name) {
-                pools.remove(&gateway.name);
+            if is_last && !alive.contains_key(&gateway.pool.name) {
+                pools.remove(&gateway.pool.name);
             }
         }
     }
@@ -131,7 +131,7 @@ impl Vm {
     pub fn acts(&self, gateway: &Gateway) -> bool {
         let alive = self.alive.borrow();
         let last = alive
-            .get(&gateway.name)
+            .get(&gateway.pool.name)
             .and_then(|gateways| gateways.last());
         last.is_some_and(|last| last.root_id == gateway.root_id)
     }

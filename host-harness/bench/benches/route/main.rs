@@ -10,16 +10,18 @@
 mod dynamo;
 #[path = "../support/guest.rs"]
 mod guest;
+#[path = "../support/measure.rs"]
+mod measure;
 
 use std::time::Duration;
 
-use cpu_time::ThreadTime;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 
 #[cfg(feature = "dynamo")]
 use dynamo::{Dynamo, IndexThreads};
 use guest::Guest;
+use measure::{timed, times};
 use pd_router_bench::ours::{Ours, Work};
 use pd_router_bench::situation::{Fleet, Holders, Situation};
 
@@ -165,21 +167,6 @@ fn measure<Run: FnMut(u64) -> Duration>(
         });
         bencher.iter_custom(run);
     });
-}
-
-/// The time that this thread was on a CPU: what else the machine does is waited for, but not counted.
-fn timed(work: impl FnOnce()) -> Duration {
-    let start = ThreadTime::now();
-    work();
-    start.elapsed()
-}
-
-/// Long enough that a busy machine is averaged over, short enough for a hundred benchmarks.
-fn times() -> Criterion {
-    Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
 }
 
 criterion_group! { name = benches; config = times(); targets = route }

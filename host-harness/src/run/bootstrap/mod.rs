@@ -216,6 +216,19 @@ mod tests {
         Routes::all(route("decode", "first"))
     }
 
+    fn settings<'a>(clusters: &'a BTreeMap<String, Kind>, routes: &'a Routes) -> Settings<'a> {
+        Settings {
+            listen: at(1),
+            admin: at(2),
+            plugin: Path::new("p"),
+            plugin_config: "",
+            clusters,
+            routes,
+            buffer_limit: 7,
+            callers: Callers::Anybody,
+        }
+    }
+
     fn rendered() -> Value {
         let clusters = BTreeMap::from([
             ("decode".to_owned(), Kind::Static(vec![at(4), at(5)])),
@@ -397,16 +410,8 @@ mod tests {
             ("decode".to_owned(), Kind::OriginalDst),
             ("own".to_owned(), Kind::Admin),
         ]);
-        let settings = Settings {
-            listen: at(1),
-            admin: at(2),
-            plugin: Path::new("p"),
-            plugin_config: "",
-            clusters: &clusters,
-            routes: &routes(),
-            buffer_limit: 7,
-            callers: Callers::Anybody,
-        };
+        let routes = routes();
+        let settings = settings(&clusters, &routes);
         let bootstrap = render(SHIPPED, &settings, Some(Path::new("/run/a.sock"))).unwrap();
         assert_eq!(bootstrap["admin"]["address"]["pipe"]["path"], "/run/a.sock");
         assert!(bootstrap["node"]["id"].is_string());
@@ -436,16 +441,8 @@ mod tests {
             pool: None,
         };
         routes.add("c.test", nameless);
-        let settings = Settings {
-            listen: at(1),
-            admin: at(2),
-            plugin: Path::new("p"),
-            plugin_config: "",
-            clusters: &BTreeMap::new(),
-            routes: &routes,
-            buffer_limit: 7,
-            callers: Callers::Anybody,
-        };
+        let clusters = BTreeMap::new();
+        let settings = settings(&clusters, &routes);
         let bootstrap = render(SHIPPED, &settings, None).unwrap();
         let hosts = bootstrap.pointer(MANAGER_AT).unwrap();
         let hosts = &hosts["route_config"]["virtual_hosts"];
@@ -472,16 +469,8 @@ mod tests {
     fn a_bootstrap_without_the_filter_is_refused_by_name() {
         let routes = routes();
         let without = SHIPPED.replace("http.wasm.v3.Wasm", "http.other.v3.Other");
-        let settings = Settings {
-            listen: at(1),
-            admin: at(2),
-            plugin: Path::new("p"),
-            plugin_config: "",
-            clusters: &BTreeMap::new(),
-            routes: &routes,
-            buffer_limit: 7,
-            callers: Callers::Anybody,
-        };
+        let clusters = BTreeMap::new();
+        let settings = settings(&clusters, &routes);
         let error = render(&without, &settings, None).unwrap_err();
         assert_eq!(error.to_string(), "the bootstrap has no wasm filter");
     }

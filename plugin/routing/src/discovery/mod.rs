@@ -20,8 +20,8 @@ use crate::config::{Discovery, Pool};
 use crate::fleet::Worker;
 
 pub use belief::{Belief, Believed};
-pub use document::{DocumentError, parse as parse_document};
-pub use dynamo::{DynamoError, parse as parse_dynamo};
+pub use document::DocumentError;
+pub use dynamo::DynamoError;
 pub use envoy_clusters::ClustersError;
 pub use fixed::workers as static_workers;
 pub use registration::{
