@@ -175,6 +175,7 @@ fn broken_rules(
         kv_leaked,
         kv_leaked_counted,
         bookings_left,
+        failures,
         ..
     } = figures;
     let mut broken: Vec<String> = deceits
@@ -189,7 +190,9 @@ fn broken_rules(
     breaks(*answered == 0, "not one request was answered".to_owned());
     breaks(
         *failed_with_healthy_pair > 0,
-        format!("{failed_with_healthy_pair} failed while a prefill and a decode worker were well"),
+        format!(
+            "{failed_with_healthy_pair} failed while a prefill and a decode worker were well, of all that failed: {failures:?}"
+        ),
     );
     breaks(
         *bookings_left > 0,

@@ -206,9 +206,17 @@ impl Args {
                 concurrency: self.concurrency,
                 buffer_limit: 1024 * 1024,
                 files: self.files.clone(),
-                log: EnvoyLog::Errors,
+                log: gateways_log(),
             },
         }
+    }
+}
+
+/// That workers fail is no news here, unless somebody asks for it: `RUST_LOG=info`.
+fn gateways_log() -> EnvoyLog {
+    match tracing::enabled!(tracing::Level::INFO) {
+        true => EnvoyLog::Everything,
+        false => EnvoyLog::Errors,
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use routing::answer::{Form, Watch};
 use routing::fleet::WorkerId;
-use routing::route::{Dispatch, Failed, Outcome, Plan, PrefillAnswer, Refusal};
+use routing::route::{Cost, Dispatch, Failed, Outcome, Plan, PrefillAnswer, Refusal};
 
 use crate::calls::{self, Asked, Call, Task, headers_for_client};
 use crate::gateway::Gateway;
@@ -32,8 +32,10 @@ pub enum Failure {
         /// Its body.
         body: Vec<u8>,
     },
-    /// No worker took the connection, or it broke off before it answered.
+    /// No worker took the connection.
     Unreached,
+    /// Its worker broke the connection off before it answered.
+    Broken,
     /// Its worker said nothing for too long.
     Silent,
     /// Its worker ended the answer without having said anything.
@@ -50,10 +52,48 @@ impl Failure {
         match self {
             Self::Status | Self::Told { .. } => "an error",
             Self::Unreached => "no connection",
+            Self::Broken => "its connection broke off",
             Self::Silent => "silence",
             Self::Empty => "an empty answer",
             Self::Left => "its worker has left",
             Self::Prefill(_) => "its prefill failed",
+        }
+    }
+
+    fn setback(&self) -> Setback {
+        match self {
+            Self::Status | Self::Told { .. } => Setback::Error,
+            Self::Unreached => Setback::Unreached,
+            Self::Broken => Setback::Broken,
+            Self::Silent | Self::Empty => Setback::Mute,
+            Self::Left => Setback::Left,
+            Self::Prefill(_) => Setback::Prefill,
+        }
+    }
+}
+
+/// What went wrong last: who is left out from now on follows from it, and what the budget is charged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Setback {
+    /// Nobody took the connection.
+    Unreached,
+    /// The connection broke off.
+    Broken,
+    /// An error was answered; its prefill may be the reason.
+    Error,
+    /// Nothing was said.
+    Mute,
+    /// A worker is in the fleet no more.
+    Left,
+    /// The prefill beside failed.
+    Prefill,
+}
+
+impl Setback {
+    fn cost(self) -> Cost {
+        match self {
+            Self::Unreached | Self::Left => Cost::Nothing,
+            Self::Broken | Self::Error | Self::Mute | Self::Prefill => Cost::Work,
         }
     }
 }
@@ -77,18 +117,24 @@ pub fn begin(gateway: &Gateway, client: &Rc<Stream>, failure: Failure) {
 
 /// Places the request again, or gives up. To be called on the root.
 pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure) {
+    let setback = failure.setback();
+    place_again(gateway, client, setback, failure);
+}
+
+/// Places the request again after this `setback`. Where that cannot be done the client is told of the `failure`.
+fn place_again(gateway: &Gateway, client: &Rc<Stream>, setback: Setback, failure: Failure) {
     if client.stage.get() == Stage::Ended || !client.enter() {
         return;
     }
     client.stage.set(Stage::Recovering);
     client.leave_pair(gateway);
-    let Some(plan) = plan(gateway, client, &failure) else {
+    let Some(plan) = plan(gateway, client, setback) else {
         give_up(gateway, client, &failure);
         return;
     };
     let id = client.request_id();
     log::warn!(
-        "[{id}] its decode leg failed ({}) and is replaced",
+        "[{id}] its decode leg failed ({}, {setback:?} last) and is replaced",
         failure.name()
     );
     gateway.telemetry.recovered();
@@ -106,35 +152,45 @@ pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure) {
     }
 }
 
-fn plan(gateway: &Gateway, client: &Stream, failure: &Failure) -> Option<Plan> {
+fn plan(gateway: &Gateway, client: &Stream, setback: Setback) -> Option<Plan> {
     let recovery = client.seat.borrow_mut().take_recovery()?;
     let spare = client.spare.borrow();
     let body = &spare.as_ref()?.body;
-    let prefill = match failure {
-        Failure::Status | Failure::Told { .. } => client.seat.borrow().prefill.clone(),
-        _ => None,
-    };
     let failed = Failed {
-        workers: &failed(gateway, client, failure),
-        prefill: &prefill.iter().map(|worker| worker.id).collect::<Vec<_>>(),
+        workers: &failed(gateway, client, setback),
+        otherwise: &otherwise(client, setback),
         frontends: &client.destinations.borrow(),
+        cost: setback.cost(),
     };
     let mut router = gateway.router.borrow_mut();
     router.recover(recovery, &failed, body, host::now())
 }
 
 /// Who failed: the leg that did is blamed, and no other.
-fn failed(gateway: &Gateway, client: &Stream, failure: &Failure) -> Vec<WorkerId> {
+fn failed(gateway: &Gateway, client: &Stream, setback: Setback) -> Vec<WorkerId> {
     let seat = client.seat.borrow();
-    let worker = match failure {
-        Failure::Unreached => {
+    let worker = match setback {
+        Setback::Unreached | Setback::Broken => {
             let router = gateway.router.borrow();
             return router.decoders_at(&client.destinations.borrow());
         }
-        Failure::Prefill(_) => &seat.prefill,
+        Setback::Prefill => &seat.prefill,
         // Nobody is to blame, and who has left is not picked.
-        Failure::Left => &None,
-        Failure::Status | Failure::Told { .. } | Failure::Silent | Failure::Empty => &seat.decode,
+        Setback::Left => &None,
+        Setback::Error | Setback::Mute => &seat.decode,
+    };
+    worker.iter().map(|worker| worker.id).collect()
+}
+
+/// Who is left out where everybody else has failed.
+fn otherwise(client: &Stream, setback: Setback) -> Vec<WorkerId> {
+    let seat = client.seat.borrow();
+    let worker = match setback {
+        // It may have failed for its prefill's sake.
+        Setback::Error => &seat.prefill,
+        // Nobody tells who of the list a call has reached: the first, as a rule.
+        Setback::Unreached | Setback::Broken => &seat.decode,
+        Setback::Mute | Setback::Left | Setback::Prefill => &None,
     };
     worker.iter().map(|worker| worker.id).collect()
 }
@@ -194,22 +250,39 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
             }
         }
         _ => {
+            let setback = setback(answer, &kept);
             let failure = last(failure, answer, kept);
-            recover(gateway, &client, failure);
+            place_again(gateway, &client, setback, failure);
         }
     }
 }
 
+/// What has become of a call that was to stand in.
+fn setback(answer: PrefillAnswer<'_>, headers: &[Header]) -> Setback {
+    match answer {
+        PrefillAnswer::NotSent => Setback::Unreached,
+        PrefillAnswer::Broken => Setback::Broken,
+        PrefillAnswer::Whole { status: 503, .. } if !is_json(headers) => Setback::Unreached,
+        PrefillAnswer::Whole { status: 504, .. } if !is_json(headers) => Setback::Mute,
+        PrefillAnswer::Whole { status: 500.., .. } => Setback::Error,
+        PrefillAnswer::Whole { .. } => Setback::Mute,
+    }
+}
+
+/// Whether a worker has said it: the proxy's own words about one that it could not reach are no JSON.
+fn is_json(headers: &[Header]) -> bool {
+    let is_so =
+        |(name, value): &Header| name == b"content-type" && value.starts_with(b"application/json");
+    headers.iter().any(is_so)
+}
+
 /// What the client is told if nobody else can be found: what a worker said last. One that is still held back stays as it is.
 fn last(before: Failure, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Failure {
-    let is_json =
-        |(name, value): &Header| name == b"content-type" && value.starts_with(b"application/json");
     match answer {
-        // The proxy's own words about a worker that it could not reach are no JSON.
         PrefillAnswer::Whole {
             status: status @ 500..,
             body,
-        } if !matches!(before, Failure::Status) && headers.iter().any(is_json) => Failure::Told {
+        } if !matches!(before, Failure::Status) && is_json(&headers) => Failure::Told {
             status,
             headers,
             body: body.to_vec(),
@@ -272,7 +345,7 @@ pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
             client.answer(u32::from(*status), headers, body);
             client.seat.borrow_mut().release();
         }
-        Failure::Unreached => client.refuse(gateway, &unreached),
+        Failure::Unreached | Failure::Broken => client.refuse(gateway, &unreached),
         Failure::Silent => client.refuse(gateway, &Refusal::DecodeTimeout),
         Failure::Empty => client.refuse(gateway, &Refusal::EmptyAnswer),
         Failure::Left => client.refuse(gateway, &Refusal::WorkerLeft),

@@ -113,9 +113,9 @@ impl Reading {
                 return Action::Pause;
             }
         } else if is_failure {
-            blame(gateway, stream, &details);
+            let failure = blame(gateway, stream, &details);
             if stream.may_recover() {
-                recovery::begin(gateway, stream, Failure::Unreached);
+                recovery::begin(gateway, stream, failure);
                 return Action::Pause;
             }
             if status == b"503" && !end {
@@ -421,17 +421,22 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
 }
 
 /// The proxy got no answer: those that it tried before the last took no connection, nor did the last, or it broke off.
-fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) {
+fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) -> Failure {
     let mut router = gateway.router.borrow_mut();
-    if !router.pool().protocol.reaches_workers() {
-        return note_asked(stream);
-    }
     let is_refused = [&b"connection_failure"[..], b"connection_timeout"]
         .iter()
         .any(|what| details.windows(what.len()).any(|part| part == *what));
+    let failure = match is_refused {
+        true => Failure::Unreached,
+        false => Failure::Broken,
+    };
+    if !router.pool().protocol.reaches_workers() {
+        note_asked(stream);
+        return failure;
+    }
     let Some(last) = last_tried() else {
         router.heard_of_decode(&stream.seat.borrow(), Outcome::Unreachable);
-        return;
+        return Failure::Unreached;
     };
     router.took_no_connection(&stream.tried_before(last));
     // Those behind it in the list have not been asked.
@@ -442,4 +447,5 @@ fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) {
         router.served_by(&mut stream.seat.borrow_mut(), last);
         router.heard_of_decode(&stream.seat.borrow(), Outcome::Failed);
     }
+    failure
 }

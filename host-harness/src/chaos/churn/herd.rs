@@ -113,8 +113,7 @@ impl Herd {
         seed: u64,
     ) -> Result<Self, FleetError> {
         let count = if source.finds_addresses() { MANY } else { FEW };
-        let mut places = free_places(Role::Prefill, ip, count)?;
-        places.extend(free_places(Role::Decode, ip, count)?);
+        let places = free_places(ip, count)?;
         let mut herd = Self {
             source,
             dialect,
@@ -445,7 +444,6 @@ impl Herd {
             }
         })?;
         let bootstrap = engine.bootstrap.map(|address| address.port());
-        at.bootstrap = bootstrap.unwrap_or_default();
         Ok(Worker {
             id,
             role: at.role,
@@ -522,15 +520,20 @@ fn later(last: &State, before: Option<u64>) -> u64 {
     before.map_or(0, |before| last.counts.requests.saturating_sub(before))
 }
 
-/// Free ports of this address, which stay free: nobody else uses it.
-fn free_places(role: Role, ip: IpAddr, count: usize) -> std::io::Result<Vec<Place>> {
-    let held = (0..count).map(|_| TcpListener::bind((ip, 0)));
+/// So many places of each role, at free ports of this address, which stay free: nobody else uses it. All are held until all are
+/// found, so that none is found twice.
+fn free_places(ip: IpAddr, count: usize) -> std::io::Result<Vec<Place>> {
+    let roles = [Role::Prefill, Role::Decode];
+    let held = (0..2 * roles.len() * count).map(|_| TcpListener::bind((ip, 0)));
     let held = held.collect::<std::io::Result<Vec<_>>>()?;
-    let places = held.iter().map(|listener| {
+    let roles = roles
+        .into_iter()
+        .flat_map(|role| (0..count).map(move |_| role));
+    let places = held.chunks_exact(2).zip(roles).map(|(pair, role)| {
         Ok(Place {
             role,
-            address: listener.local_addr()?,
-            bootstrap: 0,
+            address: pair[0].local_addr()?,
+            bootstrap: pair[1].local_addr()?.port(),
             used: false,
             taken: false,
         })
@@ -581,6 +584,18 @@ mod tests {
             tokio::time::sleep(LOOK).await;
         }
         assert_eq!(herd.stop().await.removed_worker_requests, 1);
+    }
+
+    #[test]
+    fn no_port_is_given_twice() {
+        let places = free_places(IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9)), MANY).unwrap();
+        let ports = places
+            .iter()
+            .flat_map(|place| [place.address.port(), place.bootstrap]);
+        let ports: std::collections::BTreeSet<_> = ports.collect();
+        assert_eq!((places.len(), ports.len()), (2 * MANY, 4 * MANY));
+        let prefill = places.iter().filter(|place| place.role == Role::Prefill);
+        assert_eq!(prefill.count(), MANY);
     }
 
     #[tokio::test]

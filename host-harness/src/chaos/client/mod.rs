@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::asks;
 use super::judge::{Exchange, Seen};
+use super::reply::Ending;
 use super::scenario::Crowd;
 
 mod line;
@@ -95,11 +96,17 @@ impl Client {
         let sent = Instant::now();
         match self.line.exchange(&ask, manner).await {
             Outcome::Left => self.seen.left += 1,
-            Outcome::Heard(heard) => self.seen.exchanges.push(Exchange {
-                sent,
-                ended: Instant::now(),
-                ending: heard.judge(ask.expected),
-            }),
+            Outcome::Heard(heard) => {
+                let ending = heard.judge(ask.expected);
+                if let Ending::Failed(why) = &ending {
+                    tracing::info!("client {} at its {turn}th: {why}", self.number);
+                }
+                self.seen.exchanges.push(Exchange {
+                    sent,
+                    ended: Instant::now(),
+                    ending,
+                });
+            }
         }
     }
 }

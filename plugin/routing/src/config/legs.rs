@@ -64,7 +64,8 @@ pub struct DecodeLeg {
     /// Milliseconds for each token that the client allows, for an answer in one piece, in addition to those for the first; 0,
     /// and where the client allows unboundedly many: no limit.
     pub timeout_ms_per_token: u32,
-    /// How often a decode leg that failed before its client read anything is replaced by a new pair.
+    /// How often a decode leg that failed before its client read anything is replaced by a new pair. One that reached nobody, or
+    /// whose worker has left, is replaced `attempts` - 1 times beside, unless this is 0.
     pub recoveries: u32,
     /// Bytes of request bodies kept for that, per worker thread; a request beyond it is not replaced.
     pub recovery_bytes: usize,

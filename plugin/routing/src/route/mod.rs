@@ -38,7 +38,7 @@ pub use dispatch::{Dispatch, Patience};
 pub use health::{Ejection, Outcome};
 pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
-pub use recovery::{Failed, Recovery};
+pub use recovery::{Cost, Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use reports::Report;
 pub use seat::{Fallback, Seat};
@@ -70,7 +70,7 @@ use choice::{Pair, Whole};
 use errand::Errand;
 use explain::Explained;
 use health::Health;
-use recovery::Way;
+use recovery::{Budget, Way};
 use reports::Reports;
 use roster::Roster;
 use sharing::Kept;
@@ -462,7 +462,7 @@ impl Router {
         let seat = Seat {
             decode_charge: Some(self.charge_decode(&decode, case.asked)),
             // Its hand-off serves once.
-            recovery: Some(Recovery::new(errand, Way::Whole, 0)),
+            recovery: Some(Recovery::new(errand, Way::Whole, Budget::default())),
             decode: Some(decode.target.worker),
             ..Seat::default()
         };
@@ -542,8 +542,8 @@ impl Router {
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
             let errand = Rc::new(Errand::of(case, request));
             dispatch.patience = errand.patience(self, self.prefill_deadline(key));
-            let times = self.pool.decode.recoveries;
-            seat.recovery = Some(Recovery::new(errand, way, times));
+            let budget = Budget::of(&self.pool.decode);
+            seat.recovery = Some(Recovery::new(errand, way, budget));
         }
         Plan::Forward(dispatch, seat)
     }

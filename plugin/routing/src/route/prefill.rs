@@ -13,7 +13,7 @@ use super::dispatch::rank_header;
 use super::errand::Errand;
 use super::health::Outcome;
 use super::legs::{Legs, Staged};
-use super::recovery::{Recovery, Way};
+use super::recovery::{Budget, Recovery, Way};
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
 use crate::config::{self, OnPrefillFailure};
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
@@ -158,12 +158,12 @@ impl Router {
     ) -> Result<Plan, Refusal> {
         let legs = self.legs(&pair, binding, request)?;
         let errand = Rc::new(Errand::of(case, request));
-        let times = self.pool.decode.recoveries;
+        let budget = Budget::of(&self.pool.decode);
         let seat = Seat {
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
             decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
-            recovery: Some(Recovery::new(Rc::clone(&errand), Way::Pair, times)),
+            recovery: Some(Recovery::new(Rc::clone(&errand), Way::Pair, budget)),
             ..Seat::default()
         };
         let charge = self.charge_prefill(&pair.prefill, case.asked);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::errand::Errand;
 use super::{Plan, Refusal, Router};
-use crate::config::Protocol;
+use crate::config::{DecodeLeg, Protocol};
 use crate::fleet::WorkerId;
 use crate::request::Request;
 
@@ -16,20 +16,80 @@ use crate::request::Request;
 pub struct Recovery {
     errand: Rc<Errand>,
     way: Way,
-    left: u32,
+    budget: Budget,
     excluded: Vec<WorkerId>,
+}
+
+/// How often a request may be placed again.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Budget {
+    /// After a leg that an engine may have worked on.
+    recoveries: u32,
+    /// After one that reached nobody.
+    attempts: u32,
+}
+
+impl Budget {
+    /// What the pool allows. A pool that wants no recoveries keeps no bodies, without which nothing is placed again.
+    pub(super) fn of(leg: &DecodeLeg) -> Self {
+        let attempts = match leg.recoveries {
+            0 => 0,
+            _ => leg.attempts.saturating_sub(1),
+        };
+        Self {
+            recoveries: leg.recoveries,
+            attempts,
+        }
+    }
+
+    fn is_left(self) -> bool {
+        self.recoveries > 0 || self.attempts > 0
+    }
+
+    /// What is left of it after such a failure. What cost nothing is charged to the recoveries only when nothing else is left.
+    fn charged(self, cost: Cost) -> Option<Self> {
+        let Self {
+            recoveries,
+            attempts,
+        } = self;
+        if cost == Cost::Nothing
+            && let Some(attempts) = attempts.checked_sub(1)
+        {
+            return Some(Self {
+                recoveries,
+                attempts,
+            });
+        }
+        let recoveries = recoveries.checked_sub(1)?;
+        Some(Self {
+            recoveries,
+            attempts,
+        })
+    }
+}
+
+/// What a failed leg may have cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Cost {
+    /// An engine may have worked on it: it counts against `decode.recoveries`.
+    #[default]
+    Work,
+    /// No worker took the connection, or the one that had it is gone: it counts against `decode.attempts`.
+    Nothing,
 }
 
 /// Who is not to be asked again.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Failed<'f> {
-    /// The workers that failed.
+    /// The workers that failed, or may have.
     pub workers: &'f [WorkerId],
-    /// The prefill worker whose hand-off a decode worker could not use, if that was it: where there is no other decode worker
-    /// the same one is asked again, with a hand-off of another.
-    pub prefill: &'f [WorkerId],
+    /// Who is left out in their place where nobody else is left: of several that may have failed the one that is likeliest to, or
+    /// the prefill worker whose hand-off a decode worker could not use. Nobody: then nothing is left to try.
+    pub otherwise: &'f [WorkerId],
     /// Direct mode: the frontends that were asked.
     pub frontends: &'f [SocketAddr],
+    /// What the leg may have cost.
+    pub cost: Cost,
 }
 
 /// How it was placed.
@@ -43,18 +103,18 @@ pub(super) enum Way {
 
 impl Recovery {
     /// For a request that has just been placed for the first time.
-    pub(super) fn new(errand: Rc<Errand>, way: Way, times: u32) -> Self {
+    pub(super) fn new(errand: Rc<Errand>, way: Way, budget: Budget) -> Self {
         Self {
             errand,
             way,
-            left: times,
+            budget,
             excluded: Vec::new(),
         }
     }
 
     /// Whether the pool allows another try.
     pub fn is_allowed(&self) -> bool {
-        self.left > 0
+        self.budget.is_left()
     }
 }
 
@@ -72,17 +132,16 @@ impl Router {
         let Recovery {
             errand,
             way,
-            left,
+            budget,
             excluded,
         } = recovery;
-        let left = left.checked_sub(1)?;
+        let budget = budget.charged(failed.cost)?;
         let request = Request::parse(errand.generation, body).ok()?;
         let without = |some: &[WorkerId]| [excluded.as_slice(), some].concat();
         let mut tried = without(failed.workers);
         let mut plan = self.place_again(&errand, way, &tried, &request);
-        if plan.is_err() && !failed.prefill.is_empty() {
-            // A decode worker may have failed for its prefill's sake.
-            tried = without(failed.prefill);
+        if plan.is_err() && !failed.otherwise.is_empty() {
+            tried = without(failed.otherwise);
             plan = self.place_again(&errand, way, &tried, &request);
         }
         let mut plan = plan.ok()?;
@@ -98,7 +157,7 @@ impl Router {
             seat.recovery = Some(Recovery {
                 errand,
                 way,
-                left,
+                budget,
                 excluded: tried,
             });
         }

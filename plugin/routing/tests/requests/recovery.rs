@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use routing::fleet::WorkerId;
-use routing::route::{AfterPrefill, Client, Failed, Plan, PrefillAnswer, Router, Seat};
+use routing::route::{AfterPrefill, Client, Cost, Failed, Plan, PrefillAnswer, Router, Seat};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -53,6 +53,68 @@ fn a_failed_decode_worker_is_replaced_by_another_pair_within_the_budget() {
 }
 
 #[test]
+fn a_leg_that_reached_nobody_costs_no_recovery_and_is_tried_as_often_as_the_pool_allows() {
+    for (recoveries, attempts, placed) in [(0, 3, 1), (1, 1, 2), (1, 3, 4), (2, 3, 5), (1, 9, 6)] {
+        let decoders = (11..=16).map(|id| worker("decode", id));
+        let workers: Vec<_> = std::iter::once(worker("prefill", 1))
+            .chain(decoders)
+            .collect();
+        let fields = json!({"decode": {"recoveries": recoveries, "attempts": attempts}});
+        let mut router = router("nixl", &workers, fields);
+        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        drop(phase);
+        let mut tried = vec![decoder(&seat)];
+        while let Some(recovery) = seat.take_recovery() {
+            let failed = Failed {
+                workers: &[decoder(&seat)],
+                cost: Cost::Nothing,
+                ..Failed::default()
+            };
+            let Some(plan) = router.recover(recovery, &failed, &body(&json!({})), NOW) else {
+                break;
+            };
+            let (phase, next) = prefill(Ok(plan));
+            drop(phase);
+            assert!(!tried.contains(&decoder(&next)), "{tried:?}");
+            tried.push(decoder(&next));
+            seat = next;
+        }
+        assert_eq!(
+            tried.len(),
+            placed,
+            "{recoveries} recoveries, {attempts} attempts"
+        );
+    }
+}
+
+#[test]
+fn what_reached_nobody_leaves_the_recoveries_to_what_failed() {
+    let workers = [
+        worker("aggregated", 21),
+        worker("aggregated", 22),
+        worker("aggregated", 23),
+        worker("aggregated", 24),
+    ];
+    let mut router = router("aggregated", &workers, json!({"decode": {"attempts": 2}}));
+    let (_, mut seat) = forward(ask(&mut router, json!({})));
+    let mut costs = [Cost::Nothing, Cost::Work, Cost::Work].into_iter();
+    let mut again = || {
+        let recovery = seat.take_recovery()?;
+        let failed = Failed {
+            workers: &[decoder(&seat)],
+            cost: costs.next()?,
+            ..Failed::default()
+        };
+        let plan = router.recover(recovery, &failed, &body(&json!({})), NOW)?;
+        seat = forward(Ok(plan)).1;
+        Some(())
+    };
+    assert!(again().is_some(), "it reached nobody");
+    assert!(again().is_some(), "the one recovery");
+    assert!(again().is_none(), "nothing is left");
+}
+
+#[test]
 fn a_request_that_ran_whole_runs_whole_elsewhere() {
     let workers = [worker("aggregated", 21), worker("aggregated", 22)];
     let mut router = router("aggregated", &workers, json!({}));
@@ -63,6 +125,25 @@ fn a_request_that_ran_whole_runs_whole_elsewhere() {
     assert_ne!(decoder(&next), first);
     assert!(dispatch.edits.is_none());
     assert!(recover(&mut router, &mut next).is_none());
+}
+
+#[test]
+fn where_all_may_have_failed_only_the_likeliest_is_left_out() {
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+    drop(phase);
+    let first = decoder(&seat);
+    let failed = Failed {
+        workers: &[WorkerId(11), WorkerId(12)],
+        otherwise: &[first],
+        ..Failed::default()
+    };
+    let recovery = seat
+        .take_recovery()
+        .expect("a request that may be placed anew");
+    let plan = router.recover(recovery, &failed, &body(&json!({})), NOW);
+    let (_phase, next) = prefill(Ok(plan.expect("the other one")));
+    assert_ne!(decoder(&next), first);
 }
 
 #[test]
@@ -191,7 +272,7 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
     drop(phase);
     let failed = Failed {
         workers: &[decoder(&seat)],
-        prefill: &[first],
+        otherwise: &[first],
         ..Failed::default()
     };
     let recovery = seat
