@@ -13,6 +13,7 @@ use routing::route::{Refusal, Report, Router};
 use serde::Serialize;
 
 use crate::gateway::Gateway;
+use crate::headers;
 use crate::host;
 use crate::pools::Pools;
 use crate::shared::{self, SourceHealth};
@@ -61,7 +62,8 @@ pub fn reply(reply: &Reply) {
 
 /// Refuses a request that has no stream of its own yet.
 pub fn refuse(refusal: &Refusal) {
-    send(refusal.status(), &[], &refusal.to_json());
+    let dropped = refusal.dropped_reason().map(|why| (headers::DROPPED, why));
+    send(refusal.status(), dropped.as_slice(), &refusal.to_json());
 }
 
 fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {
@@ -142,9 +144,15 @@ fn models(router: &Router) -> Option<Answer> {
     let ready = places
         .iter()
         .filter(|(_, state)| state.can_serve_requests(absent).is_ok());
-    let names: BTreeSet<&str> = ready
+    let mut names: BTreeSet<&str> = ready
         .filter_map(|(place, _)| place.model.as_deref())
         .collect();
+    let rewrites = router.pool().model_rewrites.iter();
+    let clients = rewrites.filter(|rewrite| {
+        let mut targets = rewrite.targets.iter();
+        targets.any(|target| router.can_serve_requests(&target.model).is_ok())
+    });
+    names.extend(clients.filter_map(|rewrite| rewrite.model.as_deref()));
     let model = |id| Model {
         id,
         object: "model",

@@ -1,5 +1,7 @@
 //! Owns the names of headers: those that steer the proxy, those a client must not set, those a prefill leg does not carry.
 
+use routing::request::steering::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
+
 /// Where a request or a call goes: an ordered list of `ip:port`, read by the clusters' `override_host` policy.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 /// How often the proxy may move on to the next destination of the list.
@@ -14,6 +16,10 @@ pub const PREFILL: &str = "x-pd-router-prefill";
 pub const DECODE: &str = "x-pd-router-decode";
 /// The endpoints that a gateway in front allows.
 pub use routing::request::steering::SUBSET;
+/// The endpoint that really answered: what the gateway tells the picker in the endpoint picker protocol.
+pub const SERVED: &str = "x-gateway-destination-endpoint-served";
+/// Why a request was dropped, in the words of the endpoint picker protocol.
+pub const DROPPED: &str = "x-llm-d-request-dropped-reason";
 /// Asks for the terms of the choice, and answers with them.
 pub const EXPLAIN: &str = "x-pd-router-explain";
 /// Tenants share no cache.
@@ -27,8 +33,11 @@ const NOT_A_CLIENTS: &[&str] = &[
     SUBSET,
     EXPLAIN,
     "x-bypass-remote-prefill",
-    "x-gateway-destination-endpoint-served",
+    SERVED,
+    DROPPED,
     "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-kv-cache-source-host-port",
     "x-data-parallel-host-port",
     "x-data-parallel-rank",
     "x-dp-rank",
@@ -41,6 +50,10 @@ const NOT_A_CLIENTS: &[&str] = &[
     "x-dynamo-dp-rank",
     "x-dynamo-prefill-dp-rank",
     "x-dynamo-routing-mode",
+    "x-dynamo-epp-booking-id",
+    "x-dynamo-prefill-worker-id",
+    "x-dynamo-decode-worker-id",
+    "x-dynamo-token-data",
     PREFILL,
     DECODE,
     MAX_RETRIES,
@@ -52,6 +65,9 @@ const NOT_A_CLIENTS: &[&str] = &[
     "x-envoy-upstream-rq-timeout-ms",
     "x-envoy-upstream-rq-per-try-timeout-ms",
 ];
+
+/// Headers by which a gateway in front says more than where a request goes.
+const A_GATEWAYS: [[&str; 2]; 3] = [MODEL_REWRITE, OBJECTIVE, FAIRNESS];
 
 /// Headers of the client's request that are about its connection or its body's form, not about the request.
 const NOT_ON_A_CALL: &[&str] = &[
@@ -70,7 +86,7 @@ const NOT_ON_A_CALL: &[&str] = &[
 
 /// Whether a client must not set this header.
 pub fn is_not_a_clients(name: &[u8]) -> bool {
-    contains(NOT_A_CLIENTS, name)
+    contains(NOT_A_CLIENTS, name) || contains(A_GATEWAYS.as_flattened(), name)
 }
 
 /// Whether this header of the client's request is set on a leg that is called too.

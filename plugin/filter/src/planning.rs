@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use routing::admission::Waiter;
+use routing::answer::EventEdit;
 use routing::request::Generation;
 use routing::route::{Explain, Plan, Refusal, Told, Turn};
 use routing::selection::eligibility::Subset;
@@ -10,9 +11,17 @@ use routing::selection::eligibility::Subset;
 use crate::calls::{self, Task};
 use crate::gateway::{Gateway, Waits};
 use crate::headers;
-use crate::host::{self, Buffer, Header};
+use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
+
+/// Where the endpoint picker protocol has the subset hint.
+const SUBSET_HINT: [&str; 4] = [
+    "metadata",
+    "filter_metadata",
+    "envoy.lb.subset_hint",
+    headers::SUBSET,
+];
 
 /// What a request's headers say to the router, kept until it is planned.
 #[derive(Default)]
@@ -32,8 +41,12 @@ impl Spoken {
         found.map(|(_, value)| value.as_slice())
     }
 
-    /// The endpoints that the gateway in front allows.
+    /// The endpoints that the gateway in front allows: as it says in metadata, which no client can write, else in a header. The
+    /// stream's context must be the effective one.
     pub fn subset(&self) -> Option<Subset> {
+        if let Some(hint) = host::property(&SUBSET_HINT) {
+            return Some(Subset::of_metadata(&hint));
+        }
         let text = self.steering(headers::SUBSET)?;
         // What is not text names no endpoint, and so allows none.
         Some(Subset::parse(std::str::from_utf8(text).unwrap_or_default()))
@@ -66,6 +79,17 @@ pub fn plan(
     turn: Turn,
 ) -> Next {
     let body = host::buffer(Buffer::Request).unwrap_or_default();
+    let body = match renamed(gateway, stream, body) {
+        Ok(body) => body,
+        Err(error) => {
+            log::error!(
+                "[{}] its model could not be renamed: {error}",
+                stream.request_id()
+            );
+            stream.refuse(gateway, &Refusal::Internal);
+            return Next::Stays;
+        }
+    };
     let outcome = {
         let spoken = stream.spoken.borrow();
         let subset = spoken.subset();
@@ -92,6 +116,28 @@ pub fn plan(
         return Next::Stays;
     }
     carry_out(gateway, stream, outcome, body)
+}
+
+/// The body under the name that its model has for the workers, which is settled once: one that waits is not renamed again.
+fn renamed(gateway: &Gateway, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
+    if stream.is_named.replace(true) {
+        return Ok(body);
+    }
+    let renamed = {
+        let spoken = stream.spoken.borrow();
+        let mut router = gateway.router.borrow_mut();
+        router.rename(&body, &spoken.steering)
+    };
+    let Some(renamed) = renamed else {
+        return Ok(body);
+    };
+    stream.set_body(&renamed.body)?;
+    if let Some(was) = renamed.was {
+        // What is compressed cannot be given its name back.
+        host::remove_header(Map::Request, b"accept-encoding")?;
+        stream.change_by(EventEdit::ModelName(was));
+    }
+    Ok(renamed.body)
 }
 
 /// Carries out what was decided.

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use routing::answer::Form;
 use routing::config::Legs;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::terminal::Terminal;
@@ -282,7 +283,9 @@ fn end_here(client: &Stream, terminal: Terminal) {
             b"content-type".to_vec(),
             terminal.content_type.as_bytes().to_vec(),
         );
-        client.answer(200, &[kind], &terminal.body);
+        let form = Form::of(terminal.content_type.as_bytes());
+        let body = client.rewritten(&terminal.body, form);
+        client.answer(200, &[kind], &body);
         client.seat.borrow_mut().release();
     }
 }

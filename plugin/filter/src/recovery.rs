@@ -243,6 +243,11 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
             }
             client.next_attempt();
             kept.extend(response::names(gateway, &client.seat.borrow()));
+            if gateway.config.response_headers
+                && let Some(address) = client.destinations.borrow().first()
+            {
+                kept.push(response::served(*address));
+            }
             if client.enter() {
                 let body = client.rewritten(body, form(&kept));
                 client.answer(u32::from(status), &kept, &body);

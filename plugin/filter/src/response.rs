@@ -365,10 +365,24 @@ fn mark(gateway: &Gateway, stream: &Stream) {
     if stream.destinations.borrow().len() > 1 || gateway.config.response_headers {
         note_server(gateway, stream);
     }
-    for (name, value) in names(gateway, &stream.seat.borrow()) {
+    let mut told = names(gateway, &stream.seat.borrow());
+    if gateway.config.response_headers
+        && let Some(address) = last_tried()
+    {
+        told.push(served(address));
+    }
+    for (name, value) in told {
         let name = std::str::from_utf8(&name).unwrap_or_default();
         let _ = host::set_header(Map::Response, name, &value);
     }
+}
+
+/// The header that names the endpoint which answered.
+pub fn served(address: SocketAddr) -> Header {
+    (
+        headers::SERVED.as_bytes().to_vec(),
+        address.to_string().into_bytes(),
+    )
 }
 
 /// The headers that name the workers, where they are wanted.

@@ -1,5 +1,5 @@
 //! Owns the changes that an answer undergoes on its way: the tokens that prefill had cached, the logprobs of the prompt that
-//! only prefill knows.
+//! only prefill knows, the name that the client used for the model.
 
 use std::rc::Rc;
 
@@ -13,23 +13,16 @@ use crate::host::{self, Buffer, HostError, Map};
 use crate::stream::Stream;
 
 /// What is to be changed in an answer.
+#[derive(Default)]
 pub struct Change {
-    edit: EventEdit,
     events: Rewriter,
 }
 
 impl Change {
-    fn new(edit: EventEdit) -> Self {
-        Self {
-            events: Rewriter::new(edit.clone()),
-            edit,
-        }
-    }
-
     /// The whole answer, changed; none where there is nothing to change.
     fn of_document(&self, document: &[u8]) -> Option<Vec<u8>> {
         let text = std::str::from_utf8(document).ok()?;
-        self.edit.apply(text).map(String::into_bytes)
+        self.events.of_document(text).map(String::into_bytes)
     }
 
     /// What may be handed on of a stream of events once these bytes of it have come.
@@ -49,8 +42,7 @@ pub fn report_cached(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnsw
     };
     if gateway.router.borrow().pool().report_cached_tokens {
         let cached = usage::cached_tokens(body);
-        let change = Change::new(EventEdit::CachedTokens(cached));
-        client.change.replace(Some(change));
+        client.change_by(EventEdit::CachedTokens(cached));
     }
 }
 
@@ -62,12 +54,17 @@ pub fn add_logprobs(client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     if client.wants_logprobs.replace(false)
         && let Some(logprobs) = PromptLogprobs::read(body)
     {
-        let change = Change::new(EventEdit::PromptLogprobs(logprobs));
-        client.change.replace(Some(change));
+        client.change_by(EventEdit::PromptLogprobs(logprobs));
     }
 }
 
 impl Stream {
+    /// From now on the answer is changed by this too.
+    pub fn change_by(&self, edit: EventEdit) {
+        let mut change = self.change.borrow_mut();
+        change.get_or_insert_default().events.add(edit);
+    }
+
     /// Changes what is there of the answer, where it must be changed: events as they come, an answer in one piece when its end is
     /// there. The stream's context must be the effective one.
     pub fn rewrite(&self, bytes: &[u8], is_end: bool) {

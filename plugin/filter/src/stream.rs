@@ -175,6 +175,8 @@ pub struct Stream {
     pub clock: Clock,
     /// How the first of its decode legs failed, while it is being replaced.
     pub failure: RefCell<Option<Failure>>,
+    /// Whether the name of its model has been settled.
+    pub is_named: Cell<bool>,
     /// The change that its answer needs.
     pub change: RefCell<Option<Change>>,
     /// Whether the prompt's logprobs, which only prefill knows, are wanted in the answer and not known yet.
@@ -214,6 +216,7 @@ impl Stream {
             racing: Cell::new(0),
             clock: Clock::default(),
             failure: RefCell::default(),
+            is_named: Cell::new(false),
             change: RefCell::default(),
             wants_logprobs: Cell::new(false),
             form: Cell::new(Form::Whole),
@@ -338,6 +341,8 @@ impl Stream {
         let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
         let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
         sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
+        let dropped = refusal.dropped_reason();
+        sent.extend(dropped.map(|why| (headers::DROPPED.as_bytes().to_vec(), why.into())));
         self.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
         self.seat.borrow_mut().release();
     }
@@ -356,17 +361,7 @@ impl Stream {
             host::set_header(Map::Request, name, value.as_bytes())?;
         }
         if let Some(edits) = &dispatch.edits {
-            let edited = edits.apply(&body);
-            host::set_buffer(Buffer::Request, &edited)?;
-            // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with
-            // trailers has none, unless the client told one.
-            if self.told_length || !self.trailers.get() {
-                host::set_header(
-                    Map::Request,
-                    "content-length",
-                    edited.len().to_string().as_bytes(),
-                )?;
-            }
+            self.set_body(&edits.apply(&body))?;
         }
         self.destinations.replace(dispatch.destinations.clone());
         self.stage.set(Stage::Forwarded);
@@ -375,6 +370,18 @@ impl Stream {
         self.clock.start(dispatch.patience, gateway.now());
         if self.clock.runs() || self.seat.borrow().decode.is_some() {
             gateway.watch_over(self);
+        }
+        Ok(())
+    }
+
+    /// Puts another body in the place of the request's. The stream's context must be the effective one.
+    pub fn set_body(&self, body: &[u8]) -> Result<(), HostError> {
+        host::set_buffer(Buffer::Request, body)?;
+        // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with trailers
+        // has none, unless the client told one.
+        if self.told_length || !self.trailers.get() {
+            let length = body.len().to_string();
+            host::set_header(Map::Request, "content-length", length.as_bytes())?;
         }
         Ok(())
     }
@@ -528,6 +535,9 @@ pub fn destination_headers(dispatch: &Dispatch) -> Vec<(&'static str, String)> {
         .iter()
         .map(SocketAddr::to_string)
         .collect();
+    if list.is_empty() {
+        return Vec::new();
+    }
     let retries = list.len().saturating_sub(1);
     let mut headers = vec![(headers::DESTINATION, list.join(","))];
     if retries > 0 {

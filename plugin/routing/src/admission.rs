@@ -4,7 +4,7 @@
 //! for the request, with what its place in the order follows from; the request itself stays with whoever holds it. The
 //! order is priority first, in seconds of head start, then the queue's policy, then arrival.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -72,6 +72,10 @@ pub struct Waiter(pub u64);
 /// What a request's place in the order follows from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Claim {
+    /// Its objective's: whoever has more comes first, whatever else is said.
+    pub rank: i32,
+    /// The flow that it belongs to, as a number; 0 where it names none.
+    pub flow: u64,
     /// Seconds of head start.
     pub priority: f64,
     /// Tokens of its prompt.
@@ -84,6 +88,66 @@ pub struct Claim {
 struct Entry {
     waiter: Waiter,
     claim: Claim,
+}
+
+/// The requests that wait at one place.
+#[derive(Debug, Default)]
+struct Line {
+    entries: Vec<Entry>,
+    /// How often each flow that has somebody waiting has had its turn. One that comes anew begins where the others are, so that
+    /// it neither waits for what they had before nor is owed anything.
+    turns: HashMap<u64, u64>,
+}
+
+impl Line {
+    fn join(&mut self, entry: Entry) {
+        let begins_at = self.turns.values().min().copied().unwrap_or_default();
+        self.turns.entry(entry.claim.flow).or_insert(begins_at);
+        self.entries.push(entry);
+    }
+
+    fn leave(&mut self, waiter: Waiter) -> bool {
+        let Some(at) = self.entries.iter().position(|entry| entry.waiter == waiter) else {
+            return false;
+        };
+        let flow = self.entries.remove(at).claim.flow;
+        match self.entries.iter().any(|entry| entry.claim.flow == flow) {
+            true => {
+                let turns = self.turns.entry(flow).or_default();
+                *turns = turns.saturating_add(1);
+            }
+            false => {
+                self.turns.remove(&flow);
+            }
+        }
+        true
+    }
+
+    /// Those who wait, in their order.
+    fn in_order(&self, policy: QueuePolicy) -> Vec<Entry> {
+        let mut all = self.entries.clone();
+        all.sort_by(|a, b| {
+            let by_rank = b.claim.rank.cmp(&a.claim.rank);
+            by_rank.then_with(|| order(policy, a, b))
+        });
+        if self.turns.len() > 1 {
+            self.take_turns(&mut all);
+        }
+        all
+    }
+
+    /// Orders the flows of each rank so that none has had more turns than another, each in the order that it is in.
+    fn take_turns(&self, ordered: &mut [Entry]) {
+        let mut before: HashMap<(i32, u64), u64> = HashMap::new();
+        ordered.sort_by_cached_key(|entry| {
+            let Claim { rank, flow, .. } = entry.claim;
+            let nth = before.entry((rank, flow)).or_default();
+            let had = self.turns.get(&flow).copied().unwrap_or_default();
+            let turn = had.saturating_add(*nth);
+            *nth = nth.saturating_add(1);
+            (Reverse(rank), turn)
+        });
+    }
 }
 
 /// How many of a place are tried when a worker may have become free: each is planned anew, body and all.
@@ -101,7 +165,7 @@ pub struct Full {
 /// The requests that wait on one thread, for each place those of its own.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    places: HashMap<Place, Vec<Entry>>,
+    places: HashMap<Place, Line>,
     next: u64,
     count: usize,
 }
@@ -128,18 +192,16 @@ impl Waiting {
         self.next = self.next.wrapping_add(1);
         self.count = self.count.saturating_add(1);
         let entry = Entry { waiter, claim };
-        self.places.entry_ref(place).or_default().push(entry);
+        self.places.entry_ref(place).or_default().join(entry);
         Ok(waiter)
     }
 
     /// It waits no more, whatever the reason.
     pub fn leave(&mut self, waiter: Waiter) {
         let mut left = 0;
-        self.places.retain(|_, entries| {
-            let before = entries.len();
-            entries.retain(|entry| entry.waiter != waiter);
-            left = before.saturating_sub(entries.len()).max(left);
-            !entries.is_empty()
+        self.places.retain(|_, line| {
+            left = usize::from(line.leave(waiter)).max(left);
+            !line.entries.is_empty()
         });
         self.count = self.count.saturating_sub(left);
     }
@@ -148,14 +210,9 @@ impl Waiting {
     /// free for who comes next. Only so many are told of at once.
     pub fn in_order(&self, policy: QueuePolicy) -> Vec<Waiter> {
         let mut all = Vec::new();
-        for entries in self.places.values() {
-            let mut here: Vec<&Entry> = entries.iter().collect();
-            here.sort_by(|a, b| order(policy, a, b));
-            all.extend(
-                here.into_iter()
-                    .take(TRIED_AT_ONCE)
-                    .map(|entry| entry.waiter),
-            );
+        for line in self.places.values() {
+            let here = line.in_order(policy).into_iter();
+            all.extend(here.take(TRIED_AT_ONCE).map(|entry| entry.waiter));
         }
         all
     }
@@ -163,7 +220,7 @@ impl Waiting {
     /// Those whose time is up at `now`.
     pub fn late(&self, now: Duration, queue: &Queue) -> Vec<Waiter> {
         let deadline = Duration::from_millis(queue.deadline_ms);
-        let all = self.places.values().flatten();
+        let all = self.places.values().flat_map(|line| &line.entries);
         all.filter(|entry| now.saturating_sub(entry.claim.since) >= deadline)
             .map(|entry| entry.waiter)
             .collect()
@@ -203,6 +260,8 @@ mod tests {
 
     fn claim(ms: u64, tokens: u64, priority: f64) -> Claim {
         Claim {
+            rank: 0,
+            flow: 0,
             priority,
             tokens,
             since: Duration::from_millis(ms),
@@ -236,6 +295,72 @@ mod tests {
         assert_eq!(served(QueuePolicy::Fcfs, &claims), [0, 4, 1, 2, 3]);
         assert_eq!(served(QueuePolicy::Lcfs, &claims), [4, 3, 2, 1, 0]);
         assert_eq!(served(QueuePolicy::Wspt, &claims), [1, 3, 0, 2, 4]);
+    }
+
+    #[test]
+    fn objectives_come_first_and_flows_of_one_take_turns() {
+        let of = |rank, flow, ms| Claim {
+            rank,
+            flow,
+            ..claim(ms, 1, 0.0)
+        };
+        // A greedy flow, one that comes later with two, requests without a flow, and one of a higher objective that comes last.
+        let claims = [
+            of(0, 1, 0),
+            of(0, 1, 1),
+            of(0, 1, 2),
+            of(0, 1, 3),
+            of(0, 2, 4),
+            of(0, 2, 5),
+            of(0, 0, 6),
+            of(5, 1, 7),
+            of(-1, 3, 0),
+        ];
+        assert_eq!(
+            served(QueuePolicy::Fcfs, &claims),
+            [7, 4, 6, 0, 5, 1, 2, 3, 8]
+        );
+        // Without flows nothing but the policy counts.
+        let plain: Vec<_> = claims
+            .iter()
+            .map(|one| Claim {
+                rank: 0,
+                flow: 0,
+                ..*one
+            })
+            .collect();
+        assert_eq!(
+            served(QueuePolicy::Fcfs, &plain),
+            [0, 8, 1, 2, 3, 4, 5, 6, 7]
+        );
+    }
+
+    #[test]
+    fn a_flow_that_comes_anew_is_owed_nothing_and_waits_for_nothing() {
+        let mut line = Line::default();
+        let entry = |number, flow| Entry {
+            waiter: Waiter(number),
+            claim: Claim {
+                flow,
+                ..claim(number, 1, 0.0)
+            },
+        };
+        let first = |line: &Line| line.in_order(QueuePolicy::Fcfs)[0].waiter.0;
+        (0..6).for_each(|number| line.join(entry(number, 1)));
+        for number in 0..4 {
+            assert_eq!(first(&line), number);
+            assert!(line.leave(Waiter(number)));
+        }
+        line.join(entry(6, 2));
+        line.join(entry(7, 2));
+        let mut order = Vec::new();
+        while !line.entries.is_empty() {
+            let next = first(&line);
+            order.push(next);
+            assert!(line.leave(Waiter(next)) && !line.leave(Waiter(next)));
+        }
+        assert_eq!(order, [4, 6, 5, 7]);
+        assert!(line.turns.is_empty());
     }
 
     #[test]
@@ -315,7 +440,7 @@ mod tests {
             let mut inside: Vec<Waiter> = Vec::new();
             for (kind, which, number) in steps {
                 match kind {
-                    0 => match waiting.join(&place(&(number % 3).to_string()), claim(number, number, 0.0), &queue) {
+                    0 => match waiting.join(&place(&(number % 3).to_string()), Claim { flow: number % 4, rank: (number % 2) as i32, ..claim(number, number, 0.0) }, &queue) {
                         Ok(waiter) => inside.push(waiter),
                         Err(full) => prop_assert_eq!((full.waiting, inside.len()), (16, 16)),
                     },
@@ -323,7 +448,9 @@ mod tests {
                     _ => waiting.leave(Waiter(number + 1_000_000)),
                 }
                 prop_assert_eq!(waiting.count(), inside.len());
-                prop_assert!(waiting.in_order(QueuePolicy::Wspt).iter().all(|head| inside.contains(head)));
+                let order = waiting.in_order(QueuePolicy::Wspt);
+                prop_assert!(order.iter().all(|head| inside.contains(head)));
+                prop_assert_eq!(order.len(), inside.len());
             }
         }
     }

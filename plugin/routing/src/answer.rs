@@ -6,6 +6,7 @@
 //! a token: a worker must not be blamed for what is not understood here.
 
 mod event;
+mod model_name;
 mod rewriter;
 
 pub use rewriter::{EventEdit, Rewriter};

@@ -3,6 +3,7 @@
 //! Whole lines go on as soon as they are there, and every byte that no edit speaks of as it came.
 
 use super::MAX_EVENT;
+use super::model_name::with_model_name;
 use crate::handoff::sglang::PromptLogprobs;
 use crate::handoff::usage::with_cached_tokens;
 
@@ -13,6 +14,8 @@ pub enum EventEdit {
     CachedTokens(u64),
     /// Prefill's log-probabilities of the prompt come before decode's.
     PromptLogprobs(PromptLogprobs),
+    /// `model` is the name that the client used.
+    ModelName(String),
 }
 
 impl EventEdit {
@@ -21,14 +24,25 @@ impl EventEdit {
         match self {
             Self::CachedTokens(cached) => with_cached_tokens(document, *cached),
             Self::PromptLogprobs(logprobs) => logprobs.before(document),
+            Self::ModelName(name) => with_model_name(document, name),
         }
     }
 }
 
+/// A document edited by all of `edits`, one after the other; none where none applies.
+pub fn apply_all(edits: &[EventEdit], document: &str) -> Option<String> {
+    let mut edited: Option<String> = None;
+    for edit in edits {
+        let so_far = edited.as_deref().unwrap_or(document);
+        edited = edit.apply(so_far).or(edited);
+    }
+    edited
+}
+
 /// Edits a stream of events, however its bytes are cut.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Rewriter {
-    edit: EventEdit,
+    edits: Vec<EventEdit>,
     /// The beginning of a line whose end has not come.
     line: Vec<u8>,
     /// Whether the line is too long to be held back, and goes on as it comes.
@@ -39,10 +53,19 @@ impl Rewriter {
     /// Edits what is to come.
     pub fn new(edit: EventEdit) -> Self {
         Self {
-            edit,
-            line: Vec::new(),
-            passes: false,
+            edits: vec![edit],
+            ..Self::default()
         }
+    }
+
+    /// Edits what is to come by this too.
+    pub fn add(&mut self, edit: EventEdit) {
+        self.edits.push(edit);
+    }
+
+    /// An answer in one piece, edited; none where no edit applies.
+    pub fn of_document(&self, document: &str) -> Option<String> {
+        apply_all(&self.edits, document)
     }
 
     /// Takes the next bytes, and hands on what goes to the client now: all but an unfinished line.
@@ -80,7 +103,7 @@ impl Rewriter {
 
     fn end_line(&mut self, out: &mut Vec<u8>) {
         self.passes = false;
-        match edited(&self.line, &self.edit) {
+        match edited(&self.line, &self.edits) {
             Some(line) => out.extend_from_slice(line.as_bytes()),
             None => out.extend_from_slice(&self.line),
         }
@@ -89,11 +112,11 @@ impl Rewriter {
 }
 
 /// A line with its data edited; what stands around them, the line's end too, stays.
-fn edited(line: &[u8], edit: &EventEdit) -> Option<String> {
+fn edited(line: &[u8], edits: &[EventEdit]) -> Option<String> {
     const FIELD: &str = "data:";
     let line = std::str::from_utf8(line).ok()?;
     let data = line.strip_prefix(FIELD)?.trim_ascii();
-    let edited = edit.apply(data)?;
+    let edited = apply_all(edits, data)?;
     let rest = line.strip_prefix(FIELD)?;
     let before = rest.len().saturating_sub(rest.trim_ascii_start().len());
     let after = rest.trim_ascii_end().len();
@@ -203,6 +226,29 @@ mod tests {
         let edit = EventEdit::CachedTokens(7);
         assert!(edit.apply("{\"usage\":{\"prompt_tokens\":9}}").is_some());
         assert_eq!(edit.apply("{}"), None);
+    }
+
+    #[test]
+    fn several_edits_are_all_made_wherever_the_stream_is_cut() {
+        let stream = "data: {\"id\":\"model\",\"model\":\"engine\",\"choices\":[{\"delta\":{\"content\":\"\\\"model\\\":\\\"engine\\\"\"}}],\"usage\":{}}\n\ndata: [DONE]\n\n";
+        let wanted = stream
+            .replace(
+                "\"model\":\"engine\",",
+                "\"model\":\"client's \\\"own\\\"\",",
+            )
+            .replace(
+                "\"usage\":{}",
+                "\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":7}}",
+            );
+        for at in 0..=stream.len() {
+            let mut rewriter = Rewriter::new(EventEdit::CachedTokens(7));
+            rewriter.add(EventEdit::ModelName("client's \"own\"".to_owned()));
+            let (one, two) = stream.as_bytes().split_at(at);
+            let mut out = rewriter.read(one);
+            out.extend(rewriter.read(two));
+            out.extend(rewriter.finish());
+            assert_eq!(String::from_utf8(out).unwrap(), wanted, "cut at {at}");
+        }
     }
 
     proptest! {

@@ -101,6 +101,7 @@ impl Pool {
             ));
         }
         self.check_frontends(at)?;
+        self.check_picker(at)?;
         self.check_policies(at)?;
         self.destinations
             .check(self.protocol, &format!("{at}.destinations"))?;

@@ -8,6 +8,7 @@ mod engine_metrics;
 mod health;
 mod legs;
 mod listed;
+mod picker;
 mod protocol;
 mod selection;
 mod sharing;
@@ -124,6 +125,15 @@ pub struct Pool {
     /// When a worker that keeps failing is left alone.
     #[serde(default)]
     pub health: Health,
+    /// What models' names are replaced by, in order: of several that fit, one that names the model wins, then the first.
+    #[serde(default)]
+    pub model_rewrites: Vec<ModelRewrite>,
+    /// Priorities by the names of objectives, which a trusted caller gives in `x-llm-d-inference-objective`; default of a request: 0.
+    #[serde(default)]
+    pub objectives: Objectives,
+    /// What becomes of a request while the pool has no worker at all.
+    #[serde(default)]
+    pub on_empty: OnEmpty,
 }
 
 /// What happens to a request while there is no prefill worker.
@@ -278,6 +288,7 @@ pub use health::Health;
 pub use legs::{DecodeLeg, PrefillLeg};
 pub use listed::ListedWorker;
 pub(crate) use listed::check_workers;
+pub use picker::{ModelRewrite, ModelTarget, Objectives, OnEmpty};
 pub use protocol::{Legs, Protocol};
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 pub use sharing::Sharing;

@@ -2,6 +2,7 @@
 
 mod limits;
 pub mod prompt;
+pub mod rename;
 pub mod sequences;
 pub mod steering;
 

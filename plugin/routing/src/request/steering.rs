@@ -164,9 +164,40 @@ enum Field {
 /// The header by which a gateway in front names the endpoints that it allows.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 
+/// The headers by which a gateway in front overrides the model's name; the first one wins.
+pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
+
+/// The headers that name an objective, from which a priority follows; the first one wins.
+pub const OBJECTIVE: [&str; 2] = [
+    "x-llm-d-inference-objective",
+    "x-gateway-inference-objective",
+];
+
+/// The headers that name the flow which a request belongs to: flows of one priority take turns. The first one wins.
+pub const FAIRNESS: [&str; 2] = [
+    "x-llm-d-inference-fairness-id",
+    "x-gateway-inference-fairness-id",
+];
+
 /// The names of all headers that steer.
 pub fn header_names() -> impl Iterator<Item = &'static str> {
-    HEADERS.iter().map(|(name, _)| *name).chain([SUBSET])
+    let numbers = HEADERS.iter().map(|(name, _)| *name);
+    let names = [MODEL_REWRITE, OBJECTIVE, FAIRNESS].into_iter().flatten();
+    numbers.chain([SUBSET]).chain(names)
+}
+
+/// What the first of these headers that is there says; none where it says nothing.
+pub fn said<'h>(headers: &'h [(Vec<u8>, Vec<u8>)], names: &[&str]) -> Option<&'h [u8]> {
+    let value = |name: &&str| {
+        let mut named = headers
+            .iter()
+            .filter(|(known, _)| known.eq_ignore_ascii_case(name.as_bytes()));
+        named.next().map(|(_, value)| value.trim_ascii())
+    };
+    names
+        .iter()
+        .find_map(value)
+        .filter(|value| !value.is_empty())
 }
 
 /// The header that a caller names a worker of `role` with, for messages.

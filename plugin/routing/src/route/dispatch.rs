@@ -12,7 +12,8 @@ use crate::json::Edits;
 /// A leg that the proxy forwards.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// Where to, in order: the next one only if a connection could not be made, so that the same bytes fit.
+    /// Where to, in order: the next one only if a connection could not be made, so that the same bytes fit. None: where the
+    /// cluster's own fallback says.
     pub destinations: Vec<SocketAddr>,
     /// Headers to be set.
     pub headers: Vec<HeaderValue>,
@@ -33,6 +34,18 @@ pub struct Patience {
     pub total: Option<Duration>,
     /// Until it has come to its end, where it is waited for in one piece, however it was asked for.
     pub whole: Option<Duration>,
+}
+
+impl Dispatch {
+    /// To whomever the cluster's own fallback picks.
+    pub(super) fn anywhere() -> Self {
+        Self {
+            destinations: Vec::new(),
+            headers: Vec::new(),
+            edits: None,
+            patience: Patience::default(),
+        }
+    }
 }
 
 impl Router {

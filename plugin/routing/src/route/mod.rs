@@ -16,6 +16,7 @@ mod errand;
 mod explain;
 mod health;
 mod legs;
+mod picker;
 mod pinned;
 mod place;
 mod prefill;
@@ -253,6 +254,11 @@ impl Router {
     /// # Errors
     /// When there is no worker.
     pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
+        let outcome = self.plain_to_one(subset);
+        self.or_anywhere(outcome)
+    }
+
+    fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
         if self.pool.protocol == Protocol::Direct {
             return Ok((self.through_frontends(Vec::new()), Seat::default()));
         }
@@ -295,6 +301,7 @@ impl Router {
         self.advance(told.now);
         self.explain(told.explain);
         let outcome = self.plan_read(generation, body, told);
+        let outcome = self.or_forward_anywhere(outcome);
         if !matches!(outcome, Ok(Plan::Wait(_))) {
             self.decided(told.turn);
         }
@@ -333,14 +340,18 @@ impl Router {
         };
         let (place, verdict) = self.choose_place(model.as_deref(), &steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
+        let rank = self.objective(told.headers);
         let claim = Claim {
+            rank,
+            flow: picker::flow(told.headers),
             priority: steering.hints.priority,
             tokens: asked.prompt_tokens,
             since: told.now,
         };
         let case = self.case(&place, &steering, &asked);
         match self.plan_at(&case, verdict, &request, told) {
-            Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query => {
+            // Who is sheddable does not wait.
+            Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query && rank >= 0 => {
                 self.wait(&place, claim, told.turn, overloaded)
             }
             outcome => outcome,
@@ -375,6 +386,20 @@ impl Router {
     /// # Errors
     /// `otherwise`, where there is no such worker.
     pub fn plan_unread(
+        &mut self,
+        otherwise: Refusal,
+        subset: Option<&Subset>,
+    ) -> Result<Plan, Refusal> {
+        // Nothing in a body that is not read can be wrong.
+        let otherwise = match self.opens_when_empty() && self.places.places().next().is_none() {
+            true => Refusal::NoFleet,
+            false => otherwise,
+        };
+        let outcome = self.plan_by_load(otherwise, subset);
+        self.or_forward_anywhere(outcome)
+    }
+
+    fn plan_by_load(
         &mut self,
         mut otherwise: Refusal,
         subset: Option<&Subset>,

@@ -276,6 +276,31 @@ impl Refusal {
         }
     }
 
+    /// Why the request was dropped, in the words of the endpoint picker protocol; none where it was at fault itself, or its worker
+    /// was.
+    pub fn dropped_reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Backpressure { .. }
+            | Self::Overloaded { .. }
+            | Self::QueueFull { .. }
+            | Self::Busy
+            | Self::NoneEligible {
+                filter: Filter::Overload,
+                ..
+            } => Some("rejected-saturated"),
+            Self::QueueDeadline { .. } => Some("rejected-ttl-expired"),
+            Self::NotServed(_) | Self::NoFleet | Self::NoneEligible { .. } => {
+                Some("rejected-no-endpoints")
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether there is no worker at all that the request could go to.
+    pub fn is_emptiness(&self) -> bool {
+        matches!(self, Self::NoFleet | Self::NotServed(NotServed::Vacant))
+    }
+
     /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(self.status(), 429 | 502 | 503 | 504)

@@ -35,6 +35,8 @@ pub enum Fallback {
     PrefillFailed,
     /// A hand-off would cost more than it saves (conditional disaggregation).
     NotWorthIt,
+    /// There is no worker, and the proxy's cluster picks a host by itself.
+    FleetEmpty,
 }
 
 impl Fallback {
@@ -44,6 +46,7 @@ impl Fallback {
             Self::PrefillAbsent => "prefill_absent",
             Self::PrefillFailed => "prefill_failed",
             Self::NotWorthIt => "conditional",
+            Self::FleetEmpty => "fleet_empty",
         }
     }
 }

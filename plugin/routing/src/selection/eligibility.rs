@@ -137,6 +137,16 @@ impl Subset {
         Self::of(text.split(','))
     }
 
+    /// Reads what a gateway's metadata hold, as the proxy hands it out: text, which is read as in a header, or a list of texts,
+    /// packed as their number, then (length, 0) for each, all of four bytes, little-endian, then the texts, each with two zeros
+    /// behind it (one for each of the pair that it stands for). What is neither allows nobody.
+    pub fn of_metadata(value: &[u8]) -> Self {
+        match value.contains(&0) {
+            true => Self::of(packed(value).unwrap_or_default().into_iter()),
+            false => Self::parse(std::str::from_utf8(value).unwrap_or_default()),
+        }
+    }
+
     /// The subset of these entries.
     pub fn of<'t>(entries: impl Iterator<Item = &'t str>) -> Self {
         let mut subset = Self::default();
@@ -156,6 +166,30 @@ impl Subset {
             self.whole.contains(&address) || self.hosts.contains(&address.ip())
         })
     }
+}
+
+/// The keys of packed pairs.
+fn packed(value: &[u8]) -> Option<Vec<&str>> {
+    let number = |at: usize| {
+        let bytes = value.get(at..at.checked_add(4)?)?;
+        let bytes: [u8; 4] = bytes.try_into().ok()?;
+        usize::try_from(u32::from_le_bytes(bytes)).ok()
+    };
+    let count = number(0)?;
+    let sizes_end = count.checked_mul(8)?.checked_add(4)?;
+    if sizes_end > value.len() {
+        return None;
+    }
+    let mut texts = Vec::with_capacity(count);
+    let mut at = sizes_end;
+    for nth in 0..count {
+        let size_at = nth.checked_mul(8)?.checked_add(4)?;
+        let (key, other) = (number(size_at)?, number(size_at.checked_add(4)?)?);
+        let end = at.checked_add(key)?;
+        texts.push(std::str::from_utf8(value.get(at..end)?).ok()?);
+        at = end.checked_add(other)?.checked_add(2)?;
+    }
+    Some(texts)
 }
 
 #[cfg(test)]
@@ -186,5 +220,34 @@ mod tests {
         assert!(holds("10.0.0.2:1") && holds("[fd00::1]:80") && holds("[fd00::2]:9"));
         assert!(!holds("10.0.0.3:8000") && !subset.holds(None));
         assert!(!Subset::parse("").holds(Some("10.0.0.1:1".parse().unwrap())));
+    }
+
+    #[test]
+    fn metadata_hold_text_or_a_list() {
+        let pack = |entries: &[&str]| {
+            let mut out = (entries.len() as u32).to_le_bytes().to_vec();
+            for entry in entries {
+                out.extend((entry.len() as u32).to_le_bytes());
+                out.extend(0_u32.to_le_bytes());
+            }
+            for entry in entries {
+                out.extend(entry.as_bytes());
+                out.extend([0, 0]);
+            }
+            out
+        };
+        let entries = ["10.0.0.1:8000", " 10.0.0.2", "[fd00::1]:80"];
+        let wanted = Subset::of(entries.into_iter());
+        assert_eq!(Subset::of_metadata(&pack(&entries)), wanted);
+        assert_eq!(Subset::of_metadata(entries.join(",").as_bytes()), wanted);
+        for nobody in [
+            &pack(&[])[..],
+            b"",
+            &[0],
+            &[255, 255, 255, 255, 0],
+            &pack(&entries)[..40],
+        ] {
+            assert_eq!(Subset::of_metadata(nobody), Subset::default(), "{nobody:?}");
+        }
     }
 }

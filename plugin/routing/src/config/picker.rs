@@ -1,0 +1,98 @@
+//! Owns what a pool does in place of an endpoint picker: the names that its models have for clients, the priorities of
+//! objectives, and what becomes of a request while there is no worker.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::check::value;
+use super::{ConfigError, Destinations, Pool, Protocol};
+
+/// Priorities by the names of objectives; more is sooner, and below 0 a request is shed where it would have to wait.
+pub type Objectives = BTreeMap<String, i32>;
+
+/// What a model's name is replaced by before a request is routed. The client reads its own name in the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRewrite {
+    /// The name that clients use; absent: any that no other rewrite names.
+    pub model: Option<String>,
+    /// The names that workers know, one of which is drawn by its weight.
+    pub targets: Vec<ModelTarget>,
+}
+
+/// A name that workers know.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelTarget {
+    /// The model's name, or an adapter's.
+    pub model: String,
+    /// Its share of the requests, beside the other targets' weights; at least 1.
+    #[serde(default = "one")]
+    pub weight: u32,
+}
+
+/// What becomes of a request while the pool has no worker at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnEmpty {
+    /// It is refused with 503 (fail closed).
+    #[default]
+    Refuse,
+    /// It is forwarded without a destination, so that the cluster's own fallback picks a host (fail open). For pools of workers
+    /// that run whole requests: protocol `aggregated`, destinations `members`.
+    Pass,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Pool {
+    pub(super) fn check_picker(&self, at: &str) -> Result<(), ConfigError> {
+        for (index, rewrite) in self.model_rewrites.iter().enumerate() {
+            rewrite.check(&format!("{at}.model_rewrites[{index}]"))?;
+        }
+        let opens = self.on_empty == OnEmpty::Pass;
+        let is_whole = self.protocol == Protocol::Aggregated;
+        if opens && !(is_whole && self.destinations == Destinations::Members) {
+            return Err(value(
+                &format!("{at}.on_empty"),
+                "\"pass\" is for the protocol \"aggregated\" with destinations \"members\": elsewhere a request would reach a worker that cannot serve it whole; use \"refuse\"",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl ModelRewrite {
+    fn check(&self, at: &str) -> Result<(), ConfigError> {
+        if self.model.as_deref() == Some("") {
+            return Err(value(
+                &format!("{at}.model"),
+                "must not be empty; leave it out for any model",
+            ));
+        }
+        if self.targets.is_empty() {
+            return Err(value(
+                &format!("{at}.targets"),
+                "must name at least one model",
+            ));
+        }
+        for (index, target) in self.targets.iter().enumerate() {
+            if target.model.is_empty() {
+                return Err(value(
+                    &format!("{at}.targets[{index}].model"),
+                    "must not be empty",
+                ));
+            }
+            if target.weight == 0 {
+                return Err(value(
+                    &format!("{at}.targets[{index}].weight"),
+                    "must be at least 1; leave the target out for none",
+                ));
+            }
+        }
+        Ok(())
+    }
+}

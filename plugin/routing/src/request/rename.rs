@@ -1,0 +1,164 @@
+//! Owns the model's name in a request: which name takes its place before anything else is done, and the edit that puts it there.
+//!
+//! A gateway's header comes before a rewrite that names the model, that before one for any model (gateway contract, 1.6).
+
+use crate::config::{ModelRewrite, ModelTarget};
+use crate::json::{Object, quoted};
+use crate::selection::Random;
+
+const MODEL: &str = "model";
+
+/// A request whose model has another name now.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Renamed {
+    /// The body with the new name; every other byte as it was.
+    pub body: Vec<u8>,
+    /// The name that the client used; none where it used none.
+    pub was: Option<String>,
+}
+
+/// The body with the name that the pool's `rewrites`, or the gateway in front, want; none where it stays as it is, or cannot be
+/// read: then whoever reads it next says why.
+pub fn rename(
+    body: &[u8],
+    wanted: Option<&str>,
+    rewrites: &[ModelRewrite],
+    random: &mut Random,
+) -> Option<Renamed> {
+    if wanted.is_none() && rewrites.is_empty() {
+        return None;
+    }
+    let object = Object::parse(body, &[MODEL]).ok()?;
+    let member = object.get(MODEL);
+    let was = match member {
+        None => None,
+        // What is no name is not made one: it is refused as it is.
+        Some(member) => Some(serde_json::from_str::<String>(member.value).ok()?),
+    };
+    let name = match wanted {
+        Some(name) => name,
+        None => target(rewrites, was.as_deref(), random)?,
+    };
+    if was.as_deref() == Some(name) {
+        return None;
+    }
+    let mut edits = object.edit();
+    match member {
+        None => edits.insert(MODEL, quoted(name)),
+        Some(_) => object
+            .all(MODEL)
+            .for_each(|member| edits.replace(member, quoted(name))),
+    }
+    Some(Renamed {
+        body: edits.apply(body),
+        was,
+    })
+}
+
+fn target<'r>(
+    rewrites: &'r [ModelRewrite],
+    was: Option<&str>,
+    random: &mut Random,
+) -> Option<&'r str> {
+    let exact = rewrites
+        .iter()
+        .find(|rewrite| was.is_some() && rewrite.model.as_deref() == was);
+    let any = || rewrites.iter().find(|rewrite| rewrite.model.is_none());
+    draw(&exact.or_else(any)?.targets, random)
+}
+
+/// One of the targets, by weight.
+fn draw<'r>(targets: &'r [ModelTarget], random: &mut Random) -> Option<&'r str> {
+    let all: u64 = targets.iter().map(|target| u64::from(target.weight)).sum();
+    let mut left = match targets.len() {
+        1 => 0,
+        _ => random.u64(..all.max(1)),
+    };
+    for target in targets {
+        let weight = u64::from(target.weight);
+        if left < weight {
+            return Some(&target.model);
+        }
+        left = left.saturating_sub(weight);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewrite(model: Option<&str>, targets: &[(&str, u32)]) -> ModelRewrite {
+        ModelRewrite {
+            model: model.map(str::to_owned),
+            targets: targets
+                .iter()
+                .map(|(model, weight)| ModelTarget {
+                    model: (*model).to_owned(),
+                    weight: *weight,
+                })
+                .collect(),
+        }
+    }
+
+    fn renamed(body: &str, wanted: Option<&str>, rewrites: &[ModelRewrite]) -> Option<String> {
+        let mut random = Random::with_seed(1);
+        let renamed = rename(body.as_bytes(), wanted, rewrites, &mut random)?;
+        Some(String::from_utf8(renamed.body).unwrap())
+    }
+
+    #[test]
+    fn a_header_comes_before_the_exact_rewrite_and_that_before_any() {
+        let rewrites = [
+            rewrite(None, &[("any", 1)]),
+            rewrite(Some("m"), &[("exact", 1)]),
+            rewrite(Some("m"), &[("second", 1)]),
+        ];
+        let body = r#"{ "model":"m", "seed":9007199254740993,"x":"<model>" }"#;
+        let wanted = |name: &str| Some(body.replace("\"m\"", &format!("\"{name}\"")));
+        assert_eq!(renamed(body, Some("h\"x"), &rewrites), wanted("h\\\"x"));
+        assert_eq!(renamed(body, None, &rewrites), wanted("exact"));
+        assert_eq!(renamed(body, None, &rewrites[..1]), wanted("any"));
+        assert_eq!(renamed(body, None, &[]), None);
+        assert_eq!(renamed(body, Some("m"), &rewrites), None);
+        let other = r#"{"model":"other"}"#;
+        assert_eq!(
+            renamed(other, None, &rewrites).as_deref(),
+            Some(r#"{"model":"any"}"#)
+        );
+        assert_eq!(renamed(other, None, &rewrites[1..]), None);
+    }
+
+    #[test]
+    fn a_request_without_a_name_gets_one_and_what_is_no_name_stays() {
+        let rewrites = [rewrite(None, &[("any", 1)])];
+        assert_eq!(
+            renamed(r#"{"prompt":"x"}"#, None, &rewrites).as_deref(),
+            Some(r#"{"model":"any","prompt":"x"}"#)
+        );
+        assert_eq!(
+            renamed("{}", Some("h"), &[]).as_deref(),
+            Some(r#"{"model":"h"}"#)
+        );
+        for body in [r#"{"model":7}"#, "[]", "{", ""] {
+            assert_eq!(renamed(body, Some("h"), &rewrites), None, "{body}");
+        }
+        // Of duplicates none must keep the old name.
+        assert_eq!(
+            renamed(r#"{"model":"a","model":"b"}"#, None, &rewrites).as_deref(),
+            Some(r#"{"model":"any","model":"any"}"#)
+        );
+    }
+
+    #[test]
+    fn targets_are_drawn_by_their_weights() {
+        let rewrites = [rewrite(None, &[("a", 1), ("b", 3)])];
+        let mut random = Random::with_seed(7);
+        let drawn = (0..4000).filter(|_| {
+            let renamed = rename(b"{}", None, &rewrites, &mut random).unwrap();
+            renamed.body.ends_with(b"\"b\"}")
+        });
+        let share = drawn.count() as f64 / 4000.0;
+        assert!((0.70..0.80).contains(&share), "{share}");
+    }
+}

@@ -1,0 +1,70 @@
+//! Owns what a request is told in place of an endpoint picker: its objective's priority, its flow, the name of its model, and
+//! where it goes while there is nobody.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Dispatch, Fallback, Plan, Refusal, Router, Seat};
+use crate::config::OnEmpty;
+use crate::request::rename::{self, Renamed};
+use crate::request::steering::{self, FAIRNESS, MODEL_REWRITE, OBJECTIVE};
+
+type Headers<'h> = &'h [(Vec<u8>, Vec<u8>)];
+
+impl Router {
+    /// The request's body under the name that the pool's rewrites, or the gateway in front, give its model; none where it stays
+    /// as it is. `headers` are those that steer, of a caller who is trusted.
+    pub fn rename(&mut self, body: &[u8], headers: Headers<'_>) -> Option<Renamed> {
+        let wanted = steering::said(headers, &MODEL_REWRITE);
+        let wanted = wanted.and_then(|name| std::str::from_utf8(name).ok());
+        rename::rename(body, wanted, &self.pool.model_rewrites, &mut self.random)
+    }
+
+    /// The priority of the objective that a request names; 0 where it names none, or one that the pool does not have.
+    pub(super) fn objective(&self, headers: Headers<'_>) -> i32 {
+        let name = steering::said(headers, &OBJECTIVE);
+        let name = name.and_then(|name| std::str::from_utf8(name).ok());
+        let known = name.and_then(|name| self.pool.objectives.get(name));
+        known.copied().unwrap_or_default()
+    }
+
+    /// Whether requests pass while the pool has nobody.
+    pub(super) fn opens_when_empty(&self) -> bool {
+        self.pool.on_empty == OnEmpty::Pass
+    }
+
+    /// Where the pool opens when it has nobody, a request goes wherever the cluster says.
+    pub(super) fn or_anywhere(
+        &self,
+        outcome: Result<(Dispatch, Seat), Refusal>,
+    ) -> Result<(Dispatch, Seat), Refusal> {
+        match outcome {
+            Err(refusal) if refusal.is_emptiness() && self.opens_when_empty() => {
+                let seat = Seat {
+                    fallback: Some(Fallback::FleetEmpty),
+                    ..Seat::default()
+                };
+                Ok((Dispatch::anywhere(), seat))
+            }
+            other => other,
+        }
+    }
+
+    /// The same for a request that generates text.
+    pub(super) fn or_forward_anywhere(
+        &self,
+        outcome: Result<Plan, Refusal>,
+    ) -> Result<Plan, Refusal> {
+        match outcome {
+            Err(refusal) => {
+                let forwarded = self.or_anywhere(Err(refusal))?;
+                Ok(Plan::Forward(forwarded.0, forwarded.1))
+            }
+            plan => plan,
+        }
+    }
+}
+
+/// The flow that a request names, as a number; 0 where it names none.
+pub(super) fn flow(headers: Headers<'_>) -> u64 {
+    steering::said(headers, &FAIRNESS).map_or(0, |flow| xxh3_64(flow).max(1))
+}
