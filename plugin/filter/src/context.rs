@@ -59,6 +59,7 @@ impl StreamContext {
         };
         self.gateway.telemetry.stream_opened();
         let stream = Stream::new(self.id, request_id, Rc::clone(received));
+        stream.came.set(self.gateway.tell_time());
         let mut spoken = stream.spoken.borrow_mut();
         if self.gateway.router.borrow().pool().trust_clients {
             spoken.steering = steering.cloned().collect();

@@ -8,15 +8,16 @@ use hashbrown::HashMap;
 use routing::admission::Waiter;
 use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::WorkerId;
+use routing::handoff::usage;
 use routing::request::Generation;
-use routing::route::Router;
+use routing::route::{PrefillAnswer, Router};
 
 use crate::calls::Calls;
 use crate::host;
 use crate::registration::Roll;
 use crate::shared;
 use crate::stream::{Stage, Stream};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{PoolTelemetry, Telemetry};
 use crate::vm::Vm;
 
 /// The requests that wait for a worker of one pool.
@@ -52,6 +53,8 @@ pub struct Gateway {
     pub calls: RefCell<Calls>,
     /// What is told to the outside.
     pub telemetry: Rc<Telemetry>,
+    /// The same of this pool.
+    pub metrics: Rc<PoolTelemetry>,
     /// Bytes of request bodies buffered now.
     bodies: Budget,
     /// Bytes of requests whose clients have left, held for the leg that cleans up.
@@ -88,6 +91,7 @@ impl Gateway {
             waiting: kept.waiting,
             calls: RefCell::default(),
             telemetry: Rc::clone(&vm.telemetry),
+            metrics: kept.metrics,
             bodies: Budget::of(config.limits.bodies_in_flight_bytes, &vm.bodies),
             estates: Budget::of(pool.cleanup.held_bytes, &kept.estates),
             spares: Budget::of(pool.decode.recovery_bytes, &kept.spares),
@@ -195,6 +199,16 @@ impl Gateway {
     /// A prefill worker has answered what it was asked; false where that does not tell.
     pub fn told(&self, worker: WorkerId, answer: &[u8]) -> bool {
         self.router.borrow_mut().told(worker, answer)
+    }
+
+    /// A prefill worker has answered: what it says that it had in its cache is counted.
+    pub fn note_cached(&self, answer: PrefillAnswer<'_>) {
+        if let PrefillAnswer::Whole { status: 200, body } = answer {
+            let tokens = usage::cached_tokens(body);
+            let block = u64::from(self.pool.block_tokens.max(1));
+            self.metrics
+                .cached(tokens.checked_div(block).unwrap_or_default());
+        }
     }
 
     /// Tells of changes of state. Every VM sees the same ones; the one that leads logs and counts them.

@@ -45,6 +45,8 @@ pub enum MetricKind {
     Counter = 0,
     /// Goes up and down.
     Gauge = 1,
+    /// Collects values in the host's buckets.
+    Histogram = 2,
 }
 
 /// A host call that did not end with `Ok`.

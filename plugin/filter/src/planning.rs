@@ -151,7 +151,7 @@ pub fn carry_out(
         Ok(Plan::Forward(dispatch, seat)) => {
             if let Some(fallback) = seat.fallback {
                 log::info!("[{}] runs whole: {}", stream.request_id(), fallback.name());
-                gateway.telemetry.fell_back(fallback.name());
+                gateway.telemetry.fell_back(fallback);
             }
             stream.seat.replace(seat);
             stream
@@ -225,7 +225,13 @@ fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
         gateway.router.borrow_mut().gives_up(waiter);
         return Outcome::Decided;
     };
-    match plan(&gateway, &stream, generation, Turn::Called(waiter)) {
+    let next = plan(&gateway, &stream, generation, Turn::Called(waiter));
+    if !gateway.waiting.borrow().contains_key(&waiter) {
+        gateway
+            .metrics
+            .queued(gateway.now().saturating_sub(stream.came.get()));
+    }
+    match next {
         Next::GoesOn => {
             if let Err(error) = host::resume_request() {
                 log::error!("[{}] could not go on: {error}", stream.request_id());

@@ -19,6 +19,7 @@ use crate::host::{self, Buffer};
 use crate::recovery::{self, Failure};
 use crate::rewrite;
 use crate::stream::{Beside, Doom, Stage, Stream};
+use crate::telemetry::Leg;
 
 /// A prefill leg and the stream that it is for.
 pub struct Job {
@@ -194,6 +195,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
     let worker = Rc::clone(phase.worker());
     let order = phase.order();
     let is_waited_for = waits == Client::Waits;
+    gateway.note_cached(answer);
     let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
     if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Whoever else was called for it is late.
@@ -227,7 +229,8 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
                 client.request_id(),
                 fallback.name()
             );
-            gateway.telemetry.fell_back(fallback.name());
+            gateway.telemetry.handoff_failed(Leg::Prefill);
+            gateway.telemetry.fell_back(fallback);
             if client.enter() {
                 decode(gateway, &client, &dispatch);
             }
@@ -255,6 +258,7 @@ fn try_another(gateway: &Gateway, job: Job, failed: &Worker, answer: PrefillAnsw
         next.name
     );
     job.client.prefill_moved(next);
+    gateway.telemetry.handoff_failed(Leg::Prefill);
     gateway.telemetry.prefill_retried();
     start(gateway, job);
 }
@@ -293,6 +297,7 @@ fn end_here(client: &Stream, terminal: Terminal) {
 /// Prefill has failed for good. Where decode runs beside it, and its client has read nothing, there may be another pair.
 fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.request_id());
+    gateway.telemetry.handoff_failed(Leg::Prefill);
     match (client.beside.replace(Beside::Nothing), client.stage.get()) {
         (Beside::Running, _) if client.answer_has_begun() => doom(gateway, client, refusal),
         (Beside::Running, _) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use routing::answer::{Form, Watch};
 use routing::fleet::WorkerId;
-use routing::route::{Cost, Dispatch, Failed, Outcome, Plan, PrefillAnswer, Refusal};
+use routing::route::{Cost, Dispatch, Failed, Outcome, Plan, PrefillAnswer, Refusal, Seat};
 
 use crate::calls::{self, Asked, Call, Task, headers_for_client};
 use crate::gateway::Gateway;
@@ -15,6 +15,7 @@ use crate::host::{self, Header};
 use crate::prefill_call::{self, Job};
 use crate::response;
 use crate::stream::{Beside, Doom, Response, Stage, Stream};
+use crate::telemetry::Leg;
 
 /// How long an answer in one piece may take where nothing says how long it may be.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -90,6 +91,14 @@ enum Setback {
 }
 
 impl Setback {
+    /// Whether it was the decode leg that failed.
+    fn is_decodes(self) -> bool {
+        match self {
+            Self::Unreached | Self::Broken | Self::Error | Self::Mute => true,
+            Self::Left | Self::Prefill => false,
+        }
+    }
+
     fn cost(self) -> Cost {
         match self {
             Self::Unreached | Self::Left => Cost::Nothing,
@@ -128,6 +137,9 @@ fn place_again(gateway: &Gateway, client: &Rc<Stream>, setback: Setback, failure
     }
     client.stage.set(Stage::Recovering);
     client.leave_pair(gateway);
+    if setback.is_decodes() && client.seat.borrow().prefill.is_some() {
+        gateway.telemetry.handoff_failed(Leg::Decode);
+    }
     let Some(plan) = plan(gateway, client, setback) else {
         give_up(gateway, client, &failure);
         return;
@@ -140,12 +152,12 @@ fn place_again(gateway: &Gateway, client: &Rc<Stream>, setback: Setback, failure
     gateway.telemetry.recovered();
     match plan {
         Plan::Prefill(phase, seat) => {
-            client.seat.replace(seat);
+            client.sit(seat);
             client.failure.replace(Some(failure));
             prefill_call::start(gateway, Job::new(gateway, phase, client));
         }
         Plan::Forward(dispatch, seat) => {
-            client.seat.replace(seat);
+            client.sit(seat);
             call_decode(gateway, client, &dispatch, failure);
         }
         Plan::Answer(_) | Plan::Wait(_) => give_up(gateway, client, &failure),
@@ -412,6 +424,12 @@ fn see_to_doomed(gateway: &Gateway, client: &Stream) {
 }
 
 impl Stream {
+    /// It is placed anew; what it is counted under stays.
+    fn sit(&self, mut seat: Seat) {
+        seat.facts = std::mem::take(&mut self.seat.borrow_mut().facts);
+        self.seat.replace(seat);
+    }
+
     /// The workers that have it now are to be so no more: what they hold for it is given up.
     fn leave_pair(&self, gateway: &Gateway) {
         self.next_attempt();

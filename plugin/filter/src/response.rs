@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use proxy_wasm::types::Action;
 use routing::answer::{Form, Watch};
+use routing::handoff::usage;
 use routing::route::{Outcome, Refusal, Seat};
 
 use crate::gateway::Gateway;
@@ -47,6 +48,7 @@ impl Reading {
         self.has_ended = end;
         stream.response.set(Response::Held);
         let status = host::header(Map::Response, ":status").unwrap_or_default();
+        stream.code.set(first_digit(&status));
         let action = match status.first() {
             Some(b'4' | b'5') => self.error(gateway, stream, &status, end),
             Some(b'2') => self.success(gateway, stream, end),
@@ -214,10 +216,19 @@ impl Reading {
         watch.read(new);
         let has_begun_now = watch.has_begun() && !had_begun;
         let mut seat = stream.seat.borrow_mut();
+        stream.tokens.set(match stream.form.get() {
+            Form::Events => watch.tokens(),
+            Form::Whole => usage::output_tokens(new).max(stream.tokens.get()),
+        });
         seat.generated(watch.tokens());
         if has_begun_now {
-            seat.first_token(host::now());
+            let now = host::now();
+            seat.first_token(now);
             drop(seat);
+            stream.first_token.set(now);
+            gateway
+                .metrics
+                .first_token(now.saturating_sub(stream.came.get()));
             planning::call_waiting(gateway);
             stream.enter();
         }
@@ -346,6 +357,11 @@ pub fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
     if router.pool().protocol.reaches_workers() {
         router.heard_of_decode(&stream.seat.borrow(), outcome);
     }
+}
+
+fn first_digit(status: &[u8]) -> usize {
+    let digit = status.first().map_or(0, |digit| digit.wrapping_sub(b'0'));
+    usize::from(digit)
 }
 
 fn outcome_of(status: &[u8]) -> Outcome {

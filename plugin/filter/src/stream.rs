@@ -18,6 +18,7 @@ use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::Spoken;
 use crate::recovery::Failure;
 use crate::rewrite::Change;
+use crate::telemetry::Ended;
 
 /// How far a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,6 +182,14 @@ pub struct Stream {
     pub change: RefCell<Option<Change>>,
     /// Whether the prompt's logprobs, which only prefill knows, are wanted in the answer and not known yet.
     pub wants_logprobs: Cell<bool>,
+    /// When it came.
+    pub came: Cell<Duration>,
+    /// When its first token came; 0: none has.
+    pub first_token: Cell<Duration>,
+    /// Tokens of its answer, as far as it has told of them.
+    pub tokens: Cell<u64>,
+    /// The first digit of the status that it got; 0: none.
+    pub code: Cell<usize>,
     /// In which form the answer comes.
     pub form: Cell<Form>,
     /// Why its answer must end badly, though it has begun.
@@ -219,6 +228,10 @@ impl Stream {
             is_named: Cell::new(false),
             change: RefCell::default(),
             wants_logprobs: Cell::new(false),
+            came: Cell::default(),
+            first_token: Cell::default(),
+            tokens: Cell::default(),
+            code: Cell::default(),
             form: Cell::new(Form::Whole),
             doom: RefCell::default(),
             body: RefCell::default(),
@@ -320,6 +333,8 @@ impl Stream {
     /// Answers the client with what a worker said.
     pub fn answer(&self, status: u32, kept: &[Header], body: &[u8]) {
         self.stage.set(Stage::Answered);
+        self.code
+            .set(usize::try_from(status / 100).unwrap_or_default());
         let explanation = self.explanation.take();
         let mut sent: Vec<(&str, &[u8])> = kept
             .iter()
@@ -479,11 +494,30 @@ impl Stream {
         }
         self.beside.set(Beside::Nothing);
         self.call_off(gateway);
+        self.tell_of_end(gateway);
         self.seat.borrow_mut().release();
         self.body.replace(None);
         self.spare.replace(None);
         gateway.watch_no_more(self);
         gateway.telemetry.stream_closed();
+    }
+
+    fn tell_of_end(&self, gateway: &Gateway) {
+        let tokens = self.tokens.get();
+        gateway.metrics.ended(&Ended {
+            facts: &self.seat.borrow().facts,
+            output_tokens: tokens,
+            code: self.code.get(),
+        });
+        let begun = self.first_token.get();
+        let further = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
+        // An answer in one piece has all of its tokens at once.
+        if self.form.get() == Form::Events && further > 0 && !begun.is_zero() {
+            let lasted = host::now().saturating_sub(begun);
+            gateway
+                .metrics
+                .between_tokens(lasted.checked_div(further).unwrap_or_default());
+        }
     }
 
     /// Keeps a copy of the request for the leg that cleans up, of a client who is still being served: more was computed for it

@@ -14,7 +14,7 @@ use crate::exchange::{Exchange, Round};
 use crate::gateway::{Gateway, Waiting};
 use crate::host;
 use crate::shared::Lease;
-use crate::telemetry::{Census, Telemetry};
+use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
 
 thread_local! {
     /// The SDK makes each root context by itself, and hands nothing from one to the next: this is where they meet. A VM has
@@ -47,6 +47,8 @@ pub struct Kept {
     pub router: Rc<RefCell<Router>>,
     /// The requests that wait for a worker.
     pub waiting: Rc<RefCell<Waiting>>,
+    /// What is told of it to the outside.
+    pub metrics: Rc<PoolTelemetry>,
     /// The root whose configuration the router follows.
     pub followed: Rc<Cell<u32>>,
     /// The version of the published fleet that was last looked at.
@@ -89,6 +91,7 @@ impl Vm {
         let kept = Kept {
             router: Rc::new(RefCell::new(router)),
             waiting: Rc::default(),
+            metrics: Rc::new(PoolTelemetry::new(&pool.name)),
             followed: Rc::new(Cell::new(root)),
             fleet_seen: Rc::default(),
             estates: Rc::default(),
@@ -168,6 +171,9 @@ impl Vm {
         if leads && !self.leads.replace(leads) {
             // Another VM has set the gauges meanwhile.
             self.telemetry.begin_anew();
+            for kept in self.pools.borrow().values() {
+                kept.metrics.begin_anew();
+            }
         }
         self.leads.set(leads);
     }
@@ -192,14 +198,26 @@ impl Vm {
         }
     }
 
-    /// Tells the outside who is there, if this VM leads.
+    /// Tells the outside what was decided here, and who is there, if this VM leads.
     pub fn tell_of_fleets(&self) {
+        for gateway in self.acting() {
+            let tally = gateway.router.borrow_mut().take_tally();
+            gateway.metrics.decided(tally);
+        }
         if !self.leads() {
             return;
         }
-        let mut census = Census::default();
+        let mut census = Census {
+            leader: match self.serves() {
+                true => Leader::Worker,
+                false => Leader::Main,
+            },
+            ..Census::default()
+        };
         for gateway in self.acting() {
-            census.add(&gateway.router.borrow());
+            let router = gateway.router.borrow();
+            census.add(&router);
+            gateway.metrics.census(&router);
         }
         self.telemetry.census(census);
     }

@@ -3,6 +3,8 @@
 //!
 //! Completions and chat completions count `prompt_tokens`, responses `input_tokens`; each has details of its own.
 
+use memchr::memmem;
+
 use crate::json::{Object, edited};
 
 const USAGE: &str = "usage";
@@ -48,6 +50,23 @@ pub fn prompt_blocks(answer: &[u8], block_tokens: u32) -> u64 {
 pub fn prompt_tokens(answer: &[u8]) -> u64 {
     let count = |usage: &Object<'_>| usage.get(Names::of(usage).tokens)?.value.parse().ok();
     read(answer, count).unwrap_or_default()
+}
+
+/// Tokens of an answer in one piece, as this part of it says; 0 where it does not. The name of a member with its colon cannot stand
+/// in a text, whose quotes are escaped: so nothing needs to be parsed.
+pub fn output_tokens(part: &[u8]) -> u64 {
+    let names = [&b"\"completion_tokens\":"[..], b"\"output_tokens\":"];
+    names
+        .into_iter()
+        .find_map(|name| number_behind(part, name))
+        .unwrap_or_default()
+}
+
+fn number_behind(part: &[u8], name: &[u8]) -> Option<u64> {
+    let at = memmem::rfind(part, name)?;
+    let rest = part.get(at.checked_add(name.len())?..)?.trim_ascii_start();
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()
 }
 
 /// Tokens of the prompt that a prefill worker had in its cache, as its answer says; 0 where it does not.
@@ -116,6 +135,30 @@ fn details(details: &str, cached: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_tokens_of_an_answer_in_one_piece_are_found_and_not_those_in_its_text() {
+        for (answer, tokens) in [
+            (
+                r#"{"usage":{"prompt_tokens":9,"completion_tokens": 17}}"#,
+                17,
+            ),
+            (
+                r#"{"usage":{"input_tokens":9,"output_tokens":5,"total_tokens":14}}"#,
+                5,
+            ),
+            (
+                r#"{"choices":[{"text":"\"completion_tokens\":99"}],"usage":null}"#,
+                0,
+            ),
+            (r#"{"completion_tokens":null}"#, 0),
+            (r#"{"completion_tokens":99999999999999999999"}"#, 0),
+            (r#""completion_tokens":"#, 0),
+            ("", 0),
+        ] {
+            assert_eq!(output_tokens(answer.as_bytes()), tokens, "{answer}");
+        }
+    }
 
     #[test]
     fn what_prefill_counted_is_read_and_0_where_it_says_nothing() {

@@ -27,6 +27,8 @@ pub struct Chosen {
     pub(super) target: Target,
     pub(super) slot: usize,
     pub(super) overlap: u32,
+    /// The most that any of those who could have been picked is thought to hold.
+    pub(super) possible: u32,
 }
 
 impl Chosen {
@@ -187,6 +189,7 @@ impl Router {
                 Role::Decode | Role::Aggregated => self.decode_policy.commit(chosen.key()),
             }
         }
+        self.count(role, case, chosen);
         if self.remembers(role) {
             self.remember(chosen, &case.asked.blocks);
         }
@@ -376,10 +379,20 @@ impl Router {
         let Some(member) = index.and_then(|index| members.get(index)) else {
             return Ok(None);
         };
+        let depth = |member: &Member| self.depths.get(member.slot).copied().unwrap_or(0);
+        let possible = match self.depths.is_empty() {
+            true => 0,
+            false => {
+                let could = eligible.indexes().filter_map(|index| members.get(index));
+                could.map(depth).max().unwrap_or(0)
+            }
+        };
+        let overlap = depth(member);
         let chosen = Chosen {
             target: member.target.clone(),
             slot: member.slot,
-            overlap: self.depths.get(member.slot).copied().unwrap_or(0),
+            overlap,
+            possible: possible.max(overlap),
         };
         Ok(Some((chosen, eligible)))
     }

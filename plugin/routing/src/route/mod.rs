@@ -30,6 +30,7 @@ mod roster;
 mod seat;
 mod sharing;
 mod split;
+mod tally;
 mod waiting;
 mod workers;
 
@@ -43,6 +44,7 @@ pub use recovery::{Cost, Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use reports::Report;
 pub use seat::{Fallback, Seat};
+pub use tally::{Facts, Picks, Tally};
 pub use waiting::Turn;
 
 use std::rc::Rc;
@@ -103,6 +105,7 @@ pub struct Router {
     rooms: Rooms,
     random: Random,
     transitions: Vec<Transition>,
+    tally: Tally,
     /// Kept between choices for their memory alone.
     depths: Vec<u32>,
 }
@@ -181,6 +184,7 @@ impl Router {
             rooms: Rooms::new(owner),
             random: Random::with_seed(seed),
             transitions: Vec::new(),
+            tally: Tally::default(),
             depths: Vec::new(),
             pool,
         };
@@ -348,8 +352,16 @@ impl Router {
             tokens: asked.prompt_tokens,
             since: told.now,
         };
+        let facts = Facts {
+            model: model.as_deref().map(Rc::from),
+            prompt_tokens: asked.prompt_tokens,
+        };
         let case = self.case(&place, &steering, &asked);
-        match self.plan_at(&case, verdict, &request, told) {
+        let mut outcome = self.plan_at(&case, verdict, &request, told);
+        if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
+            seat.facts = facts;
+        }
+        match outcome {
             // Who is sheddable does not wait.
             Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query && rank >= 0 => {
                 self.wait(&place, claim, told.turn, overloaded)

@@ -205,6 +205,39 @@ pub enum PrefillFailure {
 }
 
 impl Refusal {
+    /// Every [`Refusal::code`] that there is.
+    pub const CODES: [&str; 29] = [
+        "not_json",
+        "invalid_field",
+        "encoded_body",
+        "no_handoff_for_path",
+        "model_not_found",
+        "dp_rank_out_of_range",
+        "invalid_worker_id",
+        "worker_id_required",
+        "topology",
+        "backpressure",
+        "no_eligible_worker",
+        "overloaded",
+        "queue_full",
+        "queue_deadline",
+        "no_fleet",
+        "bodies_in_flight",
+        "prefill_no_handoff",
+        "prefill_failed",
+        "unreachable",
+        "decode_timeout",
+        "empty_answer",
+        "worker_left",
+        "no_pool",
+        "internal",
+        "prefill_pending",
+        "ambiguous_sets",
+        "prefill_not_activated",
+        "no_decode_worker",
+        "no_worker",
+    ];
+
     /// The HTTP status.
     pub fn status(&self) -> u32 {
         match self {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Router;
 use super::health::Outcome;
 use super::recovery::Recovery;
+use super::tally::Facts;
 use crate::fleet::{Role, TargetKey, Worker, WorkerId};
 use crate::load::{DecodeCharge, PrefillCharge};
 
@@ -19,6 +20,8 @@ pub struct Seat {
     pub decode: Option<Rc<Worker>>,
     /// Why the request is not disaggregated although the pool would have it so.
     pub fallback: Option<Fallback>,
+    /// What it is counted under.
+    pub facts: Facts,
     /// Direct mode only: there is no call of ours that the charge could belong to.
     pub(super) prefill_charge: Option<PrefillCharge>,
     pub(super) decode_charge: Option<DecodeCharge>,
@@ -40,6 +43,14 @@ pub enum Fallback {
 }
 
 impl Fallback {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::PrefillAbsent,
+        Self::PrefillFailed,
+        Self::NotWorthIt,
+        Self::FleetEmpty,
+    ];
+
     /// The reason in one word, for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {

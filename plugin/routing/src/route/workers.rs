@@ -47,6 +47,11 @@ impl Router {
         self.ledger.worker_load(worker)
     }
 
+    /// What is booked on a worker, on all its ranks together, here and by the other VMs as far as they were heard.
+    pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
+        self.ledger.worker_load_in_all(worker)
+    }
+
     /// How many KV blocks a worker is thought to hold, on all its ranks together.
     pub fn remembered_blocks(&self, worker: &Rc<Worker>) -> usize {
         let ranks = worker.targets();

@@ -330,6 +330,16 @@ fn name(refusal: &Refusal) -> &'static str {
 /// How many names there are.
 const NAMES: usize = 37;
 
+#[test]
+fn every_code_is_listed_once() {
+    let mut told: Vec<&str> = lines().iter().map(|line| line.refusal.code()).collect();
+    told.sort_unstable();
+    told.dedup();
+    let mut listed = Refusal::CODES.to_vec();
+    listed.sort_unstable();
+    assert_eq!(listed, told);
+}
+
 fn table() -> String {
     let mut text = String::new();
     for Line {

@@ -1,0 +1,246 @@
+//! Owns the metrics of one pool: its requests and answers by model, what of prefixes was possible and chosen, who was picked,
+//! and what each worker has booked.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use routing::fleet::{Role, Worker, WorkerId};
+use routing::rendezvous::{Mode, Verdict};
+use routing::route::{Facts, Router, Tally};
+
+use super::metric::Metric;
+
+/// Models that have labels of their own; of others the figures stand under `other`.
+const MOST_MODELS: usize = 64;
+/// Workers that have labels of their own.
+const MOST_WORKERS: usize = 256;
+/// What stands for those beyond.
+const OTHER: &str = "other";
+/// What stands for the model of a request that was routed to none.
+const NO_MODEL: &str = "none";
+/// The kinds of status, by their first digit.
+const CODES: [&str; 6] = ["none", "1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// How a request ended, for its metrics.
+pub struct Ended<'a> {
+    /// What it is counted under.
+    pub facts: &'a Facts,
+    /// Tokens of its answer, as far as it told of them.
+    pub output_tokens: u64,
+    /// The first digit of its status; 0: it got none.
+    pub code: usize,
+}
+
+/// The metrics of one pool.
+pub struct PoolTelemetry {
+    pool: String,
+    answers: [Metric; CODES.len()],
+    first_token: Metric,
+    between_tokens: Metric,
+    queued: Metric,
+    prompt_blocks: Metric,
+    possible: Metric,
+    chosen: Metric,
+    cached: Metric,
+    fleet_version: Metric,
+    disaggregating: Metric,
+    models: RefCell<HashMap<String, OfModel>>,
+    picks: RefCell<HashMap<(String, Role), Metric>>,
+    workers: RefCell<BTreeMap<WorkerId, OfWorker>>,
+    told: Cell<Option<(u64, bool)>>,
+}
+
+#[derive(Clone, Copy)]
+struct OfModel {
+    requests: Metric,
+    input_tokens: Metric,
+    output_tokens: Metric,
+}
+
+/// What was told last of a worker.
+struct OfWorker {
+    prefill_tokens: Metric,
+    decode_blocks: Metric,
+    told: (u64, u64),
+}
+
+impl PoolTelemetry {
+    /// Defines the pool's metrics, so that they are there as zeros.
+    pub fn new(pool: &str) -> Self {
+        let labels = [("pool", pool)];
+        let counter = |name: &str| Metric::counter(name, &labels);
+        let gauge = |name: &str| Metric::gauge(name, &labels);
+        let histogram = |name: &str| Metric::histogram(name, &labels);
+        let defined = Self {
+            pool: pool.to_owned(),
+            answers: CODES
+                .map(|code| Metric::counter("answers_total", &[("pool", pool), ("code", code)])),
+            first_token: histogram("time_to_first_token_ms"),
+            between_tokens: histogram("inter_token_latency_ms"),
+            queued: histogram("queue_ms"),
+            prompt_blocks: counter("prompt_blocks_total"),
+            possible: counter("prefix_blocks_possible_total"),
+            chosen: counter("prefix_blocks_chosen_total"),
+            cached: counter("prefix_blocks_cached_total"),
+            fleet_version: gauge("fleet_version"),
+            disaggregating: gauge("disaggregating"),
+            models: RefCell::default(),
+            picks: RefCell::default(),
+            workers: RefCell::default(),
+            told: Cell::default(),
+        };
+        defined.of_model(NO_MODEL);
+        defined
+    }
+
+    /// A request has ended.
+    pub fn ended(&self, ended: &Ended<'_>) {
+        let model = self.of_model(ended.facts.model.as_deref().unwrap_or(NO_MODEL));
+        model.requests.add(1);
+        model.input_tokens.add(ended.facts.prompt_tokens);
+        model.output_tokens.add(ended.output_tokens);
+        if let Some(answers) = self.answers.get(ended.code) {
+            answers.add(1);
+        }
+    }
+
+    /// The first token of an answer came so long after its request.
+    pub fn first_token(&self, after: Duration) {
+        self.first_token.record(milliseconds(after));
+    }
+
+    /// The tokens of an answer came so far apart, on average.
+    pub fn between_tokens(&self, apart: Duration) {
+        self.between_tokens.record(milliseconds(apart));
+    }
+
+    /// A request waited so long for a worker.
+    pub fn queued(&self, time: Duration) {
+        self.queued.record(milliseconds(time));
+    }
+
+    /// A prefill worker said that it had so many blocks of a prompt in its cache.
+    pub fn cached(&self, blocks: u64) {
+        self.cached.add(blocks);
+    }
+
+    /// What was decided since this was last told.
+    pub fn decided(&self, tally: Tally) {
+        self.prompt_blocks.add(tally.prompt_blocks);
+        self.possible.add(tally.possible_blocks);
+        self.chosen.add(tally.chosen_blocks);
+        for ((_, role), picks) in tally.picks {
+            self.picks_of(&picks.worker.name, role).add(picks.count);
+        }
+    }
+
+    /// What there is in the pool, told by the VM that leads. Workers that were never picked stand there with 0.
+    pub fn census(&self, router: &Router) {
+        let absent = router.absent_policy();
+        let disaggregates = router
+            .places()
+            .any(|(_, place)| place.verdict(Mode::Normal, absent) == Verdict::Pair);
+        let now = (router.fleet().version(), disaggregates);
+        if self.told.replace(Some(now)) != Some(now) {
+            self.fleet_version.record(now.0);
+            self.disaggregating.record(u64::from(disaggregates));
+            for worker in router.fleet().workers().take(MOST_WORKERS) {
+                self.picks_of(&worker.name, worker.role);
+            }
+        }
+        self.tell_of_workers(router);
+    }
+
+    /// What the gauges are is not known: they are all set the next time.
+    pub fn begin_anew(&self) {
+        self.told.set(None);
+        self.workers.borrow_mut().clear();
+    }
+
+    fn tell_of_workers(&self, router: &Router) {
+        let mut workers = self.workers.borrow_mut();
+        for (_, gone) in workers.extract_if(.., |id, _| !router.fleet().contains(*id)) {
+            // The proxy forgets no metric: of a worker that left, zeros stay.
+            gone.tell((0, 0));
+        }
+        for worker in router.fleet().workers().take(MOST_WORKERS) {
+            let load = router.worker_load_in_all(worker);
+            let now = (load.prefill_tokens, load.decode_blocks);
+            let known = workers
+                .entry(worker.id)
+                .or_insert_with(|| OfWorker::new(&self.pool, worker));
+            if known.told != now {
+                known.told = now;
+                known.tell(now);
+            }
+        }
+    }
+
+    fn of_model(&self, name: &str) -> OfModel {
+        let mut models = self.models.borrow_mut();
+        if let Some(known) = models.get(name) {
+            return *known;
+        }
+        let name = if models.len() < MOST_MODELS {
+            name
+        } else {
+            OTHER
+        };
+        let labels = [("pool", self.pool.as_str()), ("model", name)];
+        let define = || OfModel {
+            requests: Metric::counter("requests_total", &labels),
+            input_tokens: Metric::counter("input_tokens_total", &labels),
+            output_tokens: Metric::counter("output_tokens_total", &labels),
+        };
+        *models.entry_ref(name).or_insert_with(define)
+    }
+
+    fn picks_of(&self, worker: &str, role: Role) -> Metric {
+        let mut picks = self.picks.borrow_mut();
+        let key = (worker.to_owned(), role);
+        if let Some(known) = picks.get(&key) {
+            return *known;
+        }
+        let key = match picks.len() < MOST_WORKERS {
+            true => key,
+            false => (OTHER.to_owned(), role),
+        };
+        let labels = [
+            ("pool", self.pool.as_str()),
+            ("role", role.name()),
+            ("worker", key.0.as_str()),
+        ];
+        let define = || Metric::counter("picks_total", &labels);
+        *picks.entry_ref(&key).or_insert_with(define)
+    }
+}
+
+impl OfWorker {
+    fn new(pool: &str, worker: &Rc<Worker>) -> Self {
+        let labels = [
+            ("pool", pool),
+            ("role", worker.role.name()),
+            ("worker", worker.name.as_str()),
+        ];
+        let new = Self {
+            prefill_tokens: Metric::gauge("worker_prefill_tokens", &labels),
+            decode_blocks: Metric::gauge("worker_decode_blocks", &labels),
+            told: (0, 0),
+        };
+        // Whoever had the name before may have left more.
+        new.tell((0, 0));
+        new
+    }
+
+    fn tell(&self, (prefill_tokens, decode_blocks): (u64, u64)) {
+        self.prefill_tokens.record(prefill_tokens);
+        self.decode_blocks.record(decode_blocks);
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
