@@ -3,20 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use routing::config::Discovery;
 use routing::discovery::Reply;
-use routing::fleet::{Role, Worker};
-use routing::load::Load;
+use routing::fleet::Role;
 use routing::prefill_router::{Place, PlaceState};
 use routing::request::Head;
-use routing::route::{Refusal, Report, Router};
+use routing::route::{Refusal, Router};
 use serde::Serialize;
 
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host;
 use crate::pools::Pools;
-use crate::shared::{self, SourceHealth};
+use crate::status;
 
 const PREFIX: &[u8] = b"/pd-router";
 
@@ -31,7 +29,10 @@ pub fn answer(pools: &Pools, of_route: Option<&Rc<Gateway>>, head: Head<'_>) -> 
     let is_read = matches!(head.method, b"GET" | b"HEAD");
     let answer = match path {
         b"/pd-router/ready" if is_read => Some(ready(pools)),
-        b"/pd-router/status" if is_read && pools.config.status => Some(status(pools)),
+        b"/pd-router/status" if is_read && pools.config.status => Some(status::status(pools)),
+        b"/pd-router/" if is_read && pools.config.status => {
+            return send_page();
+        }
         _ if is_own(path) => Some(NOT_FOUND.clone()),
         _ if is_read => of_route.and_then(|gateway| about_models(&gateway.router.borrow(), path)),
         _ => None,
@@ -40,6 +41,20 @@ pub fn answer(pools: &Pools, of_route: Option<&Rc<Gateway>>, head: Head<'_>) -> 
         return false;
     };
     send(answer.status, &[], &answer.body);
+    true
+}
+
+/// The page for people.
+fn send_page() -> bool {
+    let headers = [
+        ("content-type", &b"text/html; charset=utf-8"[..]),
+        ("content-security-policy", status::PAGE_POLICY.as_bytes()),
+        ("x-content-type-options", b"nosniff"),
+        ("cache-control", b"no-store"),
+    ];
+    if let Err(error) = host::respond(200, &headers, status::PAGE.as_bytes()) {
+        log::error!("the status page could not be sent: {error}");
+    }
     true
 }
 
@@ -83,7 +98,7 @@ fn is_own(path: &[u8]) -> bool {
 
 /// A JSON answer.
 #[derive(Clone)]
-struct Answer {
+pub struct Answer {
     status: u32,
     body: std::borrow::Cow<'static, str>,
 }
@@ -96,7 +111,8 @@ const NOT_FOUND: Answer = Answer {
 };
 
 impl Answer {
-    fn of(status: u32, body: &impl Serialize) -> Self {
+    /// With this, as JSON.
+    pub fn of(status: u32, body: &impl Serialize) -> Self {
         // Strings, numbers and lists of them: serialising to memory cannot fail.
         Self {
             status,
@@ -253,177 +269,5 @@ fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> Namesp
             .collect(),
         present: present_names.into_iter().collect(),
         missing_worker_types: missing.map(Role::name).collect(),
-    }
-}
-
-/// The pools as this thread's VM sees them.
-#[derive(Serialize)]
-struct Status {
-    /// Whether this thread's VM is the one that polls for all.
-    leads: bool,
-    pools: Vec<Box<serde_json::value::RawValue>>,
-}
-
-/// One pool's fleet and its load.
-#[derive(Serialize)]
-struct PoolStatus<'a> {
-    pool: &'a str,
-    protocol: &'static str,
-    fleet_version: u64,
-    discovery: DiscoveryStatus,
-    /// Of this thread alone.
-    bookings: Bookings,
-    /// Requests that wait for a worker.
-    waiting: usize,
-    places: Vec<PlaceStatus<'a>>,
-    workers: Vec<WorkerStatus<'a>>,
-}
-
-/// Where the fleet is known from, and how that does.
-#[derive(Serialize)]
-struct DiscoveryStatus {
-    source: &'static str,
-    #[serde(flatten)]
-    health: Option<SourceHealth>,
-}
-
-#[derive(Serialize)]
-struct PlaceStatus<'a> {
-    model: Option<&'a str>,
-    namespace: &'a str,
-    state: &'static str,
-    /// Why a request would not be served; none: it would.
-    not_served: Option<String>,
-}
-
-#[derive(Serialize)]
-struct WorkerStatus<'a> {
-    name: &'a str,
-    /// As text: readers that hold numbers as floating point would change it.
-    id: String,
-    role: &'static str,
-    model: Option<&'a str>,
-    namespace: &'a str,
-    /// KV blocks that it is thought to hold.
-    prefix_blocks: usize,
-    /// Whether it keeps failing, and is passed over for a time.
-    ejected: bool,
-    /// Whether it is well, or drains, as its source says.
-    condition: &'static str,
-    /// Of this thread alone.
-    bookings: Bookings,
-    /// Of all other threads.
-    bookings_elsewhere: Bookings,
-    /// The engine's own figures, where it is asked for them.
-    engine: Option<EngineStatus>,
-}
-
-/// What an engine has told of itself; a figure that is not there is not known.
-#[derive(Serialize)]
-struct EngineStatus {
-    /// When it told, in milliseconds since 1970.
-    at_ms: u64,
-    waiting: Option<u32>,
-    running: Option<u32>,
-    kv_use: Option<f32>,
-    kv_blocks: Option<u32>,
-    block_tokens: Option<u32>,
-}
-
-impl EngineStatus {
-    fn of(report: &Report) -> Self {
-        Self {
-            at_ms: u64::try_from(report.at.as_millis()).unwrap_or(u64::MAX),
-            waiting: report.waiting,
-            running: report.running,
-            kv_use: report.kv_use,
-            kv_blocks: report.kv_blocks,
-            block_tokens: report.block_tokens,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Bookings {
-    prefills: u64,
-    prefill_tokens: u64,
-    decodes: u64,
-    decode_blocks: u64,
-}
-
-impl From<Load> for Bookings {
-    fn from(load: Load) -> Self {
-        Self {
-            prefills: load.prefills,
-            prefill_tokens: load.prefill_tokens,
-            decodes: load.decodes,
-            decode_blocks: load.decode_blocks,
-        }
-    }
-}
-
-fn status(pools: &Pools) -> Answer {
-    let all = pools.all().iter();
-    let status = Status {
-        leads: pools.vm.leads(),
-        pools: all
-            .filter_map(|gateway| pool_status(&gateway.router.borrow()))
-            .collect(),
-    };
-    Answer::of(200, &status)
-}
-
-fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
-    let pool = router.pool();
-    let absent = router.absent_policy();
-    let mut places: Vec<(&Place, &PlaceState)> = router.places().collect();
-    places.sort_by_key(|(place, _)| *place);
-    let status = PoolStatus {
-        pool: &pool.name,
-        protocol: pool.protocol.name(),
-        fleet_version: router.fleet().version(),
-        discovery: DiscoveryStatus {
-            source: pool.discovery.name(),
-            health: match pool.discovery {
-                Discovery::Static(_) => None,
-                _ => shared::read_source(&pool.name),
-            },
-        },
-        bookings: router.total_load().into(),
-        waiting: router.waiting(),
-        places: places
-            .iter()
-            .map(|(place, state)| PlaceStatus {
-                model: place.model.as_deref(),
-                namespace: &place.namespace,
-                state: state.state.name(),
-                not_served: state
-                    .can_serve_requests(absent)
-                    .err()
-                    .map(|reason| reason.to_string()),
-            })
-            .collect(),
-        workers: router
-            .fleet()
-            .workers()
-            .map(|worker| worker_status(router, worker))
-            .collect(),
-    };
-    serde_json::value::to_raw_value(&status).ok()
-}
-
-fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a> {
-    WorkerStatus {
-        name: &worker.name,
-        id: worker.id.to_string(),
-        role: worker.role.name(),
-        model: worker.model.as_deref(),
-        namespace: &worker.namespace,
-        prefix_blocks: router.remembered_blocks(worker),
-        ejected: router.is_ejected(worker.id),
-        condition: worker.condition.name(),
-        bookings: router.worker_load(worker).into(),
-        bookings_elsewhere: router.worker_load_elsewhere(worker).into(),
-        engine: router.report_of(worker.id).map(EngineStatus::of),
     }
 }

@@ -10,7 +10,7 @@ use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::WorkerId;
 use routing::handoff::usage;
 use routing::request::Generation;
-use routing::route::{PrefillAnswer, Router};
+use routing::route::{PrefillAnswer, Refusal, Router};
 
 use crate::calls::Calls;
 use crate::host;
@@ -199,6 +199,13 @@ impl Gateway {
     /// A prefill worker has answered what it was asked; false where that does not tell.
     pub fn told(&self, worker: WorkerId, answer: &[u8]) -> bool {
         self.router.borrow_mut().told(worker, answer)
+    }
+
+    /// A request is refused.
+    pub fn note_refusal(&self, request_id: &str, refusal: &Refusal) {
+        self.telemetry.refused(refusal.code());
+        let refusals = &self.vm.refusals;
+        refusals.add(self.now(), &self.pool.name, request_id, refusal);
     }
 
     /// A prefill worker has answered: what it says that it had in its cache is counted.

@@ -22,6 +22,7 @@ mod rewrite;
 mod root;
 mod scrape;
 mod shared;
+mod status;
 mod stream;
 mod telemetry;
 #[cfg(feature = "trap")]

@@ -139,7 +139,7 @@ impl Reading {
             what,
             tried: stream.destinations.borrow().len(),
         };
-        gateway.telemetry.refused(refusal.code());
+        gateway.note_refusal(stream.request_id(), &refusal);
         log::warn!("[{}] {refusal}", stream.request_id());
         let json = refusal.to_json();
         let length = json.len().to_string();

@@ -352,7 +352,7 @@ impl Stream {
 
     /// Answers a request with a refusal. The stream's context must be the effective one.
     pub fn refuse(&self, gateway: &Gateway, refusal: &Refusal) {
-        gateway.telemetry.refused(refusal.code());
+        gateway.note_refusal(self.request_id(), refusal);
         let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
         let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
         sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));

@@ -14,6 +14,7 @@ use crate::exchange::{Exchange, Round};
 use crate::gateway::{Gateway, Waiting};
 use crate::host;
 use crate::shared::Lease;
+use crate::status::Refusals;
 use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
 
 thread_local! {
@@ -26,6 +27,8 @@ thread_local! {
 pub struct Vm {
     /// What is told to the outside.
     pub telemetry: Rc<Telemetry>,
+    /// The requests that were refused lately.
+    pub refusals: Refusals,
     /// Whether this VM has had a request: the main thread's never has.
     serves: Cell<bool>,
     /// Whether this VM holds the lease: the one that polls, and whose log tells of changes that all see.
@@ -68,6 +71,7 @@ impl Vm {
     fn new() -> Self {
         Self {
             telemetry: Rc::new(Telemetry::new()),
+            refusals: Refusals::default(),
             serves: Cell::new(false),
             leads: Cell::new(false),
             lease: RefCell::new(Lease::new()),
@@ -200,6 +204,7 @@ impl Vm {
 
     /// Tells the outside what was decided here, and who is there, if this VM leads.
     pub fn tell_of_fleets(&self) {
+        self.refusals.publish();
         for gateway in self.acting() {
             let tally = gateway.router.borrow_mut().take_tally();
             gateway.metrics.decided(tally);

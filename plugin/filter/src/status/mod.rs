@@ -1,0 +1,210 @@
+//! Owns what the filter shows of itself: the fleet and its load as JSON, and a page that draws it. Only where that is turned on.
+
+mod refusals;
+
+pub use refusals::Refusals;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use routing::config::Discovery;
+use routing::fleet::Worker;
+use routing::load::Load;
+use routing::prefill_router::{Place, PlaceState};
+use routing::route::{Report, Router};
+use serde::Serialize;
+
+use refusals::Refused;
+
+use crate::endpoints::Answer;
+use crate::pools::Pools;
+use crate::shared::{self, SourceHealth};
+
+/// The page. It reads the JSON beside it, and nothing from anywhere else.
+pub const PAGE: &str = include_str!("page.html");
+
+/// What the page may do: nothing but read from where it came. Its script and its style stand in it.
+pub const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The pools as this thread's VM sees them.
+#[derive(Serialize)]
+struct Status {
+    /// The filter's.
+    version: &'static str,
+    /// Whether this thread's VM is the one that polls for all.
+    leads: bool,
+    pools: Vec<Box<serde_json::value::RawValue>>,
+    /// The last ones, of all threads, the latest first.
+    refusals: Vec<Refused>,
+}
+
+/// One pool's fleet and its load.
+#[derive(Serialize)]
+struct PoolStatus<'a> {
+    pool: &'a str,
+    protocol: &'static str,
+    fleet_version: u64,
+    discovery: DiscoveryStatus,
+    /// Of this thread alone.
+    bookings: Bookings,
+    /// Requests that wait for a worker.
+    waiting: usize,
+    places: Vec<PlaceStatus<'a>>,
+    workers: Vec<WorkerStatus<'a>>,
+}
+
+/// Where the fleet is known from, and how that does.
+#[derive(Serialize)]
+struct DiscoveryStatus {
+    source: &'static str,
+    #[serde(flatten)]
+    health: Option<SourceHealth>,
+}
+
+#[derive(Serialize)]
+struct PlaceStatus<'a> {
+    model: Option<&'a str>,
+    namespace: &'a str,
+    state: &'static str,
+    /// Why a request would not be served; none: it would.
+    not_served: Option<String>,
+}
+
+#[derive(Serialize)]
+struct WorkerStatus<'a> {
+    name: &'a str,
+    /// As text: readers that hold numbers as floating point would change it.
+    id: String,
+    role: &'static str,
+    model: Option<&'a str>,
+    namespace: &'a str,
+    /// KV blocks that it is thought to hold.
+    prefix_blocks: usize,
+    /// Whether it keeps failing, and is passed over for a time.
+    ejected: bool,
+    /// Whether it is well, or drains, as its source says.
+    condition: &'static str,
+    /// Of this thread alone.
+    bookings: Bookings,
+    /// Of all other threads.
+    bookings_elsewhere: Bookings,
+    /// The engine's own figures, where it is asked for them.
+    engine: Option<EngineStatus>,
+}
+
+/// What an engine has told of itself; a figure that is not there is not known.
+#[derive(Serialize)]
+struct EngineStatus {
+    /// When it told, in milliseconds since 1970.
+    at_ms: u64,
+    waiting: Option<u32>,
+    running: Option<u32>,
+    kv_use: Option<f32>,
+    kv_blocks: Option<u32>,
+    block_tokens: Option<u32>,
+}
+
+impl EngineStatus {
+    fn of(report: &Report) -> Self {
+        Self {
+            at_ms: milliseconds(report.at),
+            waiting: report.waiting,
+            running: report.running,
+            kv_use: report.kv_use,
+            kv_blocks: report.kv_blocks,
+            block_tokens: report.block_tokens,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Bookings {
+    prefills: u64,
+    prefill_tokens: u64,
+    decodes: u64,
+    decode_blocks: u64,
+}
+
+impl From<Load> for Bookings {
+    fn from(load: Load) -> Self {
+        Self {
+            prefills: load.prefills,
+            prefill_tokens: load.prefill_tokens,
+            decodes: load.decodes,
+            decode_blocks: load.decode_blocks,
+        }
+    }
+}
+
+/// All of it, as JSON.
+pub fn status(pools: &Pools) -> Answer {
+    let all = pools.all().iter();
+    let status = Status {
+        version: env!("CARGO_PKG_VERSION"),
+        refusals: pools.vm.refusals.of_all(),
+        leads: pools.vm.leads(),
+        pools: all
+            .filter_map(|gateway| pool_status(&gateway.router.borrow()))
+            .collect(),
+    };
+    Answer::of(200, &status)
+}
+
+fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
+    let pool = router.pool();
+    let absent = router.absent_policy();
+    let mut places: Vec<(&Place, &PlaceState)> = router.places().collect();
+    places.sort_by_key(|(place, _)| *place);
+    let status = PoolStatus {
+        pool: &pool.name,
+        protocol: pool.protocol.name(),
+        fleet_version: router.fleet().version(),
+        discovery: DiscoveryStatus {
+            source: pool.discovery.name(),
+            health: match pool.discovery {
+                Discovery::Static(_) => None,
+                _ => shared::read_source(&pool.name),
+            },
+        },
+        bookings: router.total_load().into(),
+        waiting: router.waiting(),
+        places: places
+            .iter()
+            .map(|(place, state)| PlaceStatus {
+                model: place.model.as_deref(),
+                namespace: &place.namespace,
+                state: state.state.name(),
+                not_served: state
+                    .can_serve_requests(absent)
+                    .err()
+                    .map(|reason| reason.to_string()),
+            })
+            .collect(),
+        workers: router
+            .fleet()
+            .workers()
+            .map(|worker| worker_status(router, worker))
+            .collect(),
+    };
+    serde_json::value::to_raw_value(&status).ok()
+}
+
+fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a> {
+    WorkerStatus {
+        name: &worker.name,
+        id: worker.id.to_string(),
+        role: worker.role.name(),
+        model: worker.model.as_deref(),
+        namespace: &worker.namespace,
+        prefix_blocks: router.remembered_blocks(worker),
+        ejected: router.is_ejected(worker.id),
+        condition: worker.condition.name(),
+        bookings: router.worker_load(worker).into(),
+        bookings_elsewhere: router.worker_load_elsewhere(worker).into(),
+        engine: router.report_of(worker.id).map(EngineStatus::of),
+    }
+}
