@@ -38,6 +38,7 @@ e2e() {
     tee -a "$log" <"$target/dynamo.log"
 }
 
+"$root/scripts/chromium.sh"
 "$root/scripts/envoy.sh"
 "$root/scripts/dynamo.sh"
 "$root/scripts/plugin.sh"

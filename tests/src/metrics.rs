@@ -32,6 +32,11 @@ impl Metrics {
         Metrics { samples }
     }
 
+    /// Every line.
+    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
+        self.samples.iter()
+    }
+
     /// The sum over all labels, or `None` where the metric is not on the page.
     pub fn sum(&self, name: &str) -> Option<f64> {
         self.sum_where(name, &[])

@@ -43,6 +43,11 @@ pub fn bootstrap() -> PathBuf {
     )
 }
 
+/// A Chromium: `PD_CHROMIUM`, else the one that Debian's package installs.
+pub fn chromium() -> PathBuf {
+    part("PD_CHROMIUM", "/usr/bin/chromium", "Chromium")
+}
+
 /// The Python that has Dynamo: `PD_DYNAMO_PYTHON`, else the environment that make builds.
 pub fn dynamo_python() -> PathBuf {
     part(

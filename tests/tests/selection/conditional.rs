@@ -74,11 +74,12 @@ impl Rig {
         (decode.to_owned(), went(&reply, prefilled))
     }
 
-    async fn fallbacks(&self) -> f64 {
+    async fn bypasses(&self) -> f64 {
         let metrics = self.gateway.metrics().await;
         let labels = [("reason", "conditional")];
-        let fallbacks = metrics.sum_where("pd_router_fallbacks_total", &labels);
-        fallbacks.unwrap_or_default()
+        let bypasses = metrics.sum_where("pd_router_bypasses_total", &labels);
+        assert_eq!(metrics.sum("pd_router_fallbacks_total"), Some(0.0));
+        bypasses.unwrap_or_default()
     }
 }
 
@@ -107,7 +108,7 @@ pub async fn what_decode_holds_and_what_is_short_stays_there(proxy: Proxy) {
         let next = rig.turn(&mut conversation, KNOWN).await;
         assert_eq!(next, (decode.clone(), Went::Whole));
     }
-    assert_eq!(rig.fallbacks().await, 3.0);
+    assert_eq!(rig.bypasses().await, 3.0);
     let at = rig
         .engines
         .iter()
@@ -132,7 +133,7 @@ pub async fn what_decode_holds_and_what_is_short_stays_there(proxy: Proxy) {
         assert_eq!(way, Went::ThroughPrefill);
     }
     clients_have_no_say(&rig).await;
-    assert_eq!(rig.fallbacks().await, 4.0);
+    assert_eq!(rig.bypasses().await, 4.0);
     rig.gateway.assert_comes_to_rest().await;
 }
 
