@@ -1,7 +1,7 @@
 //! A worker that answers what the test says, word for word, and keeps what it was sent.
 
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -41,6 +41,14 @@ impl Answer {
         }
     }
 
+    /// 200 with JSON of these bytes, each piece on its own.
+    pub fn json_in_pieces(pieces: impl IntoIterator<Item = String>) -> Answer {
+        Answer {
+            content_type: "application/json",
+            ..Answer::stream(pieces)
+        }
+    }
+
     /// 200 and a stream of these bytes, each piece on its own.
     pub fn stream(pieces: impl IntoIterator<Item = String>) -> Answer {
         Answer {
@@ -52,6 +60,15 @@ impl Answer {
 }
 
 type Script = dyn Fn(&Recorded) -> Answer + Send + Sync;
+
+/// What a scripted worker speaks, and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speaks {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 in clear text, without being asked first.
+    Http2,
+}
 
 #[derive(Clone)]
 struct Stagehand {
@@ -70,8 +87,17 @@ pub struct Scripted {
 impl Scripted {
     /// Starts a worker that answers so.
     pub async fn start(script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static) -> Scripted {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
-        let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
+        Scripted::start_at(Ipv4Addr::LOCALHOST.into(), Speaks::Http1, script).await
+    }
+
+    /// Starts a worker on a free port of this host.
+    pub async fn start_at(
+        host: IpAddr,
+        speaks: Speaks,
+        script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+    ) -> Scripted {
+        let listener = TcpListener::bind((host, 0)).await;
+        let listener = listener.unwrap_or_else(|error| panic!("no free port of {host}: {error}"));
         let address = listener.local_addr();
         let stagehand = Stagehand {
             script: Arc::new(script),
@@ -79,7 +105,7 @@ impl Scripted {
         };
         Scripted {
             address: address.unwrap_or_else(|error| panic!("no address: {error}")),
-            serving: tokio::spawn(serve(listener, stagehand.clone())),
+            serving: tokio::spawn(serve(listener, speaks, stagehand.clone())),
             stagehand,
         }
     }
@@ -156,13 +182,24 @@ fn written(
     response
 }
 
-async fn serve(listener: TcpListener, stagehand: Stagehand) {
+async fn serve(listener: TcpListener, speaks: Speaks, stagehand: Stagehand) {
     while let Ok((stream, _)) = listener.accept().await {
         let stagehand = stagehand.clone();
         let answer = service_fn(move |request| stagehand.clone().answer(request));
-        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
+        let stream = TokioIo::new(stream);
         // A gateway may break a connection off.
-        tokio::spawn(async move { connection.await.unwrap_or_default() });
+        tokio::spawn(async move {
+            match speaks {
+                Speaks::Http1 => http1::Builder::new()
+                    .serve_connection(stream, answer)
+                    .await
+                    .unwrap_or_default(),
+                Speaks::Http2 => http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(stream, answer)
+                    .await
+                    .unwrap_or_default(),
+            }
+        });
     }
 }
 
