@@ -28,6 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Answer {
     status: u16,
     content_type: &'static str,
+    headers: Vec<(&'static str, &'static str)>,
     pieces: Vec<Bytes>,
 }
 
@@ -37,6 +38,7 @@ impl Answer {
         Answer {
             status: 200,
             content_type: "application/json",
+            headers: Vec::new(),
             pieces: vec![text.into()],
         }
     }
@@ -51,11 +53,33 @@ impl Answer {
 
     /// 200 and a stream of these bytes, each piece on its own.
     pub fn stream(pieces: impl IntoIterator<Item = String>) -> Answer {
+        Answer::in_pieces(pieces.into_iter().map(Bytes::from))
+    }
+
+    /// The same of bytes that are no text.
+    pub fn stream_of_bytes<'b>(pieces: impl IntoIterator<Item = &'b [u8]>) -> Answer {
+        Answer::in_pieces(pieces.into_iter().map(Bytes::copy_from_slice))
+    }
+
+    fn in_pieces(pieces: impl Iterator<Item = Bytes>) -> Answer {
         Answer {
             status: 200,
             content_type: "text/event-stream",
-            pieces: pieces.into_iter().map(Bytes::from).collect(),
+            headers: Vec::new(),
+            pieces: pieces.collect(),
         }
+    }
+
+    /// With another status.
+    pub fn status(mut self, status: u16) -> Answer {
+        self.status = status;
+        self
+    }
+
+    /// With this header too.
+    pub fn header(mut self, name: &'static str, value: &'static str) -> Answer {
+        self.headers.push((name, value));
+        self
     }
 }
 
@@ -179,6 +203,10 @@ fn written(
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or_default();
     let content_type = HeaderValue::from_static(answer.content_type);
     response.headers_mut().insert(CONTENT_TYPE, content_type);
+    for (name, value) in answer.headers {
+        let value = HeaderValue::from_static(value);
+        response.headers_mut().append(name, value);
+    }
     response
 }
 

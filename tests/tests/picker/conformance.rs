@@ -6,12 +6,16 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::{Ask, crowd};
+use pd_router_e2e::client::{Ask, chat_body, crowd};
+use pd_router_e2e::engines::{Engine, Role, with};
+use pd_router_e2e::gateway::worker;
 use pd_router_e2e::plain::{Bootstrap, Plain};
+use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
-use crate::rig::{Pods, SERVED, SUBSET, ask, configuration, hundred, pool};
+use crate::rig::{CHAT, Pods, SERVED, SUBSET, ask, configuration, hundred, pool};
 
 /// The pods' addresses, as a cluster would give them.
 fn hosts(count: u8) -> Vec<IpAddr> {
@@ -116,6 +120,53 @@ pub async fn the_endpoint_served_is_the_one_that_answered(_: Proxy) {
         let reached: Vec<usize> = pods.reached_since(&before).into_iter().collect();
         assert_eq!(reply.header(SERVED), Some(pods.named(&reached).as_str()));
     }
+    plain.gateway.assert_comes_to_rest().await;
+}
+
+/// dynamo PR #14693: after a retry the load was charged to the worker that was picked, not to the one that serves.
+pub async fn the_charge_is_that_ones_too(_: Proxy) {
+    let engine = Engine::start(Role::Aggregated, &["--token-ms", "50"]).await;
+    let gone = Pods::on(&hosts(1)).await.addresses();
+    let mut workers = vec![with(engine.listed(), json!({"name": "serves"}))];
+    workers.push(json!({"address": gone[0].to_string(), "role": "aggregated", "name": "gone"}));
+    let config = configuration(vec![pool("one", workers, json!({}))]);
+    let hosts = [vec![engine.address], gone].concat();
+    let bootstrap = Bootstrap::shipped("bootstrap.yaml", &config).trusting();
+    let bootstrap = bootstrap.with_clusters(&[("one", hosts)]);
+    let plain = bootstrap.with_routes(&[route("/", "one")]).start().await;
+    let body = with(
+        chat_body("long"),
+        json!({"stream": true, "max_tokens": 1_000_000}),
+    );
+    let request = raw::post(CHAT, &[], body.to_string().as_bytes());
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut client = Raw::connect(plain.gateway.listen).await;
+        client.write(&request).await;
+        client.read_until("data:", 3).await;
+        streams.push(client);
+    }
+    // Whichever thread tells: what others have booked it knows a moment later.
+    eventually(
+        "all are charged to the one that serves",
+        GENEROUS,
+        || async {
+            let status = plain.gateway.status().await;
+            let decodes = |name| {
+                let worker = worker(&status, name);
+                let own = worker["bookings"]["decodes"].as_u64().unwrap_or_default();
+                own + worker["bookings_elsewhere"]["decodes"]
+                    .as_u64()
+                    .unwrap_or_default()
+            };
+            match (decodes("serves"), decodes("gone")) {
+                (4, 0) => Ok(()),
+                _ => Err(status.to_string()),
+            }
+        },
+    )
+    .await;
+    drop(streams);
     plain.gateway.assert_comes_to_rest().await;
 }
 

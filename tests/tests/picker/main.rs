@@ -13,6 +13,7 @@ pd_router_e2e::on_both_hosts! {
         a_header_names_the_endpoints,
         a_request_without_a_body_is_kept_within_it,
         a_header_of_anybody_is_nothing,
+        a_subset_is_asked_anew_while_a_request_waits,
     }
     rewrite {
         both_legs_get_the_workers_name_and_the_client_reads_its_own,
@@ -39,6 +40,7 @@ pd_router_e2e::on_both_hosts! {
         gateway_following_epp_routing_with_data_parallelism,
         gateway_destination_endpoint_served,
         the_endpoint_served_is_the_one_that_answered,
+        the_charge_is_that_ones_too,
         gateway_weighted_across_two_inference_pools,
         http_route_multiple_rules_different_pools,
         http_route_multiple_gateways_different_pools,

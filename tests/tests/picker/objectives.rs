@@ -9,7 +9,7 @@ use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::rig::{CHAT, REASON};
+use crate::rig::{CHAT, QUICK, REASON};
 
 const OBJECTIVE: &str = "x-llm-d-inference-objective";
 const FLOW: &str = "x-llm-d-inference-fairness-id";
@@ -21,9 +21,6 @@ const HEADERS: [&str; 4] = [
     "x-gateway-inference-objective",
     "x-gateway-inference-fairness-id",
 ];
-
-/// Engines that answer soon, though not at once.
-const QUICK: &[&str] = &["--prefill-rate", "100000", "--token-ms", "10"];
 
 /// A gateway with one worker of each role, which is busy with one answer.
 async fn start(proxy: Proxy, trusts: bool) -> (Fleet, Gateway) {

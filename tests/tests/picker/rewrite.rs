@@ -133,6 +133,7 @@ fn rewritten() -> Value {
 
 fn assert_length_is_right(got: &Recorded) {
     assert_eq!(got.values("content-length"), [got.body_bytes.to_string()]);
+    assert!(got.values("transfer-encoding").is_empty(), "{got:?}");
 }
 
 pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: Proxy) {

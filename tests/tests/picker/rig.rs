@@ -18,6 +18,9 @@ pub const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// Why a request was dropped.
 pub const REASON: &str = "x-llm-d-request-dropped-reason";
 
+/// Engines that answer soon, though not at once.
+pub const QUICK: &[&str] = &["--prefill-rate", "100000", "--token-ms", "10"];
+
 /// The body that the conformance suite sends.
 pub const BODY: &str =
     r#"{"model":"conformance-fake-model","prompt":"Write as if you were a critic: San Francisco"}"#;

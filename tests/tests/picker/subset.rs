@@ -4,12 +4,16 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::client::{self, Ask, Reply, chat_body};
+use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engines::{Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::plain::{Bootstrap, Plain};
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
-use crate::rig::{Pods, REASON, SUBSET, ask, configuration, pool};
+use crate::rig::{CHAT, Pods, QUICK, REASON, SUBSET, ask, configuration, pool};
 
 /// The namespace in which a gateway's metadata hold the subset.
 const NAMESPACE: &str = "envoy.lb.subset_hint";
@@ -153,6 +157,57 @@ pub async fn a_header_of_anybody_is_nothing(proxy: Proxy) {
             assert!(got.values(SUBSET).is_empty(), "{got:?}");
         }
     }
+}
+
+/// gateway-api-inference-extension #2117: a subset that was made candidates of while nobody was there, and kept.
+pub async fn a_subset_is_asked_anew_while_a_request_waits(proxy: Proxy) {
+    let mut crew = Crew::hire_as((Role::Prefill, Role::Aggregated), (0, 2), QUICK).await;
+    crew.start(Role::Aggregated).await;
+    let pool = json!({
+        "protocol": "aggregated",
+        "trust_clients": true,
+        "admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": 120_000}},
+    });
+    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
+    let [busy, comes] = [0, 1].map(|at: usize| crew.decode[at].address.to_string());
+    let only = |subset: &str| Ask::chat("hello").header(SUBSET, subset);
+    // Nobody is there, and nothing is kept of it.
+    let reply = gateway.send(only(&busy)).await;
+    reply.expect_error(503);
+    assert_eq!(reply.header(REASON), Some("rejected-no-endpoints"));
+
+    crew.list_one(Role::Aggregated, 0);
+    gateway.is_ready().await;
+    // The one that is there allows nothing to the other's.
+    gateway
+        .send(only(&comes))
+        .await
+        .expect_code(503, "no_eligible_worker");
+    let mut first = Raw::connect(gateway.listen).await;
+    let endless = with(
+        chat_body("the first"),
+        json!({"stream": true, "max_tokens": 1_000_000}),
+    );
+    first
+        .write(&raw::post(CHAT, &[], endless.to_string().as_bytes()))
+        .await;
+    first.read_until("data:", 3).await;
+    let waits = only(&format!("{busy},{comes}"));
+    let waits = tokio::spawn(client::try_send(gateway.listen, waits));
+    eventually("it waits", GENEROUS, || async {
+        let status = gateway.status().await;
+        (status["waiting"] == 1)
+            .then_some(())
+            .ok_or(status.to_string())
+    })
+    .await;
+    crew.list_one(Role::Aggregated, 1);
+    let reply = waits.await.unwrap_or_else(|error| panic!("{error}"));
+    let reply = reply.unwrap_or_else(|failure| panic!("no answer: {failure}"));
+    reply.expect_tokens(4);
+    assert_eq!(crew.decode[1].engine().requests().await.len(), 1);
+    drop(first);
+    gateway.assert_comes_to_rest().await;
 }
 
 /// A filter that puts a value from a header into the stream's metadata, where a gateway's own filters would.
