@@ -50,8 +50,9 @@ pub async fn epp_unavailable_fail_open(_: Proxy) {
     // While it is there its word counts.
     let reply = plain.gateway.send(ask()).await.expect(200);
     assert!(reply.header(SERVED).is_some(), "{reply:?}");
+    // What a picker has in hand when it dies ends with it, whatever the policy.
     for reply in kill_the_picker(&plain).await {
-        reply.expect(200);
+        assert!(matches!(reply.status, 200 | 503), "{reply:?}");
     }
     let before = pods.counts();
     // A client that names a worker gets no more than any other.
