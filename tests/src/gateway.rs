@@ -143,6 +143,16 @@ impl Gateway {
         })
     }
 
+    /// One that was started otherwise, and serves.
+    pub(crate) fn running(listen: SocketAddr, admin: SocketAddr, process: Process) -> Gateway {
+        Gateway {
+            listen,
+            admin,
+            engines: Vec::new(),
+            process,
+        }
+    }
+
     /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process

@@ -15,6 +15,7 @@ pub mod json_text;
 pub mod metrics;
 pub mod names;
 pub mod paths;
+pub mod plain;
 pub mod plan;
 pub mod process;
 pub mod protocols;
@@ -47,7 +48,7 @@ impl Proxy {
 }
 
 /// Makes of each behaviour, a function of the host in a module of the suite's, one test for each host; or, with `wasmtime
-/// only`, for that one.
+/// only` or `envoy only`, for that one.
 #[macro_export]
 macro_rules! on_both_hosts {
     ($($module:ident { $($name:ident,)* })*) => {
@@ -61,6 +62,11 @@ macro_rules! on_both_hosts {
     (wasmtime only $($module:ident { $($name:ident,)* })*) => {
         mod wasmtime_only {
             $(mod $module { $($crate::on_both_hosts!(@test Wasmtime, $module, $name);)* })*
+        }
+    };
+    (envoy only $($module:ident { $($name:ident,)* })*) => {
+        mod envoy_only {
+            $(mod $module { $($crate::on_both_hosts!(@test Envoy, $module, $name);)* })*
         }
     };
     (@test $proxy:ident, $module:ident, $name:ident) => {

@@ -1,7 +1,7 @@
 //! A worker that answers what the test says, word for word, and keeps what it was sent.
 
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -28,6 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Answer {
     status: u16,
     content_type: &'static str,
+    headers: Vec<(&'static str, &'static str)>,
     pieces: Vec<Bytes>,
 }
 
@@ -37,21 +38,61 @@ impl Answer {
         Answer {
             status: 200,
             content_type: "application/json",
+            headers: Vec::new(),
             pieces: vec![text.into()],
+        }
+    }
+
+    /// 200 with JSON of these bytes, each piece on its own.
+    pub fn json_in_pieces(pieces: impl IntoIterator<Item = String>) -> Answer {
+        Answer {
+            content_type: "application/json",
+            ..Answer::stream(pieces)
         }
     }
 
     /// 200 and a stream of these bytes, each piece on its own.
     pub fn stream(pieces: impl IntoIterator<Item = String>) -> Answer {
+        Answer::in_pieces(pieces.into_iter().map(Bytes::from))
+    }
+
+    /// The same of bytes that are no text.
+    pub fn stream_of_bytes<'b>(pieces: impl IntoIterator<Item = &'b [u8]>) -> Answer {
+        Answer::in_pieces(pieces.into_iter().map(Bytes::copy_from_slice))
+    }
+
+    fn in_pieces(pieces: impl Iterator<Item = Bytes>) -> Answer {
         Answer {
             status: 200,
             content_type: "text/event-stream",
-            pieces: pieces.into_iter().map(Bytes::from).collect(),
+            headers: Vec::new(),
+            pieces: pieces.collect(),
         }
+    }
+
+    /// With another status.
+    pub fn status(mut self, status: u16) -> Answer {
+        self.status = status;
+        self
+    }
+
+    /// With this header too.
+    pub fn header(mut self, name: &'static str, value: &'static str) -> Answer {
+        self.headers.push((name, value));
+        self
     }
 }
 
 type Script = dyn Fn(&Recorded) -> Answer + Send + Sync;
+
+/// What a scripted worker speaks, and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speaks {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 in clear text, without being asked first.
+    Http2,
+}
 
 #[derive(Clone)]
 struct Stagehand {
@@ -70,8 +111,17 @@ pub struct Scripted {
 impl Scripted {
     /// Starts a worker that answers so.
     pub async fn start(script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static) -> Scripted {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
-        let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
+        Scripted::start_at(Ipv4Addr::LOCALHOST.into(), Speaks::Http1, script).await
+    }
+
+    /// Starts a worker on a free port of this host.
+    pub async fn start_at(
+        host: IpAddr,
+        speaks: Speaks,
+        script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+    ) -> Scripted {
+        let listener = TcpListener::bind((host, 0)).await;
+        let listener = listener.unwrap_or_else(|error| panic!("no free port of {host}: {error}"));
         let address = listener.local_addr();
         let stagehand = Stagehand {
             script: Arc::new(script),
@@ -79,7 +129,7 @@ impl Scripted {
         };
         Scripted {
             address: address.unwrap_or_else(|error| panic!("no address: {error}")),
-            serving: tokio::spawn(serve(listener, stagehand.clone())),
+            serving: tokio::spawn(serve(listener, speaks, stagehand.clone())),
             stagehand,
         }
     }
@@ -153,16 +203,31 @@ fn written(
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or_default();
     let content_type = HeaderValue::from_static(answer.content_type);
     response.headers_mut().insert(CONTENT_TYPE, content_type);
+    for (name, value) in answer.headers {
+        let value = HeaderValue::from_static(value);
+        response.headers_mut().append(name, value);
+    }
     response
 }
 
-async fn serve(listener: TcpListener, stagehand: Stagehand) {
+async fn serve(listener: TcpListener, speaks: Speaks, stagehand: Stagehand) {
     while let Ok((stream, _)) = listener.accept().await {
         let stagehand = stagehand.clone();
         let answer = service_fn(move |request| stagehand.clone().answer(request));
-        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
+        let stream = TokioIo::new(stream);
         // A gateway may break a connection off.
-        tokio::spawn(async move { connection.await.unwrap_or_default() });
+        tokio::spawn(async move {
+            match speaks {
+                Speaks::Http1 => http1::Builder::new()
+                    .serve_connection(stream, answer)
+                    .await
+                    .unwrap_or_default(),
+                Speaks::Http2 => http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(stream, answer)
+                    .await
+                    .unwrap_or_default(),
+            }
+        });
     }
 }
 

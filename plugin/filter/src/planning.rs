@@ -15,12 +15,21 @@ use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
 
-/// Where the endpoint picker protocol has the subset hint.
-const SUBSET_HINT: [&str; 4] = [
-    "metadata",
-    "filter_metadata",
-    "envoy.lb.subset_hint",
-    headers::SUBSET,
+/// Where the endpoint picker protocol has the subset hint: in the stream's metadata, else in its route's.
+const SUBSET_HINTS: [&[&str]; 2] = [
+    &[
+        "metadata",
+        "filter_metadata",
+        "envoy.lb.subset_hint",
+        headers::SUBSET,
+    ],
+    &[
+        "xds",
+        "route_metadata",
+        "filter_metadata",
+        "envoy.lb.subset_hint",
+        headers::SUBSET,
+    ],
 ];
 
 /// What a request's headers say to the router, kept until it is planned.
@@ -44,7 +53,8 @@ impl Spoken {
     /// The endpoints that the gateway in front allows: as it says in metadata, which no client can write, else in a header. The
     /// stream's context must be the effective one.
     pub fn subset(&self) -> Option<Subset> {
-        if let Some(hint) = host::property(&SUBSET_HINT) {
+        let mut hints = SUBSET_HINTS.iter().copied();
+        if let Some(hint) = hints.find_map(host::property) {
             return Some(Subset::of_metadata(&hint));
         }
         let text = self.steering(headers::SUBSET)?;

@@ -1,21 +1,36 @@
 //! Cases from other routers' trackers that no other suite has; tests/FIELD_CASES.md lists them all.
 #![forbid(unsafe_code)]
 
+mod bodies;
 mod deadlines;
+mod figures;
 mod health;
+mod hops;
 mod modes;
 mod spread;
 
 pd_router_e2e::on_both_hosts! {
+    bodies {
+        long_prompts_reach_the_worker_byte_for_byte,
+        prompts_and_inputs_of_all_shapes_are_answered,
+        a_compressed_answer_passes_as_it_is,
+    }
     deadlines {
         a_prefills_deadline_grows_with_what_it_must_compute,
         a_long_decode_is_never_cut_off,
         a_prompt_of_220_kilobytes_costs_little,
     }
+    figures {
+        every_worker_is_asked_at_its_own_port,
+    }
     health {
         an_ejected_worker_comes_back_after_one_trial,
         killing_one_of_two_prefills_under_load_costs_no_answer,
         an_engine_error_that_is_text_passes_as_it_is,
+    }
+    hops {
+        answers_are_whole_over_http_1_and_2,
+        what_a_worker_says_of_its_connection_goes_no_further,
     }
     modes {
         a_protocol_of_no_name_is_refused_with_the_names_there_are,

@@ -1,0 +1,62 @@
+//! The engines' own figures (gateway-api-inference-extension #365).
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::{Recorded, Role, static_config};
+use pd_router_e2e::gateway::{self, Gateway};
+use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::json;
+
+/// Requests that tell who is preferred.
+const ENOUGH: usize = 8;
+
+/// A worker that says it has this share of its KV cache in use, and so many requests before those of this gateway.
+async fn worker(share: f64, requests: u64) -> Scripted {
+    Scripted::start(move |got: &Recorded| match got.path.as_str() {
+        "/metrics" => Answer::json(format!(
+            "vllm:kv_cache_usage_perc {share}\nvllm:num_requests_running {requests}\nvllm:num_requests_waiting {requests}\nvllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"1000\"}} 1\n"
+        )),
+        _ => Answer::json(r#"{"object":"chat.completion","choices":[]}"#),
+    })
+    .await
+}
+
+/// How many requests of clients it has had.
+fn served(worker: &Scripted) -> usize {
+    let requests = worker.requests();
+    requests.iter().filter(|got| got.method == "POST").count()
+}
+
+pub async fn every_worker_is_asked_at_its_own_port(proxy: Proxy) {
+    // On one host: their ports alone tell them apart.
+    let (busy, idle) = (worker(0.9, 50).await, worker(0.0, 0).await);
+    let workers = [&busy, &idle].map(|one| one.listed(Role::Aggregated));
+    let pool = json!({"protocol": "aggregated", "engine_metrics": {"interval_ms": 100}});
+    let gateway = Gateway::start(proxy, &static_config(workers.to_vec(), pool), &[]).await;
+    // Each has its own figures, which nobody asked at another's port could have.
+    eventually("the figures are known", GENEROUS, || async {
+        let status = gateway.status().await;
+        let known = [(&busy, 50), (&idle, 0)].map(|(one, waiting)| {
+            let name = one.address.to_string();
+            gateway::worker(&status, &name)["engine"]["waiting"] == waiting
+        });
+        (known == [true, true])
+            .then_some(())
+            .ok_or(status.to_string())
+    })
+    .await;
+    eventually("the idle one is preferred", GENEROUS, || async {
+        let before = served(&busy);
+        for number in 0..ENOUGH {
+            let ask = Ask::chat(&format!("question {number}"));
+            gateway.send(ask).await.expect(200);
+        }
+        match served(&busy) - before {
+            0 => Ok(()),
+            others => Err(format!("{others} of {ENOUGH} went to the busy one")),
+        }
+    })
+    .await;
+    gateway.assert_comes_to_rest().await;
+}

@@ -1,0 +1,71 @@
+//! Headers about a connection, which say nothing of the next one (gateway-api-inference-extension #2993).
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Connection, Reply};
+use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::gateway::Gateway;
+use serde_json::json;
+
+/// What an HTTP/1.1 worker says of its connection.
+const OF_A_HOP: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
+
+async fn connection(gateway: &Gateway, http2: bool) -> Connection {
+    let opened = match http2 {
+        true => Connection::open_http2(gateway.listen).await,
+        false => Connection::open(gateway.listen).await,
+    };
+    opened.unwrap_or_else(|failure| panic!("no connection: {failure}"))
+}
+
+async fn sent(connection: &mut Connection, ask: Ask) -> Reply {
+    let reply = connection.send(ask).await;
+    reply.unwrap_or_else(|failure| panic!("no answer: {failure}"))
+}
+
+/// Fails where HTTP/2 has a header that it forbids.
+fn assert_fit(reply: &Reply, http2: bool) {
+    if http2 {
+        assert_eq!(reply.header("transfer-encoding"), None, "{reply:?}");
+    }
+    for name in OF_A_HOP {
+        assert_eq!(reply.header(name), None, "{reply:?}");
+    }
+}
+
+pub async fn answers_are_whole_over_http_1_and_2(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    for http2 in [false, true] {
+        let mut connection = connection(&gateway, http2).await;
+        for _ in 0..3 {
+            for ask in [Ask::chat_stream("hello"), Ask::chat("hello")] {
+                let reply = sent(&mut connection, ask).await.expect_tokens(4);
+                assert_fit(&reply, http2);
+            }
+        }
+    }
+    gateway.assert_comes_to_rest().await;
+}
+
+/// An answer that the filter gives itself, with what a worker said to its call.
+pub async fn what_a_worker_says_of_its_connection_goes_no_further(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let said = json!({
+        "kind": "status", "status": 418, "body": "no",
+        "headers": {
+            "content-type": "text/plain", "connection": "keep-alive", "keep-alive": "timeout=5",
+            "proxy-connection": "keep-alive",
+        },
+    });
+    fleet.prefill[0].fault(&said).await;
+    for http2 in [false, true] {
+        let mut connection = connection(&gateway, http2).await;
+        for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
+            let reply = sent(&mut connection, ask).await.expect(418);
+            assert_eq!(reply.text(), "no");
+            assert_fit(&reply, http2);
+        }
+    }
+    gateway.assert_comes_to_rest().await;
+}

@@ -1,0 +1,164 @@
+//! The picker is gone, or knows nobody: told apart, in a gateway that stays open and in one that is closed.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Reply, crowd};
+use pd_router_e2e::paths;
+use pd_router_e2e::plain::{Bootstrap, Plain};
+use pd_router_e2e::wait::{GENEROUS, eventually};
+use serde_json::{Value, json};
+
+use crate::rig::{Pods, REASON, SERVED, ask, configuration, pool};
+
+const TRAP: &str = "x-pd-router-trap";
+const READY: &str = "/pd-router/ready";
+
+const OPEN: &str = "bootstrap-fail-open.yaml";
+const CLOSED: &str = "bootstrap.yaml";
+
+/// So many new connections meet both threads: all on one is seen once in 30,000 times.
+const ENOUGH: usize = 16;
+
+/// A gateway of this bootstrap, with the plugin that a header may kill, over a cluster of these.
+async fn over(bootstrap: &str, pods: &Pods, workers: Vec<Value>, more: Value) -> Plain {
+    let config = configuration(vec![pool("decode", workers, more)]);
+    let bootstrap = Bootstrap::shipped(bootstrap, &config).with_plugin(&paths::trap_plugin());
+    bootstrap
+        .with_clusters(&[("decode", pods.addresses())])
+        .start()
+        .await
+}
+
+/// Kills the picker on every thread; what its last requests were answered with, where they were.
+async fn kill_the_picker(plain: &Plain) -> Vec<Reply> {
+    let mut last = Vec::new();
+    for _ in 0..ENOUGH {
+        let reply = plain.gateway.try_send(ask().header(TRAP, "here")).await;
+        last.extend(reply);
+    }
+    last
+}
+
+async fn many(plain: &Plain, ask: &Ask) -> Vec<Reply> {
+    // Each over a connection of its own: Envoy closes one after an answer that it gives itself.
+    crowd(plain.gateway.listen, ENOUGH, 1, ask).await
+}
+
+/// Upstream: EppUnAvailableFailOpen.
+pub async fn epp_unavailable_fail_open(_: Proxy) {
+    let pods = Pods::start(3).await;
+    let plain = over(OPEN, &pods, pods.listed(), json!({"on_empty": "pass"})).await;
+    // While it is there its word counts.
+    let reply = plain.gateway.send(ask()).await.expect(200);
+    assert!(reply.header(SERVED).is_some(), "{reply:?}");
+    // What a picker has in hand when it dies ends with it, whatever the policy.
+    for reply in kill_the_picker(&plain).await {
+        assert!(matches!(reply.status, 200 | 503), "{reply:?}");
+    }
+    let before = pods.counts();
+    // A client that names a worker gets no more than any other.
+    let forged = ask().header("x-gateway-destination-endpoint", &pods.named(&[0]));
+    for reply in many(&plain, &forged).await {
+        let reply = reply.expect(200);
+        assert_eq!(reply.header(SERVED), None, "{reply:?}");
+    }
+    assert_eq!(
+        pods.reached_since(&before).len(),
+        3,
+        "the cluster has its turns"
+    );
+    for at in 0..3 {
+        let got = pods.pod(at).last();
+        assert!(got.values("x-gateway-destination-endpoint").is_empty());
+        assert_eq!(got.text(), crate::rig::BODY);
+    }
+    // Nobody answers in the picker's place: its own pages are the workers' now.
+    for reply in many(&plain, &Ask::get(READY)).await {
+        assert!(reply.text().contains("text_completion"), "{reply:?}");
+    }
+}
+
+/// The other half of that: without a picker nobody is reached, until there is one again.
+pub async fn epp_unavailable_fail_close(_: Proxy) {
+    let pods = Pods::start(3).await;
+    let plain = over(CLOSED, &pods, pods.listed(), json!({})).await;
+    plain.gateway.send(ask()).await.expect(200);
+    let before = pods.counts();
+    let killed = plain.gateway.try_send(ask().header(TRAP, "here")).await;
+    if let Ok(reply) = killed {
+        assert!(reply.status >= 500, "{reply:?}");
+    }
+    assert_eq!(pods.counts(), before, "it died before it had picked");
+    eventually("a picker serves again", GENEROUS, || async {
+        let mut refused = 0;
+        for reply in many(&plain, &ask()).await {
+            match reply.status {
+                200 => assert!(reply.header(SERVED).is_some(), "{reply:?}"),
+                503 => refused += 1,
+                _ => panic!("{reply:?}"),
+            }
+        }
+        (refused == 0).then_some(()).ok_or(refused.to_string())
+    })
+    .await;
+}
+
+/// Closed for good: a picker that is not started anew.
+pub async fn epp_unavailable_fail_close_for_good(_: Proxy) {
+    let pods = Pods::start(2).await;
+    let config = configuration(vec![pool("decode", pods.listed(), json!({}))]);
+    let mut bootstrap = Bootstrap::shipped(OPEN, &config).with_plugin(&paths::trap_plugin());
+    // Even where the cluster would choose: it is the policy that closes.
+    bootstrap.plugin()["failure_policy"] = json!("FAIL_CLOSED");
+    let bootstrap = bootstrap.with_clusters(&[("decode", pods.addresses())]);
+    let plain = bootstrap.start().await;
+    plain.gateway.send(ask()).await.expect(200);
+    let before = pods.counts();
+    for reply in kill_the_picker(&plain).await {
+        assert!(reply.status >= 500, "{reply:?}");
+    }
+    for ask in [ask(), Ask::get(READY), Ask::get("/v1/models")] {
+        for reply in many(&plain, &ask).await {
+            assert!(reply.status >= 500, "{reply:?}");
+            // It is Envoy who says so, not a picker.
+            assert!(!reply.text().contains("\"error\""), "{reply:?}");
+        }
+    }
+    assert_eq!(pods.counts(), before);
+}
+
+/// A picker that knows nobody, open: it lets the cluster choose, and says so itself.
+pub async fn epp_empty_fail_open(_: Proxy) {
+    let pods = Pods::start(3).await;
+    let plain = over(OPEN, &pods, Vec::new(), json!({"on_empty": "pass"})).await;
+    let forged = ask().header("x-gateway-destination-endpoint", &pods.named(&[0]));
+    for reply in many(&plain, &forged).await {
+        reply.expect(200);
+    }
+    assert_eq!(pods.counts().iter().filter(|count| **count > 0).count(), 3);
+    for at in 0..3 {
+        let got = pods.pod(at).last();
+        assert!(got.values("x-gateway-destination-endpoint").is_empty());
+        assert_eq!(got.text(), crate::rig::BODY);
+    }
+    // It is alive: its pages are its own.
+    let before = pods.counts();
+    let page = plain.gateway.whole_status().await;
+    assert_eq!(page["pools"][0]["workers"], json!([]), "{page}");
+    assert_eq!(pods.counts(), before);
+    plain.gateway.assert_comes_to_rest().await;
+}
+
+/// A picker that knows nobody, closed: it says so, whatever the cluster would do.
+pub async fn epp_empty_fail_close(_: Proxy) {
+    let pods = Pods::start(2).await;
+    for bootstrap in [OPEN, CLOSED] {
+        let plain = over(bootstrap, &pods, Vec::new(), json!({})).await;
+        for reply in many(&plain, &ask()).await {
+            reply.expect_error(503);
+            assert!(reply.header("retry-after").is_some(), "{reply:?}");
+            assert_eq!(reply.header(REASON), Some("rejected-no-endpoints"));
+        }
+        assert_eq!(pods.counts(), [0, 0], "{bootstrap}");
+        plain.gateway.assert_comes_to_rest().await;
+    }
+}

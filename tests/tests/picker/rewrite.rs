@@ -1,0 +1,392 @@
+//! The model's name: the workers' on the way there, the client's own on the way back, and every other byte as it was.
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::engines::{Recorded, Role, static_config, with};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::json_text::members_without;
+use pd_router_e2e::scripted::{Answer, Scripted};
+use serde_json::{Value, json};
+
+use crate::rig::CHAT;
+
+/// The names by which a gateway in front overrides the model; where both are there the first one counts.
+const BY_LLMD: &str = "x-llm-d-model-name-rewrite";
+const BY_GATEWAY: &str = "x-gateway-model-name-rewrite";
+
+/// The client's name, with something in it that JSON writes otherwise; and the workers'.
+const CLIENTS: &str = "the \"client's\" <own>";
+const WORKERS: &str = "workers/name";
+
+/// What speaks of the model without being its name.
+const DECOY: &str = r#"\"model\":\"workers/name\", \"model\": \"the own\""#;
+
+const PARAMS: &str = r#""kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e"}"#;
+
+/// How many answers are asked for at once.
+const AT_ONCE: usize = 24;
+
+/// A prefill and a decode worker; decode answers by the number in the request.
+struct Scene {
+    prefill: Scripted,
+    decode: Scripted,
+    gateway: Gateway,
+}
+
+impl Scene {
+    async fn start(
+        proxy: Proxy,
+        pool: Value,
+        answer: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+    ) -> Scene {
+        let prefill = Scripted::start(|_| Answer::json(whole(PARAMS))).await;
+        let decode = Scripted::start(answer).await;
+        // They serve any model: which name they are asked for is what is looked at.
+        let listed = |worker: &Scripted, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
+        let workers = vec![
+            listed(&prefill, Role::Prefill),
+            listed(&decode, Role::Decode),
+        ];
+        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
+        Scene {
+            prefill,
+            decode,
+            gateway,
+        }
+    }
+}
+
+fn as_asked(got: &Recorded) -> Answer {
+    match is_streamed(got.text()) {
+        true => Answer::stream([stream()]),
+        false => Answer::json(whole(r#""z":9007199254740993"#)),
+    }
+}
+
+fn is_streamed(body: &str) -> bool {
+    body.contains("\"stream\":true")
+}
+
+/// An answer under the workers' name, with everything that re-writing JSON loses.
+fn whole(member: &str) -> String {
+    format!(
+        r#"{{ "z":1.0, "model" : "{WORKERS}","id":9007199254740993,"choices":[{{"index":0,"message":{{"role":"assistant","content":"<&> {DECOY} \u00e9"}},"finish_reason":"length"}}],"usage":{{"prompt_tokens":4,"completion_tokens":4,"total_tokens":8}},{member} }}"#
+    )
+}
+
+/// A streamed one.
+fn stream() -> String {
+    let event = |text: &str| {
+        format!(
+            "data: {{\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"{WORKERS}\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":null}}],\"seed\":9007199254740993}}\n\n"
+        )
+    };
+    format!(
+        ": \"model\":\"{WORKERS}\"\n\n{}{}data: [DONE]\n\n",
+        event(DECOY),
+        event("<&>")
+    )
+}
+
+/// The same as the client should read it.
+fn restored(text: &str) -> String {
+    let name = json!(CLIENTS).to_string();
+    let named = format!("\"{WORKERS}\"");
+    // A name stands behind an unescaped key; what a comment says is no key.
+    let lines = text.split_inclusive('\n').map(|line| {
+        if line.starts_with(':') {
+            return line.to_owned();
+        }
+        let spaced = line.replacen(
+            &format!("\"model\" : {named}"),
+            &format!("\"model\" : {name}"),
+            1,
+        );
+        spaced.replacen(
+            &format!("\"model\":{named}"),
+            &format!("\"model\":{name}"),
+            1,
+        )
+    });
+    lines.collect()
+}
+
+/// A request under the client's name, which has everything that re-writing JSON loses, and speaks of the model in its text.
+fn body(text: &str, streamed: bool) -> String {
+    let name = json!(CLIENTS).to_string();
+    format!(
+        "{{ \"z\":1.0,\"seed\": 9007199254740993, \"messages\":[{{\"role\":\"user\",\"content\":\"<&> {DECOY} \\u00e9 {text}\"}}],\"model\" : {name},\"stream\":{streamed},\"max_tokens\":4,\"a\":1e0}} \n"
+    )
+}
+
+/// What a worker should get of it, but for what a hand-off adds.
+fn renamed(body: &str, name: &str) -> String {
+    let from = format!("\"model\" : {}", json!(CLIENTS));
+    assert!(body.contains(&from), "{body}");
+    body.replacen(&from, &format!("\"model\" : {}", json!(name)), 1)
+}
+
+fn rewritten() -> Value {
+    json!({"model_rewrites": [{"model": CLIENTS, "targets": [{"model": WORKERS}]}]})
+}
+
+fn assert_length_is_right(got: &Recorded) {
+    assert_eq!(got.values("content-length"), [got.body_bytes.to_string()]);
+    assert!(got.values("transfer-encoding").is_empty(), "{got:?}");
+}
+
+pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: Proxy) {
+    let scene = Scene::start(proxy, rewritten(), as_asked).await;
+    for streamed in [false, true] {
+        let sent = body("hello", streamed);
+        let reply = scene
+            .gateway
+            .send(Ask::post(CHAT, sent.clone()))
+            .await
+            .expect(200);
+        let said = match streamed {
+            true => stream(),
+            false => whole(r#""z":9007199254740993"#),
+        };
+        assert_eq!(reply.text(), restored(&said));
+        if let Some(length) = reply.header("content-length") {
+            assert_eq!(length, reply.body.len().to_string());
+        }
+        let (prefill, decode) = (scene.prefill.last(), scene.decode.last());
+        // Nothing but the hand-off and, for prefill, the limits is another than the client's; and that is as it wrote it.
+        let added = ["kv_transfer_params"];
+        let wanted = renamed(&sent, WORKERS);
+        assert_eq!(
+            members_without(decode.text(), &added),
+            members_without(&wanted, &added)
+        );
+        let added = ["kv_transfer_params", "max_tokens", "stream"];
+        assert_eq!(
+            members_without(prefill.text(), &added),
+            members_without(&wanted, &added)
+        );
+        for got in [&prefill, &decode] {
+            assert_length_is_right(got);
+        }
+    }
+    scene.gateway.assert_comes_to_rest().await;
+}
+
+/// A worker that runs whole requests gets every byte but the name.
+pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
+    let worker = Scripted::start(as_asked).await;
+    let listed = json!({"address": worker.address.to_string(), "role": "aggregated"});
+    let pool = with(rewritten(), json!({"protocol": "aggregated"}));
+    let gateway = Gateway::start(proxy, &static_config(vec![listed], pool), &[]).await;
+    for streamed in [false, true] {
+        let sent = body("hello", streamed);
+        gateway
+            .send(Ask::post(CHAT, sent.clone()))
+            .await
+            .expect(200);
+        let got = worker.last();
+        assert_eq!(got.text(), renamed(&sent, WORKERS));
+        assert_length_is_right(&got);
+    }
+    // What no rule names goes as it came, and comes back so.
+    let other = r#"{"model":"another", "messages":[{"role":"user","content":"hi"}]}"#;
+    let reply = gateway.send(Ask::post(CHAT, other)).await.expect(200);
+    assert_eq!(worker.last().text(), other);
+    assert_eq!(reply.text(), whole(r#""z":9007199254740993"#));
+}
+
+/// The number in a request, by which its answer is cut.
+fn cut_at(got: &Recorded) -> usize {
+    let number = got.text().split("cut at ").nth(1);
+    let digits = number.and_then(|rest| rest.split('.').next());
+    let number = digits.and_then(|digits| digits.parse().ok());
+    number.unwrap_or_else(|| panic!("no number in {got:?}"))
+}
+
+async fn cut_answers(scene: &Scene, count: usize, streamed: bool) -> Vec<Reply> {
+    let mut replies = Vec::new();
+    for first in (0..count).step_by(AT_ONCE) {
+        let some = (first..count.min(first + AT_ONCE)).map(|at| {
+            let ask = Ask::post(CHAT, body(&format!("cut at {at}."), streamed));
+            scene.gateway.send(ask)
+        });
+        replies.extend(join_all(some).await);
+    }
+    replies
+}
+
+/// GAIE #2769: the name is split over chunks, at every byte.
+pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
+    let scene = Scene::start(proxy, rewritten(), |got| {
+        let all = stream();
+        let (one, two) = all.split_at(cut_at(got).min(all.len()));
+        Answer::stream([one.to_owned(), two.to_owned()])
+    })
+    .await;
+    let all = stream();
+    // From the comment's end through the first event, which holds the name and the text that looks like it.
+    let end = all.find("<&>").unwrap_or(all.len());
+    for (at, reply) in cut_answers(&scene, end, true).await.into_iter().enumerate() {
+        assert_eq!(reply.expect(200).text(), restored(&all), "cut at {at}");
+    }
+    scene.gateway.assert_comes_to_rest().await;
+}
+
+/// The same of an answer in one piece.
+pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
+    let scene = Scene::start(proxy, rewritten(), |got| {
+        let all = whole(r#""end":1"#);
+        let (one, two) = all.split_at(cut_at(got).min(all.len()));
+        Answer::json_in_pieces([one.to_owned(), two.to_owned()])
+    })
+    .await;
+    let all = whole(r#""end":1"#);
+    let end = all.find("finish_reason").unwrap_or(all.len());
+    for (at, reply) in cut_answers(&scene, end, false)
+        .await
+        .into_iter()
+        .enumerate()
+    {
+        let reply = reply.expect(200);
+        assert_eq!(reply.text(), restored(&all), "cut at {at}");
+        if let Some(length) = reply.header("content-length") {
+            assert_eq!(length, reply.body.len().to_string());
+        }
+    }
+}
+
+/// Every byte of a stream alone.
+pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
+    let scene = Scene::start(proxy, rewritten(), |_| {
+        Answer::stream(stream().chars().map(String::from))
+    })
+    .await;
+    let ask = Ask::post(CHAT, body("hello", true));
+    let reply = scene.gateway.send(ask).await.expect(200);
+    assert_eq!(reply.text(), restored(&stream()));
+}
+
+/// An answer that is no JSON, or has no name, goes on as it is (GAIE #1436).
+pub async fn what_has_no_name_is_left_alone(proxy: Proxy) {
+    const SAID: [&str; 4] = [
+        "no healthy upstream",
+        r#"{"model":null,"choices":[]}"#,
+        r#"{"model":"workers/name""#,
+        r#"["model","workers/name"]"#,
+    ];
+    let scene = Scene::start(proxy, rewritten(), |got| Answer::json(SAID[cut_at(got)])).await;
+    for (said, reply) in SAID
+        .iter()
+        .zip(cut_answers(&scene, SAID.len(), false).await)
+    {
+        assert_eq!(reply.expect(200).text(), *said);
+    }
+}
+
+/// The name that the decode worker was asked for.
+fn asked_for(scene: &Scene) -> String {
+    let name = scene.decode.last().json()["model"].clone();
+    name.as_str().unwrap_or_default().to_owned()
+}
+
+pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Proxy) {
+    let rules = json!({"trust_clients": true, "model_rewrites": [
+        {"targets": [{"model": "by-any"}]},
+        {"model": "exact", "targets": [{"model": "by-exact"}]},
+        {"model": "exact", "targets": [{"model": "by-second"}]},
+    ]});
+    let scene = Scene::start(proxy, rules, as_asked).await;
+    let ask = |model: Value| {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "hi"}]});
+        Ask::post(CHAT, body.to_string())
+    };
+    for (ask, wanted, clients) in [
+        (ask(json!("exact")), "by-exact", "exact"),
+        (ask(json!("other")), "by-any", "other"),
+        (
+            ask(json!("exact")).header(BY_GATEWAY, "by-gateway"),
+            "by-gateway",
+            "exact",
+        ),
+        (
+            ask(json!("other")).header(BY_LLMD, "by-llmd"),
+            "by-llmd",
+            "other",
+        ),
+        (
+            ask(json!("exact"))
+                .header(BY_GATEWAY, "by-gateway")
+                .header(BY_LLMD, "by-llmd"),
+            "by-llmd",
+            "exact",
+        ),
+        // One that says nothing says nothing.
+        (ask(json!("exact")).header(BY_LLMD, ""), "by-exact", "exact"),
+    ] {
+        let reply = scene.gateway.send(ask.clone()).await.expect(200);
+        assert_eq!(asked_for(&scene), wanted, "{ask:?}");
+        assert_eq!(scene.prefill.last().json()["model"], wanted, "{ask:?}");
+        assert_eq!(reply.json()["model"], clients, "{ask:?}");
+        for got in [scene.prefill.last(), scene.decode.last()] {
+            assert!(got.values(BY_LLMD).is_empty() && got.values(BY_GATEWAY).is_empty());
+        }
+    }
+    // Who names no model is given one.
+    let nameless = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
+    scene
+        .gateway
+        .send(Ask::post(CHAT, nameless))
+        .await
+        .expect(200);
+    assert_eq!(asked_for(&scene), "by-any");
+    // And what is no name stays so, and is refused.
+    scene.gateway.send(ask(json!(7))).await.expect_error(400);
+}
+
+pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
+    const REQUESTS: usize = 120;
+    const SHARE: f64 = 0.75;
+    let targets = json!([{"model": "large", "weight": 3}, {"model": "small"}]);
+    let rules = json!({"model_rewrites": [{"model": "public", "targets": targets}]});
+    let scene = Scene::start(proxy, rules, as_asked).await;
+    let body = r#"{"model":"public","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
+    for reply in pd_router_e2e::client::crowd(
+        scene.gateway.listen,
+        8,
+        REQUESTS / 8,
+        &Ask::post(CHAT, body),
+    )
+    .await
+    {
+        assert_eq!(reply.expect(200).json()["model"], "public");
+    }
+    let got = scene.decode.requests();
+    assert_eq!(got.len(), REQUESTS);
+    let large = got
+        .iter()
+        .filter(|got| got.json()["model"] == "large")
+        .count();
+    let small = got
+        .iter()
+        .filter(|got| got.json()["model"] == "small")
+        .count();
+    assert_eq!(large + small, REQUESTS);
+    let sigma = (SHARE * (1.0 - SHARE) / REQUESTS as f64).sqrt();
+    let share = large as f64 / REQUESTS as f64;
+    assert!((share - SHARE).abs() <= 4.5 * sigma, "{share}");
+    scene.gateway.assert_comes_to_rest().await;
+}
+
+/// Whose header it is matters: of anybody's it is taken out, and does nothing.
+pub async fn a_name_in_a_header_of_anybody_is_nothing(proxy: Proxy) {
+    let scene = Scene::start(proxy, rewritten(), as_asked).await;
+    for name in [BY_GATEWAY, BY_LLMD, "X-LLM-D-Model-Name-Rewrite"] {
+        let ask = Ask::post(CHAT, body("hello", false)).header(name, "forged");
+        scene.gateway.send(ask).await.expect(200);
+        for got in [scene.prefill.last(), scene.decode.last()] {
+            assert_eq!(got.json()["model"], WORKERS);
+            assert!(got.values(name).is_empty(), "{got:?}");
+        }
+    }
+}

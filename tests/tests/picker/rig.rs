@@ -1,0 +1,121 @@
+//! What the tests of this suite share: workers that say who they are, pools of them, and requests as the conformance suite's.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use pd_router_e2e::client::{self, Ask, Reply};
+use pd_router_e2e::engines::with;
+use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
+use serde_json::{Value, json};
+
+pub const COMPLETIONS: &str = "/v1/completions";
+pub const CHAT: &str = "/v1/chat/completions";
+
+/// The endpoints that a gateway in front allows.
+pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+/// The endpoint that has answered.
+pub const SERVED: &str = "x-gateway-destination-endpoint-served";
+/// Why a request was dropped.
+pub const REASON: &str = "x-llm-d-request-dropped-reason";
+
+/// Engines that answer soon, though not at once.
+pub const QUICK: &[&str] = &["--prefill-rate", "100000", "--token-ms", "10"];
+
+/// The body that the conformance suite sends.
+pub const BODY: &str =
+    r#"{"model":"conformance-fake-model","prompt":"Write as if you were a critic: San Francisco"}"#;
+
+/// The request that the conformance suite sends.
+pub fn ask() -> Ask {
+    Ask::post(COMPLETIONS, BODY)
+}
+
+/// Workers that run whole requests and answer 200 with the port that they listen on.
+pub struct Pods {
+    pods: Vec<Scripted>,
+}
+
+impl Pods {
+    /// So many, all on one host.
+    pub async fn start(count: usize) -> Pods {
+        Pods::on(&vec![Ipv4Addr::LOCALHOST.into(); count]).await
+    }
+
+    /// One on each of these hosts.
+    pub async fn on(hosts: &[IpAddr]) -> Pods {
+        Pods::that_speak(Speaks::Http1, hosts).await
+    }
+
+    /// The same, of this protocol alone.
+    pub async fn that_speak(speaks: Speaks, hosts: &[IpAddr]) -> Pods {
+        let mut pods = Vec::new();
+        for host in hosts {
+            let answer = json!({"object": "text_completion", "choices": [{"text": "hello"}]});
+            let answer = answer.to_string();
+            let script = move |_: &_| Answer::json(answer.clone());
+            pods.push(Scripted::start_at(*host, speaks, script).await);
+        }
+        Pods { pods }
+    }
+
+    /// Where they listen.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.pods.iter().map(|pod| pod.address).collect()
+    }
+
+    /// Those of these numbers, as a subset names them.
+    pub fn named(&self, numbers: &[usize]) -> String {
+        let addresses = self.addresses();
+        let named = numbers.iter().map(|&at| addresses[at].to_string());
+        named.collect::<Vec<_>>().join(",")
+    }
+
+    /// They as a configuration lists them.
+    pub fn listed(&self) -> Vec<Value> {
+        let one =
+            |address: SocketAddr| json!({"address": address.to_string(), "role": "aggregated"});
+        self.addresses().into_iter().map(one).collect()
+    }
+
+    /// How many requests each has had.
+    pub fn counts(&self) -> Vec<usize> {
+        self.pods.iter().map(|pod| pod.requests().len()).collect()
+    }
+
+    /// The one of that number.
+    pub fn pod(&self, number: usize) -> &Scripted {
+        &self.pods[number]
+    }
+
+    /// Who of them have had requests since these were counted.
+    pub fn reached_since(&self, before: &[usize]) -> BTreeSet<usize> {
+        let counts = self.counts();
+        let more = counts.iter().zip(before).enumerate();
+        more.filter_map(|(at, (now, before))| (now > before).then_some(at))
+            .collect()
+    }
+}
+
+/// A pool of workers that run whole requests, in a cluster of its own name, which trusts the gateway in front.
+pub fn pool(name: &str, workers: Vec<Value>, more: Value) -> Value {
+    let pool = json!({
+        "name": name,
+        "protocol": "aggregated",
+        "clusters": {"decode": name},
+        "trust_clients": true,
+        "discovery": {"static": {"workers": workers}},
+        "selection": {"decode": "round_robin"},
+    });
+    with(pool, more)
+}
+
+/// A configuration of these pools, with response headers and the status page on.
+pub fn configuration(pools: Vec<Value>) -> Value {
+    json!({"pools": pools, "response_headers": true, "status": true})
+}
+
+/// Ten clients at once, ten requests each; fails where one is not answered with 200.
+pub async fn hundred(to: SocketAddr, ask: &Ask) -> Vec<Reply> {
+    let replies = client::crowd(to, 10, 10, ask).await;
+    replies.into_iter().map(|reply| reply.expect(200)).collect()
+}
