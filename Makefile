@@ -1,6 +1,6 @@
 # The only commands a person needs to remember. Each does its own set-up, under target/, once.
 .DEFAULT_GOAL := help
-.PHONY: help run test soak gpu-check bench plugin lint
+.PHONY: help run test soak gpu-check bench plugin image lint
 
 # For `make run`:
 PROXY ?= wasmtime
@@ -35,6 +35,9 @@ bench: ## What a routing decision costs, native and in wasm, beside Dynamo's (DY
 
 plugin: ## Build target/pd_router.wasm
 	@scripts/plugin.sh
+
+image: ## Write target/image: the plugin as an OCI image, for gateways that fetch it from a registry
+	@scripts/image.sh
 
 lint: ## Formatting, clippy, scripts
 	@scripts/lint.sh
