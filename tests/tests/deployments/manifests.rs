@@ -86,17 +86,31 @@ fn every_folder_says_how_to_apply_it() {
 
 /// Links within the repository; what a page does not have is not looked for.
 #[test]
-fn every_link_of_a_folders_page_leads_somewhere() {
-    for folder in folders() {
-        let page = read(&format!("{folder}/README.md"));
+fn every_link_of_a_page_leads_somewhere() {
+    let mut pages: Vec<String> = folders()
+        .iter()
+        .map(|folder| format!("{folder}/README.md"))
+        .collect();
+    let others = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/metrics.md",
+        "docs/troubleshooting.md",
+        "docs/upgrading.md",
+        "envoy/config-reference.md",
+    ];
+    pages.extend(others.map(str::to_owned));
+    for file in pages {
+        let (folder, _) = file.rsplit_once('/').unwrap_or_default();
+        let page = read(&file);
         let targets = page
             .split("](")
             .skip(1)
             .filter_map(|rest| rest.split(')').next());
         for target in targets.filter(|target| !target.contains("://")) {
             let path = target.split('#').next().unwrap_or_default();
-            let path = workspace().join(&folder).join(path);
-            assert!(path.exists(), "{folder}: {target} is not there");
+            let path = workspace().join(folder).join(path);
+            assert!(path.exists(), "{file}: {target} is not there");
         }
     }
 }

@@ -301,10 +301,9 @@ fn the_alerts_fit_their_schema_and_speak_of_documented_metrics() {
 fn names_in(page: &str) -> BTreeSet<String> {
     let part_of_a_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let words = page.split(|letter| !part_of_a_name(letter));
+    let words = words.map(|word| word.trim_end_matches('_'));
     let names = words.filter(|word| word.starts_with("pd_router_"));
-    names
-        .map(|name| name.trim_end_matches('_').to_owned())
-        .collect()
+    names.map(str::to_owned).collect()
 }
 
 #[test]
