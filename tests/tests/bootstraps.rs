@@ -37,3 +37,8 @@ fn workers_in_the_configuration() {
 fn workers_in_envoys_clusters() {
     is_taken("bootstrap-clusters.yaml");
 }
+
+#[test]
+fn one_that_stays_open_without_a_picker() {
+    is_taken("bootstrap-fail-open.yaml");
+}
