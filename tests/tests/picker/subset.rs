@@ -163,6 +163,7 @@ pub async fn a_header_of_anybody_is_nothing(proxy: Proxy) {
 pub async fn a_subset_is_asked_anew_while_a_request_waits(proxy: Proxy) {
     let mut crew = Crew::hire_as((Role::Prefill, Role::Aggregated), (0, 2), QUICK).await;
     crew.start(Role::Aggregated).await;
+    crew.describe(Role::Aggregated, |_| json!({"role": "aggregated"}));
     let pool = json!({
         "protocol": "aggregated",
         "trust_clients": true,

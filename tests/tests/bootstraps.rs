@@ -1,0 +1,103 @@
+//! What the bootstraps that are shipped have in common. That Envoy takes them is a test of the suite `deployments`.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+
+use pd_router_e2e::paths;
+use serde_json::Value;
+
+const ALL: [&str; 9] = [
+    "bootstrap.yaml",
+    "bootstrap-clusters.yaml",
+    "bootstrap-fail-open.yaml",
+    "dynamo/bootstrap.yaml",
+    "inference-pool/bootstrap.yaml",
+    "llm-d/bootstrap.yaml",
+    "sglang/bootstrap.yaml",
+    "trtllm/bootstrap.yaml",
+    "vllm/bootstrap.yaml",
+];
+
+fn read(name: &str) -> String {
+    let shipped = paths::workspace().join("envoy").join(name);
+    std::fs::read_to_string(&shipped)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", shipped.display()))
+}
+
+fn parsed(name: &str) -> Value {
+    serde_yaml_ng::from_str(&read(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn manager(bootstrap: &Value) -> &Value {
+    &bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+}
+
+#[test]
+fn all_have_the_same_labels_of_metrics() {
+    let [one, others @ ..] = ALL.map(|name| parsed(name)["stats_config"].take());
+    assert!(one.is_object());
+    for other in others {
+        assert_eq!(other, one);
+    }
+}
+
+/// The headers that no client may set, as the listener removes them.
+fn stripped(name: &str) -> BTreeSet<String> {
+    let bootstrap = parsed(name);
+    let extension = &manager(&bootstrap)["early_header_mutation_extensions"][0];
+    let mutations = extension["typed_config"]["mutations"].as_array().cloned();
+    let mutations = mutations.unwrap_or_default();
+    mutations.iter().map(Value::to_string).collect()
+}
+
+/// Where a request may pass the filter by, the listener alone takes out what a client must not say.
+#[test]
+fn one_that_stays_open_strips_whatever_the_others_do() {
+    let open = stripped("bootstrap-fail-open.yaml");
+    for name in ["bootstrap.yaml", "bootstrap-clusters.yaml"] {
+        let closed = stripped(name);
+        assert!(closed.len() > 20, "{name} strips {closed:?}");
+        let lacks: Vec<&String> = closed.difference(&open).collect();
+        assert!(lacks.is_empty(), "{name} strips {lacks:?}");
+    }
+}
+
+/// What the filter believes to be there is there for the cluster too.
+#[test]
+fn one_that_stays_open_names_the_hosts_of_its_cluster() {
+    let bootstrap = parsed("bootstrap-fail-open.yaml");
+    let config = &manager(&bootstrap)["http_filters"][0]["typed_config"]["config"];
+    let document = config["configuration"]["value"]
+        .as_str()
+        .unwrap_or_default();
+    let document: Value =
+        serde_json::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
+    let pool = &document["pools"][0];
+    let workers = pool["discovery"]["static"]["workers"].as_array().cloned();
+    let workers = workers.unwrap_or_default();
+    let believed: Vec<String> = workers
+        .iter()
+        .map(|worker| worker["address"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    let assignment = &bootstrap["static_resources"]["clusters"][0]["load_assignment"];
+    let hosts = assignment["endpoints"][0]["lb_endpoints"]
+        .as_array()
+        .cloned();
+    let hosts = hosts.unwrap_or_default();
+    let address = |host: &Value| {
+        let address = &host["endpoint"]["address"]["socket_address"];
+        format!(
+            "{}:{}",
+            address["address"].as_str().unwrap_or_default(),
+            address["port_value"]
+        )
+    };
+    assert_eq!(believed, hosts.iter().map(address).collect::<Vec<_>>());
+    assert!(!believed.is_empty());
+    // Both kinds of open are.
+    assert_eq!(config["failure_policy"], "FAIL_OPEN");
+    assert_eq!(
+        (&pool["on_empty"], &pool["protocol"]),
+        (&"pass".into(), &"aggregated".into())
+    );
+}
