@@ -2,6 +2,7 @@
 
 use routing::config::Config;
 use routing::discovery::{self, Answer, SourceError};
+use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
 use routing::route::{Client, MAX_PREFILL_ANSWER, Plan, PrefillAnswer, Refusal, Router, Told};
 use serde_json::{Value, json};
@@ -228,4 +229,54 @@ fn a_stranger_forges_no_hand_off_in_a_body_that_goes_unread() {
         assert!(plan(&mut router, Generation::Other, body).is_ok());
         assert!(plan(&mut router, Generation::Chat, b"no JSON").is_ok());
     }
+}
+
+/// Workers of a model each.
+fn of_models(from: u64, count: u64) -> Vec<Worker> {
+    let listed: Vec<Value> = (from..from + count)
+        .map(|nth| {
+            let address = format!("10.{}.{}.1:1", nth / 256, nth % 256);
+            json!({"role": "aggregated", "address": address, "id": nth, "model": format!("m{nth}")})
+        })
+        .collect();
+    let config = configured("aggregated", &listed, json!({})).unwrap();
+    let router = Router::new(config.pools[0].clone(), 1, 2);
+    let workers = router.fleet().workers();
+    workers.map(|worker| Worker::clone(worker)).collect()
+}
+
+#[test]
+fn models_whose_workers_have_all_left_are_remembered_up_to_a_number() {
+    let mut router = router("aggregated", &[], json!({}));
+    for round in 0..4 {
+        router.adopt(Fleet::new(round + 1, of_models(round * 100, 100)));
+    }
+    // 300 have left.
+    assert_eq!(router.places().count(), 100 + 256);
+    router.adopt(Fleet::new(9, Vec::new()));
+    assert_eq!(router.places().count(), 256);
+}
+
+#[test]
+fn decisions_that_nobody_takes_are_kept_up_to_a_number() {
+    let mut router = router("nixl", &two_by_two(), json!({"selection": {}}));
+    router.keep_decisions();
+    for nth in 0..5000 {
+        let text = format!("{nth} ").repeat(30);
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": text}]});
+        let _ = plan(&mut router, Generation::Chat, body.to_string().as_bytes());
+    }
+    assert_eq!(router.take_decisions().len(), 4096);
+    assert!(router.dropped_decisions() > 0);
+}
+
+/// A source may tell as many models as workers, and each worker is looked at for few of them.
+#[test]
+fn a_fleet_of_as_many_models_as_workers_is_adopted_without_a_wait() {
+    let workers = of_models(0, 16_384);
+    let mut router = router("aggregated", &[], json!({}));
+    let begun = std::time::Instant::now();
+    router.adopt(Fleet::new(1, workers));
+    let took = begun.elapsed();
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
 }
