@@ -8,12 +8,7 @@ use routing::handoff::sglang::PromptLogprobs;
 
 fn watched<'a>(form: Form, pieces: impl Iterator<Item = &'a [u8]>) -> (u64, [bool; 4]) {
     let mut watch = Watch::new(form);
-    let mut before = 0;
-    for piece in pieces {
-        watch.read(piece);
-        let _ = before;
-        before = watch.tokens();
-    }
+    pieces.for_each(|piece| watch.read(piece));
     let said = [
         watch.has_begun(),
         watch.has_answered(),
@@ -30,24 +25,15 @@ fn rewritten<'a>(edit: &EventEdit, pieces: impl Iterator<Item = &'a [u8]>) -> Ve
     out
 }
 
-/// The stream in pieces whose lengths the bytes of `cuts` give, over and over.
+/// The stream in pieces whose lengths the bytes of `cuts` give, over and over; some of them are empty.
 fn cut<'a>(stream: &'a [u8], cuts: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-    let mut lengths = cuts.iter().cycle();
+    let lengths = cuts.iter().map(|byte| usize::from(*byte % 61));
+    let mut lengths = lengths.chain([61]).collect::<Vec<_>>().into_iter().cycle();
     let mut rest = stream;
     std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        // At most every other piece is empty.
-        let length = lengths.next().map_or(1, |byte| usize::from(*byte % 61));
+        let length = lengths.next().filter(|_| !rest.is_empty())?;
         let (piece, after) = rest.split_at(length.min(rest.len()));
         rest = after;
-        let stays = cuts.iter().all(|byte| *byte % 61 == 0);
-        if stays {
-            let whole = rest;
-            rest = &[];
-            return Some(whole);
-        }
         Some(piece)
     })
 }

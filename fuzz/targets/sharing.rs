@@ -49,7 +49,7 @@ fn write_foreign(board: &Memory, beat: u64, choices: &mut Choices<'_>) {
     let blob = choices.bytes(length);
     let length = choices.length();
     let segment = choices.bytes(length);
-    let is_headed = choices.byte() % 4 != 0;
+    let is_headed = !choices.byte().is_multiple_of(4);
     let (blob, segment) = match is_headed {
         true => (
             headed(b"pdv1", &[OWNER, beat, next], blob),
