@@ -54,10 +54,15 @@ fuzz_target!(|data: &[u8]| {
             check_json(edited.as_bytes());
         }
     }
-    if let Ok(text) = std::str::from_utf8(answer)
-        && let Some(edited) = EventEdit::CachedTokens(7).apply(text)
-    {
-        check_edited(answer, edited.as_bytes(), &["usage", "response"]);
+    if let Ok(text) = std::str::from_utf8(answer) {
+        for (edit, named) in [
+            (EventEdit::CachedTokens(7), "usage"),
+            (EventEdit::ModelName("\"n\"".to_owned()), "model"),
+        ] {
+            if let Some(edited) = edit.apply(text) {
+                check_edited(answer, edited.as_bytes(), &[named, "response"]);
+            }
+        }
     }
 
     // And what follows from it.

@@ -47,7 +47,10 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(watched(form, whole()), watched(form, cut(stream, cuts)));
     let bytewise = stream.chunks(1);
     assert_eq!(watched(form, whole()), watched(form, bytewise));
-    let mut edits = vec![EventEdit::CachedTokens(7)];
+    let mut edits = vec![
+        EventEdit::CachedTokens(7),
+        EventEdit::ModelName("a \"name\"".to_owned()),
+    ];
     let prefill = br#"{"meta_info":{"input_token_logprobs":[[-0.5,1,null]]}}"#;
     edits.extend(PromptLogprobs::read(prefill).map(EventEdit::PromptLogprobs));
     for edit in &edits {

@@ -14,6 +14,7 @@ fuzz_target!(|data: &[u8]| {
     let callers = choices.one(&[Callers::Strangers, Callers::Trusted]);
     let protocol = choices.one(&protocols());
     let method = choices.one(&[&b"POST"[..], b"GET", b"HEAD", b"PUT"]);
+    let is_in_header = choices.one(&[true, false]);
     let parts = choices.parts(6);
     let part = |at: usize| parts.get(at).copied();
     let head = Head {
@@ -23,7 +24,11 @@ fuzz_target!(|data: &[u8]| {
     };
     let kind = head.kind();
     let _ = (head.is_encoded(), Form::of(part(1).unwrap_or_default()));
-    let subset = part(2).map(|text| Subset::parse(&String::from_utf8_lossy(text)));
+    // In a header, or as a gateway's metadata have it.
+    let subset = part(2).map(|text| match is_in_header {
+        true => Subset::parse(&String::from_utf8_lossy(text)),
+        false => Subset::of_metadata(text),
+    });
     let names: Vec<&str> = header_names().collect();
     let lines = part(3).unwrap_or_default().split(|byte| *byte == b'\n');
     let headers: Vec<(Vec<u8>, Vec<u8>)> = lines

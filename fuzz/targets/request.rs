@@ -43,7 +43,7 @@ fn sent(body: &[u8], dispatch: &Dispatch) -> Option<Vec<u8>> {
 /// The text of a body as Python's reader of JSON has it, which engines use: in UTF-8 or UTF-16, with a mark in front or
 /// without, and with numbers that are none.
 fn as_engines_read(body: &[u8]) -> Option<String> {
-    let is_wide = body.get(1) == Some(&0) && body.len() % 2 == 0;
+    let is_wide = body.get(1) == Some(&0) && body.len().is_multiple_of(2);
     let text = match is_wide {
         true => {
             let (pairs, _) = body.as_chunks::<2>();
@@ -89,7 +89,12 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let selection = format!(r#","selection":{{"prefill":"{policy}","decode":"{policy}"}}"#);
-    let mut router = router(protocol, callers, &selection);
+    let rewrites =
+        r#","model_rewrites":[{"model":"a","targets":[{"model":"m"},{"model":"\\"","weight":2}]}]"#;
+    let mut router = router(protocol, callers, &(selection + rewrites));
+    if let Some(renamed) = router.rename(body, &[]) {
+        check_edited(body, &renamed.body, &["model"]);
+    }
     let plan = router.plan(generation, body, told());
     if callers == Callers::Strangers && plan.is_ok() {
         check_not_forged(body);
