@@ -22,10 +22,10 @@ run: ## Start a gateway in front of a simulated fleet, and say how to try it
 	@scripts/run.sh
 
 test: ## Everything that a change must pass
-	@scripts/test.sh unit e2e
+	@scripts/test.sh unit e2e fuzz
 
-soak: ## The long versions of the end-to-end tests
-	@PD_SOAK=1 scripts/test.sh e2e
+soak: ## The long versions: of the end-to-end tests, and ten minutes of each fuzz target
+	@PD_SOAK=1 scripts/test.sh e2e fuzz
 
 gpu-check: ## The gateway in front of a real engine in PyTorch, on a GPU where there is one (PYTHON=one that has PyTorch)
 	@scripts/gpu.sh
@@ -39,5 +39,5 @@ plugin: ## Build target/pd_router.wasm
 image: ## Write target/image: the plugin as an OCI image, for gateways that fetch it from a registry
 	@scripts/image.sh
 
-lint: ## Formatting, clippy, scripts
+lint: ## Formatting, clippy, scripts, licences
 	@scripts/lint.sh

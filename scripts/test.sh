@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh SUITE…: runs the suites `unit` and `e2e`, then says in one line how many tests there were.
+# test.sh SUITE…: runs the suites `unit`, `e2e` and `fuzz`, then says in one line how many tests there were.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -11,7 +11,7 @@ run_tests() { "$@" 2>&1 | tee -a "$log" || status=1; }
 
 # All native crates at once, so that both suites are compiled against the same dependencies. The filter's crate links only
 # for wasm: the end-to-end tests are its tests. The benchmarks bring dependencies of their own.
-left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench --exclude pd-router-bench-guest)
+left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench --exclude pd-router-bench-guest --exclude pd-router-fuzz)
 cargo_test() { cargo test --no-fail-fast --workspace "${left_out[@]}" "$@"; }
 
 unit() { run_tests cargo_test --lib --bins; }
@@ -38,6 +38,13 @@ e2e() {
     tee -a "$log" <"$target/dynamo.log"
 }
 
+# Each target is a test: five seconds, or ten minutes where there is time.
+fuzz() {
+    local seconds=5
+    [ "${PD_SOAK:-}" != 1 ] || seconds=600
+    run_tests "$root/scripts/fuzz.sh" "$seconds"
+}
+
 "$root/scripts/chromium.sh"
 "$root/scripts/envoy.sh"
 "$root/scripts/dynamo.sh"
@@ -48,6 +55,7 @@ for suite in "$@"; do
     case $suite in
         unit) unit ;;
         e2e) e2e ;;
+        fuzz) fuzz ;;
         *) fail "no such suite: $suite" ;;
     esac
 done

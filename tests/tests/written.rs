@@ -1,4 +1,4 @@
-//! What the documents name is there: the tests of tests/FIELD_CASES.md, and the rows of docs/failures.md.
+//! What the documents name is there: the tests of tests/FIELD_CASES.md and SECURITY.md, and the rows of docs/failures.md.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -31,16 +31,58 @@ fn tests_named(text: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-#[test]
-fn the_field_cases_name_tests_that_exist() {
-    let text = read("tests/FIELD_CASES.md");
+/// Fails where a document names fewer tests than that, or one that does not exist.
+fn assert_names_tests(document: &str, least: usize) {
+    let text = read(document);
     let named = tests_named(&text);
-    assert!(named.len() > 20, "only {} tests are named", named.len());
+    assert!(named.len() > least, "only {} tests are named", named.len());
     for (path, function) in named {
         let source = read(&format!("{path}.rs"));
         assert!(
             has_function(&source, function),
             "{path}.rs has no {function}"
+        );
+    }
+}
+
+#[test]
+fn the_field_cases_name_tests_that_exist() {
+    assert_names_tests("tests/FIELD_CASES.md", 20);
+}
+
+#[test]
+fn the_limits_name_tests_that_exist() {
+    assert_names_tests("SECURITY.md", 40);
+}
+
+/// Each row of the limits says what holds it, and each fuzz target has its figures.
+#[test]
+fn every_limit_has_a_test_and_every_fuzz_target_its_figures() {
+    let text = read("SECURITY.md");
+    let section = |heading: &str| {
+        let after = text.split(&format!("\n## {heading}\n")).nth(1);
+        let section = after.and_then(|after| after.split("\n## ").next());
+        section.unwrap_or_else(|| panic!("there is no section {heading}"))
+    };
+    let rows = section("Limits")
+        .lines()
+        .filter(|line| line.starts_with('|'));
+    let rows: Vec<&str> = rows.skip(2).collect();
+    assert!(rows.len() > 20, "only {} limits", rows.len());
+    for row in rows {
+        assert!(!tests_named(row).is_empty(), "{row}");
+    }
+    let figures = section("Fuzzing");
+    let targets = fs::read_dir(workspace().join("fuzz/targets")).expect("the fuzz targets");
+    for target in targets {
+        let path = target.expect("a fuzz target").path();
+        let name = path
+            .file_stem()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        assert!(
+            figures.contains(&format!("| `{name}` |")),
+            "{name} has no figures"
         );
     }
 }

@@ -10,12 +10,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use routing::route::{Dispatch, PrefillAnswer};
+use routing::engine_metrics::MAX_TEXT;
+use routing::route::{Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
 
 use crate::cleanup::{self, CleanUp};
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Buffer, Header, HostError, Map};
+use crate::host::{self, Header, HostError, Map};
 use crate::prefill_call::{self, Job};
 use crate::recovery::{self, DecodeCall, Failure};
 use crate::shared;
@@ -106,14 +107,11 @@ pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
         return false;
     };
     let body = match has_headers {
-        true => host::buffer(Buffer::CallResponse).unwrap_or_default(),
+        true => host::call_response(MAX_PREFILL_ANSWER).unwrap_or_default(),
         false => Vec::new(),
     };
     let answer = match has_headers {
-        true => PrefillAnswer::Whole {
-            status: call_status(),
-            body: &body,
-        },
+        true => PrefillAnswer::whole(call_status(), &body),
         false => PrefillAnswer::Broken,
     };
     gateway.advance();
@@ -191,10 +189,11 @@ pub fn get(
     host::call(cluster, sent, None, timeout)
 }
 
-/// The body of the answer to what was asked; none where that is no success.
+/// The body of the answer to what a worker was asked, which is as long as one byte beyond [`MAX_TEXT`] at most; none where that
+/// is no success.
 pub fn good_answer(has_headers: bool) -> Option<Vec<u8>> {
     let is_good = has_headers && call_status() == 200;
-    is_good.then(|| host::buffer(Buffer::CallResponse).unwrap_or_default())
+    is_good.then(|| host::call_response(MAX_TEXT).unwrap_or_default())
 }
 
 /// What a client has asked.

@@ -8,7 +8,7 @@ use routing::fleet::{Fleet, Worker};
 
 use crate::calls;
 use crate::gateway::Gateway;
-use crate::host::{self, Buffer, Map};
+use crate::host::{self, Map};
 use crate::shared::{self, SourceHealth};
 
 /// Polls a source while this VM leads.
@@ -221,7 +221,7 @@ fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<Heard, Stri
     let status = host::header(Map::CallResponse, ":status").unwrap_or_default();
     let status = std::str::from_utf8(&status).unwrap_or_default();
     let etag = host::header(Map::CallResponse, "etag");
-    let body = host::buffer(Buffer::CallResponse).unwrap_or_default();
+    let body = host::call_response(discovery::MAX_ANSWER).unwrap_or_default();
     let answer = Answer {
         status: status.parse().unwrap_or(0),
         etag: etag.as_deref(),

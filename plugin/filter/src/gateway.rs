@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::admission::Waiter;
+use routing::budget::{Budget, Share};
 use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::WorkerId;
 use routing::handoff::usage;
@@ -331,43 +332,4 @@ fn session_headers(pool: &Pool) -> Vec<String> {
     let goes_by_session = [selection.prefill, selection.decode].contains(&PolicyName::Session);
     let names = selection.session.headers.iter().filter(|_| goes_by_session);
     names.map(|name| name.to_ascii_lowercase()).collect()
-}
-
-/// A number of bytes that may be held at once.
-struct Budget {
-    limit: usize,
-    held: Rc<Cell<usize>>,
-}
-
-impl Budget {
-    fn of(limit: usize, held: &Rc<Cell<usize>>) -> Self {
-        Self {
-            limit,
-            held: Rc::clone(held),
-        }
-    }
-
-    fn take(&self, bytes: usize) -> Option<Share> {
-        let total = self.held.get().checked_add(bytes)?;
-        if total > self.limit {
-            return None;
-        }
-        self.held.set(total);
-        Some(Share {
-            held: Rc::clone(&self.held),
-            bytes,
-        })
-    }
-}
-
-/// A share of a budget, given back when dropped.
-pub struct Share {
-    held: Rc<Cell<usize>>,
-    bytes: usize,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.held.set(self.held.get().saturating_sub(self.bytes));
-    }
 }

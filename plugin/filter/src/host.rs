@@ -192,9 +192,18 @@ pub fn set_tick(period: Duration) -> Result<(), HostError> {
 /// All of a buffer.
 pub fn buffer(kind: Buffer) -> Result<Vec<u8>, HostError> {
     const ALL: usize = (u32::MAX / 2) as usize;
+    begin_of(kind, ALL)
+}
+
+/// The answer to a call, as far as one byte beyond `most`: whoever reads it sees that it is too long, and the rest takes no memory.
+pub fn call_response(most: usize) -> Result<Vec<u8>, HostError> {
+    begin_of(Buffer::CallResponse, most.saturating_add(1))
+}
+
+fn begin_of(kind: Buffer, most: usize) -> Result<Vec<u8>, HostError> {
     fetch("get_buffer_bytes", |data, size| {
         // SAFETY: both out-pointers are valid for the call.
-        unsafe { proxy_get_buffer_bytes(kind as u32, 0, ALL, data, size) }
+        unsafe { proxy_get_buffer_bytes(kind as u32, 0, most, data, size) }
     })
 }
 

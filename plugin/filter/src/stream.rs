@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use routing::admission::Waiter;
 use routing::answer::Form;
+use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
 use crate::cleanup;
-use crate::gateway::{Gateway, Share};
+use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::Spoken;

@@ -8,6 +8,9 @@ mod sample;
 
 use sample::Sample;
 
+/// Bytes of a worker's text at most; of a longer one nothing is believed. Engines of many ranks tell some hundred kilobytes.
+pub const MAX_TEXT: usize = 8 * 1024 * 1024;
+
 /// One worker's figures. A missing one is unknown, never zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Figures {
@@ -29,6 +32,9 @@ pub struct Figures {
 ///
 /// Names are those of vLLM, SGLang, TensorRT-LLM's own server, and TensorRT-LLM in Triton; the first two's of several versions.
 pub fn parse(text: &[u8]) -> Figures {
+    if text.len() > MAX_TEXT {
+        return Figures::default();
+    }
     let mut read = Read::default();
     let mut rest = text;
     while !rest.is_empty() {

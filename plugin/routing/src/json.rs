@@ -14,6 +14,10 @@ use serde_json::value::RawValue;
 /// Members of interest that one object may repeat; a body with more is refused rather than edited at length.
 const MAX_MEMBERS: usize = 64;
 
+/// Lists and objects inside each other in a request; what is behind the filter need not be as careful with its stack. It is what
+/// `serde_json` allows the values that are parsed.
+pub const MAX_DEPTH: usize = 128;
+
 /// A top-level member of interest.
 #[derive(Debug, Clone)]
 pub struct Member<'a> {
@@ -151,6 +155,43 @@ pub fn each_edited(
 /// A text as JSON has it, in quotes.
 pub fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+/// Whether lists and objects lie in each other more than `most` deep in `json`, which is valid.
+pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
+    // Most texts have not even that many brackets, and are told by counting, which is quicker.
+    let openings = json.iter().filter(|byte| matches!(byte, b'[' | b'{'));
+    if openings.count() <= most {
+        return false;
+    }
+    let (mut depth, mut rest) = (0_usize, json);
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        match byte {
+            b'"' => rest = behind_string(after),
+            b'[' | b'{' => depth = depth.saturating_add(1),
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > most {
+            return true;
+        }
+    }
+    false
+}
+
+/// What follows the closing quote of a string whose opening quote is past.
+fn behind_string(opened: &[u8]) -> &[u8] {
+    let mut rest = opened;
+    while let Some(at) = memchr::memchr2(b'"', b'\\', rest) {
+        let stop = rest.get(at..).unwrap_or_default();
+        match stop.split_first() {
+            Some((b'\\', after)) => rest = after.get(1..).unwrap_or_default(),
+            Some((_, after)) => return after,
+            None => break,
+        }
+    }
+    &[]
 }
 
 /// Whether a value says nothing: null, or an object without members.
@@ -369,6 +410,19 @@ mod tests {
         let body = " {\r\n \"seed\" : 9007199254740993,\"a\":1.0,\t\"a\":1e400 , \"u\":\"\\u00e9\u{e9}\"} \n";
         let after = edited(body, &[], |_, edits| edits.insert("k", "{\"x\":1}"));
         assert_eq!(after, body.replacen('{', "{\"k\":{\"x\":1},", 1));
+    }
+
+    #[test]
+    fn depth_is_that_of_lists_and_objects_and_brackets_in_text_are_none() {
+        let nested = |depth: usize| format!("{}{}", "[{\"a\":".repeat(depth), "}]".repeat(depth));
+        let nested = |depth: usize| nested(depth).replace(":}", ":1}");
+        assert!(!is_deeper_than(4, nested(2).as_bytes()));
+        assert!(is_deeper_than(3, nested(2).as_bytes()));
+        let beside = format!("[{}]", vec!["[]"; 1000].join(","));
+        assert!(!is_deeper_than(2, beside.as_bytes()) && is_deeper_than(1, beside.as_bytes()));
+        let text = format!("[\"{}\\\"{}\"]", "[".repeat(1000), "{".repeat(1000));
+        assert!(!is_deeper_than(1, text.as_bytes()));
+        assert!(!is_deeper_than(0, b"7"));
     }
 
     #[test]

@@ -15,6 +15,7 @@
 
 pub mod admission;
 pub mod answer;
+pub mod budget;
 pub mod config;
 pub mod discovery;
 pub mod engine_metrics;

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use super::check::value;
-use super::listed::{check_ranks, check_role, check_workers, one};
+use super::listed::{MAX_WORKERS, check_ranks, check_role, check_workers, one};
 use super::{ConfigError, ListedWorker, Pool, Protocol};
 use crate::fleet::Role;
 use crate::topology::Topology;
@@ -146,9 +147,19 @@ pub struct RegistrationDiscovery {
 }
 
 /// A secret. It is never written out.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
+
+/// Says nothing of what stands there where that is no text: a number may be the secret too.
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let read = serde_json::Value::deserialize(from);
+        match read {
+            Ok(serde_json::Value::String(secret)) => Ok(Self(secret)),
+            _ => Err(D::Error::custom("a token must be text, in quotes")),
+        }
+    }
+}
 
 impl Token {
     /// What it is, to be compared.
@@ -338,9 +349,6 @@ impl EnvoyClusters {
     }
 }
 
-/// Workers that may be registered at the very most: their list is kept in one piece that all threads read.
-const MOST_WORKERS: usize = 16_384;
-
 impl RegistrationDiscovery {
     fn check(&self, at: &str) -> Result<(), ConfigError> {
         let secret = self.token.secret();
@@ -356,7 +364,7 @@ impl RegistrationDiscovery {
                 "must be at least 1000: a worker registers again several times in that time",
             ));
         }
-        if !(1..=MOST_WORKERS).contains(&self.max_workers) {
+        if !(1..=MAX_WORKERS).contains(&self.max_workers) {
             return Err(value(
                 &format!("{at}.max_workers"),
                 "must be from 1 to 16384",

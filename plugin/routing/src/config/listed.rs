@@ -64,6 +64,16 @@ pub(super) fn one() -> u32 {
 /// Ranks of one worker: each is a target of its own in every choice.
 const MAX_DP_SIZE: u32 = 1024;
 
+/// Workers of one pool: their list is kept in one piece that all threads read.
+pub(crate) const MAX_WORKERS: usize = 16_384;
+
+/// Ranks of all workers of a pool together: each is a target of its own in every choice, with memory of its own.
+pub(crate) const MAX_RANKS: u64 = 65_536;
+
+/// LoRA adapters of one worker, and the bytes of a name: of an adapter, a model, a namespace, a set.
+const MAX_ADAPTERS: usize = 1_024;
+const MAX_LABEL: usize = 1_024;
+
 /// Bytes of a worker's name, which goes into headers.
 const MAX_NAME: usize = 256;
 
@@ -73,6 +83,18 @@ pub(crate) fn check_workers(
     protocol: Protocol,
     at: &str,
 ) -> Result<(), ConfigError> {
+    if workers.len() > MAX_WORKERS {
+        return Err(value(
+            &format!("{at}workers"),
+            "must list at most 16384 workers",
+        ));
+    }
+    if ranks(workers.iter().map(|worker| worker.dp_size)) > MAX_RANKS {
+        return Err(value(
+            &format!("{at}workers"),
+            "must have at most 65536 data-parallel ranks together",
+        ));
+    }
     let (mut addresses, mut ids) = (HashSet::new(), HashSet::new());
     for (index, worker) in workers.iter().enumerate() {
         let at = format!("{at}workers[{index}]");
@@ -86,6 +108,11 @@ pub(crate) fn check_workers(
         }
     }
     Ok(())
+}
+
+/// How many ranks workers of these sizes have together.
+pub(crate) fn ranks(sizes: impl Iterator<Item = u32>) -> u64 {
+    sizes.map(u64::from).sum()
 }
 
 impl ListedWorker {
@@ -103,6 +130,18 @@ impl ListedWorker {
             return Err(value(
                 &format!("{at}.name"),
                 "must be from 1 to 256 bytes without control characters: it goes into headers and logs",
+            ));
+        }
+        let mut labels = self.adapters.iter().chain(&self.model);
+        let is_long = |label: &String| label.len() > MAX_LABEL;
+        if self.adapters.len() > MAX_ADAPTERS
+            || labels.any(is_long)
+            || is_long(&self.namespace)
+            || is_long(&self.set)
+        {
+            return Err(value(
+                at,
+                "a model, an adapter, a namespace and a set must have at most 1024 bytes each, and a worker at most 1024 adapters",
             ));
         }
         match protocol {

@@ -287,7 +287,7 @@ pub use engine_metrics::EngineMetrics;
 pub use health::Health;
 pub use legs::{DecodeLeg, PrefillLeg};
 pub use listed::ListedWorker;
-pub(crate) use listed::check_workers;
+pub(crate) use listed::{MAX_RANKS, MAX_WORKERS, check_workers, ranks};
 pub use picker::{ModelRewrite, ModelTarget, Objectives, OnEmpty};
 pub use protocol::{Legs, Protocol};
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};

@@ -330,3 +330,34 @@ fn pools_are_told_apart_by_name_and_each_is_checked() {
     let sharing = named(&["a"], "").replacen('{', r#"{"sharing":{"interval_ms":5},"#, 1);
     assert!(error(&sharing).contains("sharing.interval_ms"));
 }
+
+#[test]
+fn a_token_comes_out_in_no_words() {
+    const SECRET: &str = "hunter2-1234567890";
+    let registration = |token: &str| {
+        pool(&format!(
+            r#""protocol":"nixl","discovery":{{"registration":{{"token":{token}}}}}"#
+        ))
+    };
+    let good = Config::parse(registration(&format!("\"{SECRET}\"")).as_bytes()).unwrap();
+    for written in [format!("{good:?}"), format!("{good:#?}")] {
+        assert!(!written.contains(SECRET) && written.contains("Token(…)"));
+    }
+    for token in [
+        "1234567890",
+        "[\"hunter2-1234567890\"]",
+        "{\"x\":\"hunter2-1234567890\"}",
+        "\"hunter2-1234567890 \"",
+        "\"hunter2-1234567890\\n\"",
+        "\"hunter2-1234567890",
+        "\"hunter2-1234567890\",\"lease_ms\":1",
+        "\"hunter2-1234567890\",\"lease_ms\":-1",
+        "\"hunter2-1234567890\",\"surplus\":1",
+    ] {
+        let document = registration(token);
+        let error = Config::parse(document.as_bytes()).unwrap_err();
+        for written in [error.to_string(), format!("{error:?}")] {
+            assert!(!written.contains("1234567890"), "{token}: {written}");
+        }
+    }
+}

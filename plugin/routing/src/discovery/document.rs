@@ -62,6 +62,7 @@ impl Source for Document {
     }
 
     fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+        answer.check_length()?;
         match answer.status {
             200 => {}
             304 if self.etag.is_some() => return Ok(Heard::Unchanged),

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use super::{Answer, Heard, Poll, Source, SourceError};
+use super::{Answer, Heard, Poll, Source, SourceError, bounded};
 use crate::config::{DynamoDiscovery, Pool};
 use crate::fleet::{Worker, WorkerId};
 
@@ -42,9 +42,10 @@ impl Source for Dynamo {
     }
 
     fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+        answer.check_length()?;
         match answer.status {
             200 => Ok(Heard::Workers(
-                parse(answer.body, &self.mapping)?,
+                bounded(parse(answer.body, &self.mapping)?)?,
                 Vec::new(),
             )),
             status => Err(SourceError::Status(status)),

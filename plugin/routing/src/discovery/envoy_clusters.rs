@@ -11,7 +11,7 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::outside::Outside;
-use super::{Answer, Heard, Poll, Source, SourceError};
+use super::{Answer, Heard, Poll, Source, SourceError, bounded};
 use crate::config::{EnvoyClusters, MemberAttributes, Pool};
 use crate::fleet::{Capacity, Condition, Worker, WorkerId};
 
@@ -99,12 +99,13 @@ impl Source for Clusters {
     }
 
     fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+        answer.check_length()?;
         if answer.status != 200 {
             return Err(SourceError::Status(answer.status));
         }
         let told: Told<'_> = serde_json::from_slice(answer.body).map_err(ClustersError::Format)?;
         let (workers, problems) = self.workers(&told)?;
-        let (workers, said) = self.outside.leave_out(workers, problems);
+        let (workers, said) = self.outside.leave_out(bounded(workers)?, problems);
         Ok(Heard::Workers(workers, said))
     }
 }

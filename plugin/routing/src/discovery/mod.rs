@@ -16,7 +16,7 @@ mod staleness;
 
 use std::net::SocketAddr;
 
-use crate::config::{Discovery, Pool};
+use crate::config::{Discovery, MAX_RANKS, MAX_WORKERS, Pool, ranks};
 use crate::fleet::Worker;
 
 pub use belief::{Belief, Believed};
@@ -29,6 +29,9 @@ pub use registration::{
 };
 pub use registry::{Change, Entry, Leases, Named, Registry, RegistryError};
 pub use staleness::Staleness;
+
+/// Bytes of a source's answer at most; a longer one is not read. Envoy's own tells some kilobytes of each host of each cluster.
+pub const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 /// A source of workers. To be made anew by a VM that begins to poll, and when a fleet has been given up: what it remembers of
 /// the last answer must not keep the next one from being read.
@@ -74,6 +77,16 @@ pub struct Answer<'a> {
     pub body: &'a [u8],
 }
 
+impl Answer<'_> {
+    /// That it was read to its end.
+    fn check_length(&self) -> Result<(), SourceError> {
+        match self.body.len() <= MAX_ANSWER {
+            true => Ok(()),
+            false => Err(SourceError::TooLong),
+        }
+    }
+}
+
 /// What a good answer says.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Heard {
@@ -98,9 +111,26 @@ pub enum SourceError {
     /// Not what Envoy answers.
     #[error(transparent)]
     Clusters(#[from] ClustersError),
+    /// Longer than [`MAX_ANSWER`].
+    #[error("the answer has more than {MAX_ANSWER} bytes")]
+    TooLong,
+    /// More workers, or ranks of workers, than a pool may have.
+    #[error(
+        "a pool may have {MAX_WORKERS} workers and {MAX_RANKS} data-parallel ranks at most; these are more"
+    )]
+    TooMany,
     /// The source asks nothing.
     #[error("nothing was asked")]
     NotAsked,
+}
+
+/// As many workers as a pool may have, with as many ranks.
+fn bounded(workers: Vec<Worker>) -> Result<Vec<Worker>, SourceError> {
+    let ranks = ranks(workers.iter().map(|worker| worker.dp_size));
+    match workers.len() <= MAX_WORKERS && ranks <= MAX_RANKS {
+        true => Ok(workers),
+        false => Err(SourceError::TooMany),
+    }
 }
 
 /// A pool's source; none where its workers are listed in the configuration.

@@ -12,7 +12,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::fixed::identity;
 use super::static_workers;
-use crate::config::{Destinations, ListedWorker};
+use crate::config::{Destinations, ListedWorker, MAX_RANKS, ranks};
 use crate::fleet::{Worker, WorkerId};
 
 /// Bytes of a registry at most: it is read by every thread.
@@ -35,6 +35,9 @@ pub struct Entry {
     id: WorkerId,
     address: Option<SocketAddr>,
     renewal: u64,
+    /// How many ranks it has. Another version of the gateway did not write it.
+    #[serde(default)]
+    ranks: u32,
     worker: Box<RawValue>,
 }
 
@@ -69,6 +72,9 @@ pub enum RegistryError {
         /// How many may.
         max: usize,
     },
+    /// There would be more ranks of workers than there may be.
+    #[error("the registered workers would have more than {MAX_RANKS} data-parallel ranks together")]
+    TooManyRanks,
     /// What the workers say of themselves takes too much room.
     #[error("the registered workers take more than {MAX_BYTES} bytes")]
     TooLarge,
@@ -120,7 +126,8 @@ impl Registry {
     /// Changes it whole or not at all, and tells how many workers the change was about.
     ///
     /// # Errors
-    /// [`RegistryError::Full`] where it would grow beyond `max_workers`.
+    /// [`RegistryError::Full`] where it would grow beyond `max_workers`, [`RegistryError::TooManyRanks`] where its workers would have
+    /// more ranks than a pool may.
     pub fn apply(&mut self, change: &Change, max_workers: usize) -> Result<usize, RegistryError> {
         match change {
             Change::Put(workers) => self.put(workers, max_workers),
@@ -138,6 +145,12 @@ impl Registry {
         // A smaller bound than before drives nobody away.
         if kept.saturating_add(new) > max.max(self.entries.len()) {
             return Err(RegistryError::Full { max });
+        }
+        let staying = self.entries.iter().filter(|entry| !coming.replace(entry));
+        let all = staying.chain(coming.entries.values());
+        let ranks = ranks(all.map(|entry| entry.ranks));
+        if ranks > MAX_RANKS {
+            return Err(RegistryError::TooManyRanks);
         }
         let mut is_changed = kept < self.entries.len() || new > 0;
         self.entries
@@ -219,6 +232,7 @@ impl Coming {
                 id,
                 address: listed.address,
                 renewal,
+                ranks: listed.dp_size,
                 worker: to_raw_value(listed)?,
             };
             if coming.entries.insert(id, entry).is_none() {
@@ -391,6 +405,29 @@ mod tests {
         put(&mut registry, &more);
         // Those who are there stay, whatever the bound has become.
         assert_eq!(registry.apply(&Change::Put(more.to_vec()), 1).unwrap(), 2);
+    }
+
+    #[test]
+    fn together_they_have_only_so_many_ranks() {
+        let wide = |address: &str| ListedWorker {
+            dp_size: 1024,
+            ..worker(address, None)
+        };
+        let all: Vec<ListedWorker> = (1..=64).map(|n| wide(&format!("10.0.0.{n}:1"))).collect();
+        let mut registry = Registry::default();
+        let change = |workers: &[ListedWorker]| Change::Put(workers.to_vec());
+        registry.apply(&change(&all), 100).unwrap();
+        // They may come again, and one may take another's place.
+        registry.apply(&change(&all), 100).unwrap();
+        let more = registry.apply(&change(&[worker("10.0.1.1:1", None)]), 100);
+        assert!(matches!(more, Err(RegistryError::TooManyRanks)));
+        registry
+            .apply(
+                &Change::Delete(vec![Named::Address("10.0.0.1:1".parse().unwrap())]),
+                100,
+            )
+            .unwrap();
+        registry.apply(&change(&[wide("10.0.1.1:1")]), 100).unwrap();
     }
 
     #[test]

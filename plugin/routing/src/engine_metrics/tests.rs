@@ -227,3 +227,11 @@ proptest! {
         prop_assert_eq!(parse(text.as_bytes()).running, Some(counts.iter().sum()));
     }
 }
+
+#[test]
+fn of_a_text_that_is_too_long_nothing_is_believed() {
+    let mut text = b"vllm:num_requests_waiting 3\n".to_vec();
+    assert_eq!(parse(&text).waiting, Some(3));
+    text.resize(MAX_TEXT + 1, b'\n');
+    assert_eq!(parse(&text), Figures::default());
+}

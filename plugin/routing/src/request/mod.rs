@@ -1,11 +1,13 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
+mod forged;
 mod limits;
 pub mod prompt;
 pub mod rename;
 pub mod sequences;
 pub mod steering;
 
+pub use forged::check_unread;
 pub use sequences::{Prompts, Sequences};
 pub use steering::{Pin, Steering};
 
@@ -13,9 +15,9 @@ use std::borrow::Cow;
 
 use percent_encoding::percent_decode;
 
+use crate::handoff::direct;
 use crate::handoff::terminal::Form;
-use crate::handoff::{self, direct};
-use crate::json::{JsonError, Member, Object, says_nothing};
+use crate::json::{JsonError, MAX_DEPTH, Member, Object, is_deeper_than};
 use crate::route::Refusal;
 
 /// What a request's line and headers say, before any of its body is read.
@@ -152,6 +154,8 @@ pub const MEMBERS: &[&str] = &[
     "bootstrap_port",
     "bootstrap_room",
     "disaggregated_params",
+    "ec_transfer_params",
+    "vllm_xargs",
     "rid",
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
@@ -179,6 +183,12 @@ impl<'a> Request<'a> {
     /// [`Refusal`] names the field that is missing or of the wrong type.
     pub fn parse(generation: Generation, body: &'a [u8]) -> Result<Self, Refusal> {
         let object = Object::parse(body, MEMBERS)?;
+        if is_deeper_than(MAX_DEPTH, body) {
+            return Err(Refusal::Field {
+                name: "body",
+                problem: "nests lists and objects more than 128 deep",
+            });
+        }
         let model = match generation {
             // Not every interface names its model: such a request goes by load alone.
             Generation::Other if object.get("model").is_none() => {
@@ -279,7 +289,7 @@ impl Request<'_> {
 
     /// Whether the client itself hands the request from one worker to another: it set a field of a hand-off, and to something.
     pub fn hands_off_itself(&self) -> bool {
-        self.own_handoff().is_some()
+        forged::own_handoff(&self.body).is_some()
     }
 
     /// That the hand-off is left to the router: a client that could set it could read another's KV cache. Null and `{}` say
@@ -288,20 +298,10 @@ impl Request<'_> {
     /// # Errors
     /// [`Refusal::Field`] names the field that is set.
     pub fn check_handoff_is_ours(&self) -> Result<(), Refusal> {
-        match self.own_handoff() {
+        match forged::forged(&self.body) {
             None => Ok(()),
-            Some(name) => Err(Refusal::Field {
-                name,
-                problem: "is set by the router; a request must not carry it",
-            }),
+            Some(name) => Err(forged::refusal(name)),
         }
-    }
-
-    fn own_handoff(&self) -> Option<&'static str> {
-        handoff::FIELDS.into_iter().find(|name| {
-            let mut members = self.body.all(name);
-            members.any(|member| !says_nothing(member.value))
-        })
     }
 }
 
@@ -433,6 +433,7 @@ fn check_nvext(object: &Object<'_>) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handoff;
 
     fn kind(method: &str, path: &str) -> Kind {
         Head {

@@ -38,7 +38,9 @@ pub use ask::Ask;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
 pub use health::{Ejection, Outcome};
-pub use prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillAnswer, PrefillPhase};
+pub use prefill::{
+    AbortLeg, AfterPrefill, CleanUpLeg, Client, MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase,
+};
 pub use query::LocalAnswer;
 pub use recovery::{Cost, Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
@@ -62,7 +64,7 @@ use crate::load::{Ledger, Load};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
 use crate::prefix::index::Index;
 use crate::rendezvous::{Mode, NotServed, Verdict};
-use crate::request::{Generation, Request, Steering};
+use crate::request::{Generation, Request, Steering, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
 
@@ -327,6 +329,9 @@ impl Router {
         let request = match Request::parse(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
+                if !self.pool.trust_clients {
+                    check_unread(body)?;
+                }
                 return self.plan_unread(refusal, told.subset);
             }
             Err(refusal) => return Err(refusal),

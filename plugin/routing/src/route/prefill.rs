@@ -25,6 +25,10 @@ use crate::load::PrefillCharge;
 use crate::rendezvous::NotServed;
 use crate::request::Request;
 
+/// Bytes of a prefill worker's answer at most; one that sends more has failed. It has a hand-off, one token, and the prompt's
+/// ids or log-probabilities where they are asked for.
+pub const MAX_PREFILL_ANSWER: usize = 64 * 1024 * 1024;
+
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]
 pub struct PrefillPhase {
@@ -56,6 +60,16 @@ pub enum PrefillAnswer<'a> {
         /// Its body.
         body: &'a [u8],
     },
+}
+
+impl<'a> PrefillAnswer<'a> {
+    /// A whole answer; one of more than [`MAX_PREFILL_ANSWER`] bytes is as one that broke off, for it has not been read to its end.
+    pub fn whole(status: u16, body: &'a [u8]) -> Self {
+        match body.len() <= MAX_PREFILL_ANSWER {
+            true => Self::Whole { status, body },
+            false => Self::Broken,
+        }
+    }
 }
 
 impl fmt::Display for PrefillAnswer<'_> {

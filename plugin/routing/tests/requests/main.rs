@@ -11,6 +11,7 @@ mod condition;
 mod conditional;
 mod endings;
 mod explain;
+mod limits;
 mod pins;
 mod policies;
 mod protocols;

@@ -616,12 +616,17 @@ fn very_many_members_are_taken_as_they_are_written() {
 
 #[test]
 fn deep_nesting_is_no_danger() {
-    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
-    let object = format!(
-        "{}1{}",
-        "{\"function\":".repeat(100_000),
-        "}".repeat(100_000)
-    );
+    let lists = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    let objects =
+        |depth: usize| format!("{}1{}", "{\"function\":".repeat(depth), "}".repeat(depth));
+    // What is walked needs no stack, though a body that deep is not let in.
+    for hostile in [lists(100_000), objects(100_000)] {
+        let mut hash = Xxh3Default::new();
+        canonical::value(&hostile, &mut hash);
+        elements(&hostile, |_| {});
+        let _ = members(&hostile, &[]);
+    }
+    let (deep, object) = (lists(120), objects(120));
     for hostile in [&deep, &object] {
         content(hostile);
         talk(&format!(r#"{{"tool_calls":[{hostile}]}}"#));

@@ -1,0 +1,69 @@
+//! Owns the target of what stands in a request's line and headers: method, path, what steers, the subset, session and tenant.
+#![no_main]
+
+use fuzz::{Callers, Choices, protocols, router, told};
+use libfuzzer_sys::fuzz_target;
+use routing::answer::Form;
+use routing::request::steering::header_names;
+use routing::request::{Generation, Head, Kind};
+use routing::route::{Explain, Plan, Told};
+use routing::selection::eligibility::Subset;
+
+fuzz_target!(|data: &[u8]| {
+    let mut choices = Choices(data);
+    let callers = choices.one(&[Callers::Strangers, Callers::Trusted]);
+    let protocol = choices.one(&protocols());
+    let method = choices.one(&[&b"POST"[..], b"GET", b"HEAD", b"PUT"]);
+    let is_in_header = choices.one(&[true, false]);
+    let parts = choices.parts(6);
+    let part = |at: usize| parts.get(at).copied();
+    let head = Head {
+        method,
+        path: part(0).unwrap_or_default(),
+        encoding: part(1),
+    };
+    let kind = head.kind();
+    let _ = (head.is_encoded(), Form::of(part(1).unwrap_or_default()));
+    // In a header, or as a gateway's metadata have it.
+    let subset = part(2).map(|text| match is_in_header {
+        true => Subset::parse(&String::from_utf8_lossy(text)),
+        false => Subset::of_metadata(text),
+    });
+    let names: Vec<&str> = header_names().collect();
+    let lines = part(3).unwrap_or_default().split(|byte| *byte == b'\n');
+    let headers: Vec<(Vec<u8>, Vec<u8>)> = lines
+        .enumerate()
+        .map(|(at, line)| (names[at % names.len()].as_bytes().to_vec(), line.to_vec()))
+        .collect();
+    let told = Told {
+        headers: &headers,
+        session: part(4),
+        tenant: part(5),
+        subset: subset.as_ref(),
+        explain: Explain::ForCaller,
+        ..told()
+    };
+    let mut router = router(protocol, callers, "");
+    if kind == Kind::Plain {
+        let _ = router.plain(subset.as_ref());
+    }
+    let body = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+    let plan = router.plan(Generation::Chat, body, told);
+    // Nobody outside the subset is asked, whoever calls.
+    if let (Ok(Plan::Forward(dispatch, _)), Some(subset)) = (&plan, &subset)
+        && protocol != "direct"
+    {
+        for address in &dispatch.destinations {
+            assert!(
+                subset.holds(Some(*address)),
+                "{address} is not in {subset:?}"
+            );
+        }
+    }
+    // A header has no say where its sender is not trusted.
+    if callers == Callers::Strangers
+        && let Ok(Plan::Answer(_)) = plan
+    {
+        panic!("a stranger's query is answered");
+    }
+});

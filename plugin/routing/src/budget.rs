@@ -1,0 +1,67 @@
+//! Owns how many bytes may be held at once, and who holds a share of them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// A number of bytes that may be held at once. Several budgets with limits of their own may count the same bytes.
+#[derive(Debug)]
+pub struct Budget {
+    limit: usize,
+    held: Rc<Cell<usize>>,
+}
+
+impl Budget {
+    /// At most `limit` bytes, of which `held` are held already.
+    pub fn of(limit: usize, held: &Rc<Cell<usize>>) -> Self {
+        Self {
+            limit,
+            held: Rc::clone(held),
+        }
+    }
+
+    /// Takes a share; none where that would be more than may be held.
+    pub fn take(&self, bytes: usize) -> Option<Share> {
+        let total = self.held.get().checked_add(bytes)?;
+        if total > self.limit {
+            return None;
+        }
+        self.held.set(total);
+        Some(Share {
+            held: Rc::clone(&self.held),
+            bytes,
+        })
+    }
+}
+
+/// A share of a budget, given back when dropped.
+#[derive(Debug)]
+pub struct Share {
+    held: Rc<Cell<usize>>,
+    bytes: usize,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.held.set(self.held.get().saturating_sub(self.bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_held_than_may_be_and_a_share_is_given_back() {
+        let held = Rc::default();
+        let (budget, narrower) = (Budget::of(10, &held), Budget::of(5, &held));
+        let share = budget.take(6).unwrap();
+        assert!(budget.take(5).is_none() && narrower.take(1).is_none());
+        assert!(budget.take(usize::MAX).is_none());
+        let rest = budget.take(4).unwrap();
+        assert!(budget.take(1).is_none() && budget.take(0).is_some());
+        drop(share);
+        assert!(narrower.take(1).is_some() && narrower.take(2).is_none());
+        drop(rest);
+        assert_eq!(held.get(), 0);
+    }
+}
