@@ -1,6 +1,6 @@
 # The only commands a person needs to remember. Each does its own set-up, under target/, once.
 .DEFAULT_GOAL := help
-.PHONY: help run test soak gpu-check bench plugin image lint
+.PHONY: help run test soak gpu-check bench plugin image reference lint
 
 # For `make run`:
 PROXY ?= wasmtime
@@ -38,6 +38,9 @@ plugin: ## Build target/pd_router.wasm
 
 image: ## Write target/image: the plugin as an OCI image, for gateways that fetch it from a registry
 	@scripts/image.sh
+
+reference: ## Write the configuration's JSON Schema and its reference's tables anew, from the types
+	@scripts/reference.sh
 
 lint: ## Formatting, clippy, scripts, licences
 	@scripts/lint.sh

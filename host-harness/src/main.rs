@@ -1,9 +1,12 @@
 //! `pd-harness`: a proxy-wasm host, simulated engines, and the tools that judge pd-router.
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 mod chaos;
+mod check;
 mod engine;
 mod host;
 mod replay;
@@ -21,6 +24,8 @@ struct Cli {
 enum Command {
     /// Start a gateway with pd-router in it, in front of a simulated or a real fleet.
     Run(run::Args),
+    /// Explain a plugin configuration, and warn of what an Envoy bootstrap does to it.
+    Check(check::Args),
     /// Start one simulated inference server.
     Engine(engine::Args),
     /// Make engines fail while clients ask, and judge what the clients get.
@@ -29,18 +34,23 @@ enum Command {
     Replay(replay::Args),
 }
 
-fn main() -> std::process::ExitCode {
+fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(args).map_err(|error| error.to_string()),
+        Command::Check(args) => {
+            return check::run(&args).unwrap_or_else(|error| failure(&error.to_string()));
+        }
         Command::Engine(args) => engine::run(args).map_err(|error| error.to_string()),
         Command::Chaos(args) => chaos::run(args).map_err(|error| error.to_string()),
         Command::Replay(args) => replay::run(args).map_err(|error| error.to_string()),
     };
     match outcome {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("pd-harness: {message}");
-            std::process::ExitCode::FAILURE
-        }
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => failure(&message),
     }
+}
+
+fn failure(message: &str) -> ExitCode {
+    eprintln!("pd-harness: {message}");
+    ExitCode::FAILURE
 }

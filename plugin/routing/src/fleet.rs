@@ -22,6 +22,7 @@ impl fmt::Display for WorkerId {
 
 /// What a worker does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Reads prompts, and hands their KV cache on.

@@ -11,22 +11,24 @@ use crate::fleet::Worker;
 
 /// How far KV of a worker may travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Topology {
     /// Domain → this worker's place in it, as `{"rack": "r7"}`.
     pub domains: BTreeMap<String, String>,
-    /// The domain that a transfer must, or should, stay within.
+    /// Prefill workers: the domain that a transfer of their KV must, or should, stay within; absent: anywhere.
     pub kv_transfer_domain: Option<String>,
-    /// Whether it must or should.
+    /// Whether it must or should stay within that domain.
     pub kv_transfer_enforcement: Option<Enforcement>,
     /// With `preferred`: how much the same place is worth. Positive attracts, negative repels.
     pub kv_transfer_preferred_weight: Option<f64>,
-    /// Further taints, of the operator's own.
+    /// Further taints, of the operator's own, for requests that demand them.
     pub taints: BTreeSet<String>,
 }
 
 /// Whether a transfer must or should stay within a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Enforcement {
     /// Only pairs in the same place.

@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Each has a router, and with it memory, on every thread.
-const MAX_POOLS: usize = 64;
+pub(super) const MAX_POOLS: usize = 64;
 
 impl Config {
     /// Looks for what cannot be meant.
@@ -81,7 +81,7 @@ impl Pool {
         if self.bootstrap == BootstrapSource::Port(0) {
             return Err(value(
                 &format!("{at}.bootstrap.port"),
-                "port 0 cannot be reached",
+                super::listed::NO_PORT,
             ));
         }
         if !(1..=120_000).contains(&self.cleanup.timeout_ms) {
@@ -262,7 +262,7 @@ impl Pool {
 }
 
 /// Blocks remembered at most, at 32 bytes each: half of the 1 GiB that a VM may hold.
-const MAX_REMEMBERED: usize = 16 * 1024 * 1024;
+pub(super) const MAX_REMEMBERED: usize = 16 * 1024 * 1024;
 
 fn not_negative(number: Option<f64>, path: &str) -> Result<(), ConfigError> {
     match number.is_none_or(|number| number.is_finite() && number >= 0.0) {

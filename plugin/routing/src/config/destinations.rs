@@ -11,20 +11,25 @@ use super::{ConfigError, Protocol};
 
 /// Whom the pool's clusters can reach.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Destinations {
     /// Their members, which the proxy knows by itself.
     #[default]
     Members,
-    /// Any address: they are ORIGINAL_DST clusters. The networks are what keeps a source from sending requests anywhere.
+    /// Any address within these networks: they are ORIGINAL_DST clusters. The networks are what keeps a source from sending
+    /// requests anywhere. Refused with `direct`, whose frontends are members of the cluster.
     OriginalDst(OriginalDst),
 }
 
 /// What an ORIGINAL_DST cluster may be told to connect to.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct OriginalDst {
-    /// A worker must be within one of these.
+    /// A worker must lie within one of these. One that does not is left out by name and told of in the log; in
+    /// `discovery.static` it is a wrong configuration, and one that registers gets 400.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub networks: Vec<Network>,
 }
 
@@ -62,6 +67,7 @@ impl Destinations {
 
 /// A range of IP addresses, as `10.0.0.0/8` or `fd00::/8`. An address alone stands for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "String")]
 pub struct Network {
     address: IpAddr,

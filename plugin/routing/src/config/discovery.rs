@@ -8,13 +8,14 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use super::check::value;
-use super::listed::{MAX_WORKERS, check_ranks, check_role, check_workers, one};
+use super::listed::{MAX_WORKERS, check_port, check_ranks, check_role, check_workers, one};
 use super::{ConfigError, ListedWorker, Pool, Protocol};
 use crate::fleet::Role;
 use crate::topology::Topology;
 
 /// A source of workers.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Discovery {
     /// The workers are listed here.
@@ -31,6 +32,7 @@ pub enum Discovery {
 
 /// Workers written down in the configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct StaticDiscovery {
     /// The workers.
@@ -39,71 +41,87 @@ pub struct StaticDiscovery {
 
 /// Where a list of workers is polled from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DocumentDiscovery {
     /// The proxy's cluster that serves the document.
     pub cluster: String,
-    /// The addresses in it that are asked, one after the other while the first ones fail.
+    /// The addresses in that cluster, `ip:port`, that are asked, one after the other while the first ones fail.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub addresses: Vec<SocketAddr>,
     /// The document's path.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^/")))]
     #[serde(default = "default_document_path")]
     pub path: String,
     /// Milliseconds between polls.
+    #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
     /// Milliseconds after which a poll has failed.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_poll_timeout")]
     pub timeout_ms: u64,
-    /// Milliseconds for which a fleet is kept while no good answer comes; none: for ever.
+    /// Milliseconds for which a fleet is kept while no good answer comes, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
     pub keep_stale_ms: Option<u64>,
 }
 
 /// Where and how a Dynamo frontend is asked for its instances.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DynamoDiscovery {
     /// Dynamo namespace → model name. Instances of other namespaces are ignored.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub models: BTreeMap<String, String>,
     /// Dynamo component → role. Instances of other components are ignored.
     #[serde(default = "default_roles")]
     pub roles: BTreeMap<String, Role>,
     /// Milliseconds between polls.
+    #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
     /// Milliseconds after which a poll has failed.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_poll_timeout")]
     pub timeout_ms: u64,
-    /// Milliseconds for which a fleet is kept while no good answer comes; none: for ever.
+    /// Milliseconds for which a fleet is kept while no good answer comes, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
     pub keep_stale_ms: Option<u64>,
 }
 
 /// Where Envoy is asked for the hosts of its clusters, and what they are.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct EnvoyClusters {
     /// The cluster whose one member is Envoy's own admin interface.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     #[serde(default = "default_admin_cluster")]
     pub cluster: String,
-    /// Path and query.
+    /// Path and query; `&filter=REGEX` narrows the answer down to some clusters.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^/")))]
     #[serde(default = "default_clusters_path")]
     pub path: String,
     /// Cluster → what its hosts are. Hosts of other clusters are ignored.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub members: BTreeMap<String, MemberAttributes>,
     /// Milliseconds between polls.
+    #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
     /// Milliseconds after which a poll has failed.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_poll_timeout")]
     pub timeout_ms: u64,
-    /// Milliseconds for which a fleet is kept while no good answer comes; none: for ever.
+    /// Milliseconds for which a fleet is kept while no good answer comes, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
     pub keep_stale_ms: Option<u64>,
 }
 
 /// What all hosts of one of Envoy's clusters are: what Envoy does not tell of them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct MemberAttributes {
     /// What they do.
@@ -113,19 +131,21 @@ pub struct MemberAttributes {
     /// Workers of one namespace may exchange KV.
     #[serde(default)]
     pub namespace: String,
-    /// The set they belong to.
+    /// The set they belong to: two sets of one role are ambiguous, and not served until one is gone.
     #[serde(default)]
     pub set: String,
-    /// Data-parallel ranks of each.
+    /// Data-parallel ranks of each, numbered from 0.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = super::listed::MAX_DP_SIZE), extend("x-unit" = "ranks")))]
     #[serde(default = "one")]
     pub dp_size: u32,
-    /// The port of their bootstrap servers.
+    /// `sglang` and `mooncake`: the port of their bootstrap servers; absent: the pool's.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bootstrap_port: Option<u16>,
-    /// KV blocks that fit on one rank of each.
+    /// KV blocks that fit on one rank of each; absent: the pool's `kv_blocks`.
     pub kv_blocks: Option<u32>,
-    /// Tokens that one step of each computes at most.
+    /// Tokens that one step of each computes at most (vLLM's `max_num_batched_tokens`); absent: not known.
     pub batched_tokens: Option<u64>,
-    /// LoRA adapters that all of them have loaded.
+    /// LoRA adapters that all of them have loaded, by the names that requests ask for them with.
     #[serde(default)]
     pub adapters: Vec<String>,
     /// Their place, and how far their KV may travel.
@@ -134,20 +154,29 @@ pub struct MemberAttributes {
 
 /// How workers register themselves.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RegistrationDiscovery {
-    /// Whoever has it may register workers.
+    /// Whoever has it may register and take out workers: `authorization: Bearer TOKEN`. Visible ASCII characters. It is
+    /// never written into a log or the status.
     pub token: Token,
-    /// Milliseconds after which a worker that has not registered again is gone.
+    /// Milliseconds after which a worker that has not registered again is gone; register three times in that time.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1_000)))]
     #[serde(default = "default_lease")]
     pub lease_ms: u64,
     /// Workers that may be registered at once.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MOST_WORKERS), extend("x-unit" = "workers")))]
     #[serde(default = "default_max_workers")]
     pub max_workers: usize,
 }
 
 /// A secret. It is never written out.
 #[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(transparent, extend("writeOnly" = true))
+)]
 pub struct Token(String);
 
 /// Says nothing of what stands there where that is no text: a number may be the secret too.
@@ -338,12 +367,7 @@ impl EnvoyClusters {
             let at = format!("{at}.members.{cluster}");
             check_ranks(attributes.dp_size, &at)?;
             check_role(attributes.role, protocol, &at)?;
-            if attributes.bootstrap_port == Some(0) {
-                return Err(value(
-                    &format!("{at}.bootstrap_port"),
-                    "port 0 cannot be reached",
-                ));
-            }
+            check_port(attributes.bootstrap_port, &at)?;
         }
         Ok(())
     }

@@ -7,17 +7,24 @@ use super::{ConfigError, Protocol};
 
 /// How the workers' own `/metrics` are polled.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineMetrics {
-    /// Where an engine tells them.
+    /// The path at which an engine tells its figures.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^/")))]
     pub path: String,
     /// Milliseconds between two polls of one worker.
+    #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     pub interval_ms: u64,
     /// Milliseconds after which a poll has failed.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_ms: u64,
-    /// Milliseconds after which a worker's figures are not known any more. Never taken for idle.
+    /// Milliseconds after which a worker's figures are not known any more, which is never taken for idle; at least
+    /// `interval_ms`. Where there are so many workers that each has its turn seldom, they last for two turns.
     pub stale_after_ms: u64,
-    /// Polls a second, of all the pool's workers together. With more workers than that each is polled less often.
+    /// Polls a second, of all the pool's workers together. With more workers than `interval_ms` allows each is polled
+    /// less often (1,000 workers every four seconds).
+    #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "polls")))]
     pub most_per_second: u32,
 }
 

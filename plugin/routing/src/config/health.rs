@@ -7,13 +7,17 @@ use super::check::value;
 
 /// When a worker that keeps failing is left alone, and for how long.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Health {
-    /// Failures in a row after which a worker is ejected, if others work; 0: never.
+    /// Failures in a row after which a worker is ejected, if others of its role work; 0: never.
+    #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "failures")))]
     pub eject_after: u32,
-    /// Milliseconds that it is ejected for the first time; twice as many each time after.
+    /// Milliseconds that a worker is ejected for the first time; twice as long each time after.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub eject_ms: u64,
-    /// Milliseconds that it is ejected at most. One that has worked for so long since starts anew.
+    /// Milliseconds that a worker is ejected at most; at least `eject_ms`. One that has worked for so long since its last
+    /// ejection starts anew.
     pub most_eject_ms: u64,
 }
 

@@ -6,20 +6,28 @@ use serde::Deserialize;
 
 /// Limits of the prefill leg.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefillLeg {
     /// Milliseconds that a call may take at most, from the call to its complete answer.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_ms: u32,
-    /// Milliseconds that a call may take whatever its prompt is.
+    /// Milliseconds that a call may take with an empty prompt on an idle worker.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub base_timeout_ms: u32,
-    /// Milliseconds in addition for each 1,000 tokens that the worker must compute first, those booked on it before included.
+    /// Milliseconds in addition to `base_timeout_ms` for each 1,000 tokens that the worker must compute until it is done, those booked on it
+    /// before included.
+    #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "milliseconds")))]
     pub timeout_ms_per_1k_tokens: u32,
-    /// Workers tried in all before the request is refused.
+    /// Prefill workers tried in all before the request is refused.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "workers")))]
     pub attempts: u32,
-    /// Milliseconds without an answer after which a second worker is called beside the first; absent: never.
+    /// Milliseconds without an answer after which a second prefill worker is called beside the first; absent: never.
+    /// The first good answer counts, what the other has computed is fetched and dropped (`nixl`, `mooncake`, `trtllm`).
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub hedge_after_ms: Option<u32>,
-    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request is
-    /// refused with 429; absent: no bound.
+    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request
+    /// gets 429; absent: no bound. A request that finds nothing queued is always let in.
     pub max_queued_tokens: Option<u64>,
 }
 
@@ -50,24 +58,29 @@ impl PrefillLeg {
 
 /// Limits of the decode leg.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DecodeLeg {
-    /// Workers (in direct mode: frontends) tried in all when connections are refused.
+    /// Decode workers (with `direct`: frontends) tried in all when connections are refused.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "workers")))]
     pub attempts: u32,
     /// Whether decode workers can run whole requests, prefill included.
     pub runs_whole_requests: bool,
-    /// Milliseconds from the decode leg's dispatch to its first token; 0: no limit. Where the worker reads the prompt too, as
-    /// much again as a prefill leg is given.
+    /// Milliseconds from the decode leg's dispatch to its first token, whatever else comes before it; 0: no limit.
+    /// Where the worker reads the prompt too, as much again as a prefill call may take.
     pub first_token_timeout_ms: u32,
-    /// Milliseconds between two pieces of a streamed answer, after the first; 0: no limit.
+    /// Milliseconds between two pieces of a streamed answer, after the first; 0: no limit. A client that reads slowly
+    /// silences its worker too.
     pub silence_timeout_ms: u32,
-    /// Milliseconds for each token that the client allows, for an answer in one piece, in addition to those for the first; 0,
-    /// and where the client allows unboundedly many: no limit.
+    /// Milliseconds for each token that the client allows, for an answer in one piece, in addition to those for the
+    /// first; 0, and where the client names no limit: no limit.
+    #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "milliseconds")))]
     pub timeout_ms_per_token: u32,
-    /// How often a decode leg that failed before its client read anything is replaced by a new pair. One that reached nobody, or
-    /// whose worker has left, is replaced `attempts` - 1 times beside, unless this is 0.
+    /// How often a decode leg that failed before its client read anything is replaced by a new pair. One that reached
+    /// nobody, or whose worker has left, is replaced `decode.attempts` - 1 times beside. 0: never.
+    #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "times")))]
     pub recoveries: u32,
-    /// Bytes of request bodies kept for that, per worker thread; a request beyond it is not replaced.
+    /// Bytes of request bodies kept for recoveries, per worker thread; a request beyond it is not replaced.
     pub recovery_bytes: usize,
 }
 

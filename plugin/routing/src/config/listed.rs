@@ -12,9 +12,10 @@ use crate::topology::Topology;
 
 /// One worker of a list. `docs/workers.schema.json` says the same of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ListedWorker {
-    /// `ip:port` as the proxy's cluster has it. Required except in direct mode.
+    /// `ip:port` as the proxy's cluster has it, not a host name. Required except with `direct`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<SocketAddr>,
     /// What it does.
@@ -22,37 +23,46 @@ pub struct ListedWorker {
     /// The model it serves; absent: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// How it is called in headers and logs; default: its address, else its id.
+    /// How it is called in headers and logs, in 1 to 256 bytes without control characters; absent: its address, else
+    /// its id.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 256)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its instance id; default: derived from the address. Required in direct mode.
+    /// Its instance id, unsigned of 64 bits; absent: derived from the address. Required with `direct`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
     /// Workers of one namespace may exchange KV.
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "")))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// Data-parallel ranks, numbered from 0.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_DP_SIZE), extend("x-unit" = "ranks")))]
     #[serde(default = "one")]
     pub dp_size: u32,
-    /// The set it belongs to: two sets of one role are not served until one is gone.
+    /// The set it belongs to: two sets of one role are ambiguous, and not served until one is gone.
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "")))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub set: String,
-    /// SGLang and Mooncake: the port of its bootstrap server.
+    /// `sglang` and `mooncake`: the port of its bootstrap server; absent: the pool's.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootstrap_port: Option<u16>,
     /// Its place, and how far its KV may travel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
-    /// KV blocks that fit on one of its ranks; default: the pool's `kv_blocks`.
+    /// KV blocks that fit on one of its ranks (vLLM logs them at start, as does SGLang in tokens); absent: the pool's
+    /// `kv_blocks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_blocks: Option<u32>,
-    /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`).
+    /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`); absent: not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batched_tokens: Option<u64>,
-    /// LoRA adapters it has loaded, by the names that requests ask for them with.
+    /// LoRA adapters it has loaded, by the names that requests ask for them with: a request for one of them is served
+    /// by the workers of this model, preferably by those that have it.
+    #[cfg_attr(feature = "schema", schemars(extend("default" = [])))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<String>,
-    /// Whether it is to get nothing new, and to finish what it has.
+    /// Whether it drains: it gets nothing new, and finishes what it has.
     #[serde(default)]
     pub draining: bool,
 }
@@ -62,7 +72,7 @@ pub(super) fn one() -> u32 {
 }
 
 /// Ranks of one worker: each is a target of its own in every choice.
-const MAX_DP_SIZE: u32 = 1024;
+pub(super) const MAX_DP_SIZE: u32 = 1024;
 
 /// Workers of one pool: their list is kept in one piece that all threads read.
 pub(crate) const MAX_WORKERS: usize = 16_384;
@@ -118,10 +128,10 @@ pub(crate) fn ranks(sizes: impl Iterator<Item = u32>) -> u64 {
 impl ListedWorker {
     fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
         check_ranks(self.dp_size, at)?;
-        if self.address.is_some_and(|address| address.port() == 0) || self.bootstrap_port == Some(0)
-        {
-            return Err(value(at, "port 0 cannot be reached"));
+        if self.address.is_some_and(|address| address.port() == 0) {
+            return Err(value(&format!("{at}.address"), NO_PORT));
         }
+        check_port(self.bootstrap_port, at)?;
         let is_sound = |name: &String| {
             let is_short = (1..=MAX_NAME).contains(&name.len());
             is_short && !name.chars().any(char::is_control)
@@ -162,6 +172,17 @@ pub(super) fn check_ranks(dp_size: u32, at: &str) -> Result<(), ConfigError> {
     match (1..=MAX_DP_SIZE).contains(&dp_size) {
         true => Ok(()),
         false => Err(value(&format!("{at}.dp_size"), "must be from 1 to 1024")),
+    }
+}
+
+/// Nothing listens there.
+pub(super) const NO_PORT: &str = "port 0 cannot be reached: it must be from 1 to 65535";
+
+/// Checks the field `bootstrap_port` of what stands at `at`.
+pub(super) fn check_port(bootstrap_port: Option<u16>, at: &str) -> Result<(), ConfigError> {
+    match bootstrap_port {
+        Some(0) => Err(value(&format!("{at}.bootstrap_port"), NO_PORT)),
+        _ => Ok(()),
     }
 }
 

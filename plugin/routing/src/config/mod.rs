@@ -19,14 +19,18 @@ use serde::Deserialize;
 
 /// The whole configuration document. Unknown fields are refused by name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The pools this filter routes to, at most 64, each with a name of its own.
+    /// The pools this filter routes to, isolated from each other, each with a name of its own.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = check::MAX_POOLS)))]
     pub pools: Vec<Pool>,
-    /// Name the chosen workers in the response (`x-pd-router-prefill`, `x-pd-router-decode`). For demonstrations.
+    /// Name the chosen workers in the response (`x-pd-router-prefill`, `x-pd-router-decode`), and the endpoint that answered
+    /// (`x-gateway-destination-endpoint-served`): for demonstrations, and for a gateway in front.
     #[serde(default)]
     pub response_headers: bool,
-    /// Serve `GET /pd-router/status`, which shows the fleet and its load to whoever can reach the gateway.
+    /// Serve the status page `GET /pd-router/`, and `GET /pd-router/status` as JSON, which show the fleet and its load to whoever
+    /// can reach the gateway.
     #[serde(default)]
     pub status: bool,
     /// What one thread's VM may hold at once.
@@ -39,9 +43,11 @@ pub struct Config {
 
 /// Bounds on what requests may make a VM hold.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Bytes of request bodies buffered at once, per worker thread; beyond it a request gets 503.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bodies_in_flight_bytes: usize,
 }
 
@@ -56,24 +62,28 @@ impl Default for Limits {
 
 /// A set of workers that serve together, and how requests reach them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Pool {
-    /// For people, logs and metrics.
+    /// For people, logs, metrics, and routes that name their pool; no two pools have the same.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub name: String,
     /// How the prefill worker's KV cache gets to the decode worker.
     pub protocol: Protocol,
     /// Where the workers are known from.
     pub discovery: Discovery,
-    /// Direct mode only: the Dynamo frontends, `ip:port`, to which every request is sent.
+    /// The Dynamo frontends, `ip:port`, to which every request is sent. Required with `direct`, refused otherwise.
     #[serde(default)]
     pub frontends: Vec<SocketAddr>,
     /// The proxy's clusters that hold the workers.
     #[serde(default)]
     pub clusters: Clusters,
-    /// Whom the clusters can reach.
+    /// Whom the clusters can reach: their members, or any address within named networks.
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "members")))]
     #[serde(default)]
     pub destinations: Destinations,
-    /// What the workers' own `/metrics` are asked; absent: nothing.
+    /// What the workers' own `/metrics` are asked; absent: nothing, and `{}` takes all defaults. Refused with `direct`,
+    /// where the workers are not the proxy's to reach.
     pub engine_metrics: Option<EngineMetrics>,
     /// The policy that picks among workers, for each role.
     #[serde(default)]
@@ -85,6 +95,7 @@ pub struct Pool {
     #[serde(default)]
     pub decode: DecodeLeg,
     /// Tokens in one KV block.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
     /// KV blocks that fit on one rank of a worker that does not say so itself; absent: not known.
@@ -95,37 +106,42 @@ pub struct Pool {
     /// Back-pressure by how busy workers are, and the requests that wait.
     #[serde(default)]
     pub admission: Admission,
-    /// Which prompts stay on a decode worker; absent: none. Needs `decode.runs_whole_requests`.
+    /// Which prompts stay on a decode worker; absent: none. Needs `decode.runs_whole_requests`, and contradicts
+    /// `enforce_disagg`.
     pub conditional: Option<Conditional>,
-    /// Milliseconds after which a booking that no chunk has renewed counts no more.
+    /// Milliseconds after which a booking that no chunk has renewed counts no more; until a chunk does renew it.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_booking_expiry")]
     pub booking_expiry_ms: u64,
-    /// Whether callers may steer: pin workers, ask who would be picked, demand taints. For gateways behind a gateway.
+    /// Whether callers may steer: pin workers, ask who would be picked and why, demand taints, name a subset, give
+    /// hints and other weights. Only for gateways behind a gateway.
     #[serde(default)]
     pub trust_clients: bool,
-    /// What happens to a request while there is no prefill worker; default: `aggregate`.
+    /// What happens to a request while there is no prefill worker.
     #[serde(default)]
     pub on_prefill_absent: OnPrefillAbsent,
-    /// What happens when a prefill worker has failed, in order.
+    /// What happens when a prefill worker has failed, in order. `decode_only` needs `nixl`, `mooncake` or `trtllm`, and
+    /// `decode.runs_whole_requests`; it contradicts `enforce_disagg`.
     #[serde(default = "default_on_failure")]
     pub on_prefill_failure: Vec<OnPrefillFailure>,
     /// Shorthand: `on_prefill_absent` is `fail`, and `on_prefill_failure` never `decode_only`.
     #[serde(default)]
     pub enforce_disagg: bool,
-    /// SGLang and Mooncake: where a prefill worker's bootstrap server is.
+    /// `sglang` and `mooncake`: where a prefill worker's bootstrap server is.
     #[serde(default)]
     pub bootstrap: BootstrapSource,
     /// The leg that fetches KV blocks which a client has left behind.
     #[serde(default)]
     pub cleanup: CleanUp,
-    /// Whether an answer's `usage.prompt_tokens_details.cached_tokens` is what the prefill worker said: decode's own figure
-    /// counts the blocks that it was handed.
+    /// Whether an answer's `usage.prompt_tokens_details.cached_tokens` is what the prefill worker said (`nixl`,
+    /// `mooncake`, `trtllm`): decode's own figure counts the blocks that it was handed.
     #[serde(default)]
     pub report_cached_tokens: bool,
     /// When a worker that keeps failing is left alone.
     #[serde(default)]
     pub health: Health,
     /// What models' names are replaced by, in order: of several that fit, one that names the model wins, then the first.
+    #[cfg_attr(feature = "schema", schemars(extend("default" = [])))]
     #[serde(default)]
     pub model_rewrites: Vec<ModelRewrite>,
     /// Priorities by the names of objectives, which a trusted caller gives in `x-llm-d-inference-objective`; default of a request: 0.
@@ -138,6 +154,7 @@ pub struct Pool {
 
 /// What happens to a request while there is no prefill worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum OnPrefillAbsent {
     /// A worker that can runs it whole; where none can, it fails.
@@ -149,6 +166,7 @@ pub enum OnPrefillAbsent {
 
 /// What happens when a prefill worker has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum OnPrefillFailure {
     /// Another prefill worker is called, as often as `prefill.attempts` allows.
@@ -166,11 +184,12 @@ fn default_on_failure() -> Vec<OnPrefillFailure> {
 
 /// Where SGLang's bootstrap servers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum BootstrapSource {
     /// On this port of every prefill worker that does not tell its own.
-    Port(u16),
-    /// Each prefill worker is asked, at `/get_server_info`, before it is handed a request.
+    Port(#[cfg_attr(feature = "schema", schemars(range(min = 1)))] u16),
+    /// `sglang` only: each prefill worker is asked, at `/get_server_info`, before it is handed a request.
     Ask,
 }
 
@@ -183,11 +202,14 @@ impl Default for BootstrapSource {
 
 /// The leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CleanUp {
-    /// Milliseconds until the leg is given up; at most 120,000.
+    /// Milliseconds until the clean-up leg is given up.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 120000)))]
     pub timeout_ms: u32,
-    /// Bytes of requests held for it, per worker thread; beyond it, and with 0 always, the blocks are counted as leaked.
+    /// Bytes of requests held for the clean-up leg, per worker thread; beyond it, and with 0 always, there is no such leg and the
+    /// blocks are counted as leaked.
     pub held_bytes: usize,
 }
 
@@ -213,13 +235,16 @@ fn default_block_tokens() -> u32 {
 
 /// Names of the proxy's clusters.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Clusters {
-    /// Where prefill calls go.
+    /// The cluster that prefill calls go to. It must hold every prefill worker, by the same `ip:port`.
     pub prefill: String,
-    /// The route's cluster, also polled by discovery in direct mode.
+    /// The route's cluster. It must hold every other worker, by the same `ip:port`; with `direct` it holds the
+    /// frontends, which discovery polls too.
     pub decode: String,
-    /// Mooncake only: the prefill workers' bootstrap servers, which are asked for the engines' ids.
+    /// `mooncake`: the cluster of the prefill workers' bootstrap servers (each worker's IP with its bootstrap port),
+    /// which are asked at `/query` for the engines' ids.
     pub bootstrap: String,
 }
 
@@ -261,17 +286,40 @@ impl Config {
     /// [`ConfigError`] names the path in the document, what is wrong, and what would be right.
     pub fn parse(document: &[u8]) -> Result<Self, ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(document);
-        let config: Self =
-            serde_path_to_error::deserialize(&mut json).map_err(|error| ConfigError::Document {
-                path: error.path().to_string(),
-                message: error.inner().to_string(),
-            })?;
+        let config: Self = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+            document_error(&error.path().to_string(), &error.inner().to_string())
+        })?;
         json.end().map_err(|error| ConfigError::Document {
             path: ".".to_owned(),
             message: error.to_string(),
         })?;
         config.check()?;
         Ok(config)
+    }
+}
+
+/// A field that is absent has a path too, and an address an example.
+fn document_error(path: &str, message: &str) -> ConfigError {
+    let absent = message
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.split('`').next());
+    // Where the text itself is broken the last step is not known.
+    let path = match path.trim_end_matches('?').trim_end_matches('.') {
+        "" => ".",
+        path => path,
+    };
+    let path = match absent {
+        Some(name) if path == "." => name.to_owned(),
+        Some(name) => format!("{path}.{name}"),
+        None => path.to_owned(),
+    };
+    let example = match message.starts_with("invalid socket address") {
+        true => "; write it as \"10.0.0.1:8000\": an address, not a host name",
+        false => "",
+    };
+    ConfigError::Document {
+        path,
+        message: format!("{message}{example}"),
     }
 }
 

@@ -13,27 +13,34 @@ pub type Objectives = BTreeMap<String, i32>;
 
 /// What a model's name is replaced by before a request is routed. The client reads its own name in the answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModelRewrite {
     /// The name that clients use; absent: any that no other rewrite names.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub model: Option<String>,
     /// The names that workers know, one of which is drawn by its weight.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub targets: Vec<ModelTarget>,
 }
 
 /// A name that workers know.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModelTarget {
     /// The model's name, or an adapter's.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub model: String,
-    /// Its share of the requests, beside the other targets' weights; at least 1.
+    /// Its share of the requests, beside the other targets' weights.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "one")]
     pub weight: u32,
 }
 
 /// What becomes of a request while the pool has no worker at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum OnEmpty {
     /// It is refused with 503 (fail closed).

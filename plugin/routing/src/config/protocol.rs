@@ -4,21 +4,27 @@ use serde::Deserialize;
 
 /// How the prefill worker's KV cache gets to the decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
-    /// vLLM's `NixlConnector`: prefill first, its `kv_transfer_params` spliced into the decode request.
+    /// vLLM with `NixlConnector` (or LMCache over it): prefill first, then decode, whose request gets the `kv_transfer_params` of
+    /// prefill's answer.
     Nixl,
-    /// vLLM's `MooncakeConnector`: both legs name one transfer.
+    /// vLLM with `MooncakeConnector`: prefill first, then decode; the `kv_transfer_params` of both name one transfer by its number.
+    /// The engines' ids are asked of the bootstrap servers, twice a second.
     Mooncake,
-    /// SGLang's bootstrap: both legs at once, with the same room.
+    /// SGLang: both legs at once. Both requests get `bootstrap_host`, `bootstrap_port` and `bootstrap_room` (lists for batches and
+    /// `n` > 1), and ranks.
     Sglang,
-    /// TensorRT-LLM: the context first, its `disaggregated_params` spliced into the generation request.
+    /// TensorRT-LLM (`trtllm-serve`): the context first, then generation, whose request gets `disaggregated_params` and the
+    /// prompt's token ids.
     Trtllm,
-    /// llm-d: the decode worker's sidecar runs the legs; the prefill worker is told by a header.
+    /// llm-d's routing sidecar on decode pods: it runs the legs, and is told of the prefill worker by the header
+    /// `x-prefiller-host-port`.
     Llmd,
-    /// NVIDIA Dynamo frontends in `--router-mode direct`: the choice is told by headers.
+    /// NVIDIA Dynamo frontends in `--router-mode direct`: Dynamo runs the legs, and is told of both workers by headers.
     Direct,
-    /// No hand-off: every worker runs whole requests.
+    /// Any engine that runs whole requests: there is no hand-off, and nothing is written.
     Aggregated,
 }
 

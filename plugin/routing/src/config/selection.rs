@@ -6,6 +6,7 @@ use crate::fleet::Role;
 
 /// Which policy picks, for each role.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Selection {
     /// Among prefill workers.
@@ -30,40 +31,51 @@ impl Selection {
 
 /// The policies there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyName {
-    /// The least cost: what must be computed of the prompt and what waits before it, or the KV blocks in use.
+    /// The least cost: what must be computed of the prompt and what waits before it (prefill), KV blocks in use (decode), both
+    /// (workers that run requests whole). Good for nearly everything.
     #[default]
     Kv,
-    /// Everyone once per turn, in an order drawn anew each turn.
+    /// Everyone once per turn, in an order drawn anew each turn. For equal requests.
     RoundRobin,
-    /// Anyone.
+    /// Anyone. A control.
     Random,
-    /// Of two drawn at random the one with fewer requests under way.
+    /// Of two drawn at random the one with fewer requests under way. For eight gateways and more that do not hear the engines'
+    /// figures.
     PowerOfTwo,
-    /// The one with the fewest requests under way.
+    /// The one with the fewest requests under way. For prompts that share nothing.
     LeastLoaded,
-    /// By the prompt's beginning: consistent hashing with bounded load.
+    /// By the prompt's first 2,048 tokens, by consistent hashing; no worker takes more than a quarter above its share. For several
+    /// gateways that must agree without talking.
     PrefixHash,
-    /// By the session that a header names.
+    /// By the session that a header names; without one as `least_loaded`. For conversations whose clients say what belongs
+    /// together.
     Session,
-    /// None is picked: the caller must name the worker.
+    /// Nobody: the caller must name the worker. For an external picker.
     Direct,
 }
 
 /// What the policy `kv` weighs. The names and the defaults are Dynamo's.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct KvWeights {
-    /// What a cached block is worth, in blocks that need not be computed; from 0.
+    /// What a cached block is worth, in blocks that need not be computed.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub overlap_score_credit: f64,
     /// How quickly that falls for a worker with more prefill booked than the idlest one; 0: not at all.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub overlap_score_credit_decay: f64,
-    /// What prefill counts for, against KV blocks in use; from 0.
+    /// What prefill counts for, against KV blocks in use.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub prefill_load_scale: f64,
-    /// What a request being decoded counts for, in blocks; from 0.
+    /// What a request being decoded counts for, in blocks.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0), extend("x-unit" = "blocks")))]
     pub decode_active_request_weight: f64,
     /// 0: the least cost always; above: the dearer ones now and then, the more often the higher.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub router_temperature: f64,
 }
 
@@ -81,9 +93,11 @@ impl Default for KvWeights {
 
 /// How the policy `session` knows a session.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionAffinity {
-    /// The headers that may name it; the first that a request has counts.
+    /// The headers that may name a session; the first that a request has counts.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub headers: Vec<String>,
 }
 
@@ -98,11 +112,14 @@ impl Default for SessionAffinity {
 
 /// What is remembered of the workers' caches, in each worker thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixKnowledge {
-    /// Blocks remembered in all, each for each worker that has it: a hard bound on memory, at most 32 bytes each.
+    /// Blocks remembered in all, each for each worker that has it, per worker thread: a hard bound on memory, at most
+    /// 32 bytes each.
+    #[cfg_attr(feature = "schema", schemars(range(max = super::check::MAX_REMEMBERED)))]
     pub max_blocks: usize,
-    /// Milliseconds that a block is remembered on a worker whose capacity is not known.
+    /// Milliseconds that a block is remembered on a worker whose `kv_blocks` are not known.
     pub ttl_ms: u64,
 }
 

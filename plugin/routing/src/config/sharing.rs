@@ -7,13 +7,17 @@ use super::check::value;
 
 /// What the proxy's threads tell each other. A thread that is told nothing knows only of its own requests.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Sharing {
-    /// What each has booked.
+    /// Whether each worker thread tells the others what it has booked, so that all of them choose by the load of all; `false`: each
+    /// knows only its own requests.
     pub load: bool,
-    /// Which prompts each has sent where.
+    /// Whether each worker thread tells the others which prompts it has sent where, so that a conversation sticks whatever thread its
+    /// connection is on.
     pub decisions: bool,
-    /// Milliseconds between two tellings; from 20 to 100.
+    /// Milliseconds between two tellings; what a thread knows of the others is at most twice as old.
+    #[cfg_attr(feature = "schema", schemars(range(min = 20, max = 100)))]
     pub interval_ms: u64,
 }
 

@@ -2,6 +2,8 @@
 
 use super::*;
 
+mod rules;
+
 fn error(document: &str) -> String {
     Config::parse(document.as_bytes()).unwrap_err().to_string()
 }

@@ -1,0 +1,158 @@
+//! Owns the explanation of a configuration: every setting with the value it has, written or not, and what each pool does.
+
+use routing::config::Config;
+use serde_json::Value;
+
+use super::schema;
+use super::shape::{Absent, Kind, Shape, Shapes};
+use super::summary;
+
+/// What a configuration says.
+#[derive(Debug, PartialEq)]
+pub struct Explanation {
+    /// Where it stands.
+    pub place: String,
+    /// What each pool does.
+    pub pools: Vec<Summary>,
+    /// Every setting.
+    pub settings: Vec<Setting>,
+}
+
+/// What a pool does, in sentences.
+#[derive(Debug, PartialEq, serde::Serialize)]
+pub struct Summary {
+    /// The pool.
+    pub name: String,
+    /// What it does.
+    pub says: Vec<String>,
+}
+
+/// One setting.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Setting {
+    /// Where it stands, or would.
+    pub path: String,
+    /// What it is; null: nothing.
+    pub value: Value,
+    /// What a number counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// Whether it is written, or the default.
+    pub origin: Origin,
+}
+
+/// Where a setting's value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It is written.
+    Written,
+    /// It is not.
+    Default,
+}
+
+/// What is shown of a secret.
+const HIDDEN: &str = "…";
+
+impl Explanation {
+    /// Explains a document that is this configuration.
+    pub fn of(place: &str, document: &Value, config: &Config) -> Self {
+        let shapes = Shapes::new(schema::document());
+        let mut settings = Settings::default();
+        settings.written(&shapes.document(), document, "");
+        Self {
+            place: place.to_owned(),
+            pools: config
+                .pools
+                .iter()
+                .map(|pool| summary::of(pool, &shapes))
+                .collect(),
+            settings: settings.found,
+        }
+    }
+
+    /// The settings of the pool at this index; without one, those that all pools share.
+    pub fn settings_of(&self, pool: Option<usize>) -> Vec<(&str, &Setting)> {
+        let prefix = pool.map_or_else(String::new, |index| format!("pools[{index}]."));
+        let is_meant = |path: &str| pool.is_some() || !path.starts_with("pools[");
+        let named = self.settings.iter().filter_map(|setting| {
+            let path = setting.path.strip_prefix(&prefix)?;
+            Some((path, setting))
+        });
+        named.filter(|(path, _)| is_meant(path)).collect()
+    }
+}
+
+#[derive(Default)]
+struct Settings {
+    found: Vec<Setting>,
+}
+
+impl Settings {
+    /// Adds what is written at a path, and the defaults of what is not.
+    fn written(&mut self, shape: &Shape<'_>, value: &Value, path: &str) {
+        match (shape.kind(), value) {
+            (Kind::Object, Value::Object(_)) => self.fields(shape, value, path),
+            (Kind::List(item), Value::Array(values)) if is_composed(&item) => {
+                for (index, value) in values.iter().enumerate() {
+                    self.written(&item, value, &format!("{path}[{index}]"));
+                }
+            }
+            (Kind::Map(inner), Value::Object(values)) if is_composed(&inner) => {
+                for (name, value) in values {
+                    self.written(&inner, value, &join(path, name));
+                }
+            }
+            (Kind::Choice(variants), Value::Object(values)) => {
+                for (name, value) in values {
+                    let variant = variants.iter().find(|variant| variant.name == name);
+                    if let Some(inner) = variant.and_then(|variant| variant.inner) {
+                        self.written(&inner, value, &join(path, name));
+                    }
+                }
+            }
+            _ => self.add(shape, value.clone(), path, Origin::Written),
+        }
+    }
+
+    fn fields(&mut self, shape: &Shape<'_>, value: &Value, path: &str) {
+        for field in shape.fields() {
+            let path = join(path, field.name);
+            match (value.get(field.name), field.absent) {
+                (Some(value), _) => self.written(&field.shape, value, &path),
+                (None, Absent::Defaults) => self.fields(&field.shape, &Value::Null, &path),
+                (None, Absent::Default(default)) => {
+                    self.add(&field.shape, default.clone(), &path, Origin::Default);
+                }
+                (None, Absent::Nothing | Absent::Refused) => {
+                    self.add(&field.shape, Value::Null, &path, Origin::Default);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, shape: &Shape<'_>, value: Value, path: &str, origin: Origin) {
+        let value = match shape.is_secret() {
+            true => HIDDEN.into(),
+            false => value,
+        };
+        self.found.push(Setting {
+            path: path.to_owned(),
+            value,
+            unit: shape.unit().map(str::to_owned),
+            origin,
+        });
+    }
+}
+
+/// Whether it has settings of its own.
+fn is_composed(shape: &Shape<'_>) -> bool {
+    matches!(shape.kind(), Kind::Object)
+}
+
+fn join(path: &str, name: &str) -> String {
+    match path.is_empty() {
+        true => name.to_owned(),
+        false => format!("{path}.{name}"),
+    }
+}

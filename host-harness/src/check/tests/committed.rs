@@ -1,0 +1,59 @@
+//! What is made from the configuration's types is what is committed.
+
+use crate::check::reference::{self, PageError};
+use crate::check::schema;
+
+const SCHEMA: &str = include_str!("../../../../envoy/config.schema.json");
+
+#[test]
+fn the_schema_is_that_of_the_types() {
+    assert!(
+        schema::text() == SCHEMA,
+        "envoy/config.schema.json is not what the types say: `make reference` writes it anew"
+    );
+}
+
+#[test]
+fn the_reference_is_that_of_the_types() {
+    let page = reference::page(reference::PAGE).unwrap();
+    assert!(
+        page == reference::PAGE,
+        "the tables of envoy/config-reference.md are not what the types say: `make reference` writes them anew"
+    );
+}
+
+#[test]
+fn a_page_gets_its_tables_and_keeps_its_prose() {
+    let page = "# One\nProse.\n<!-- fields of Limits -->\nyesterday\n<!-- end -->\nMore.\n## Two of them\n<!-- fields of Sharing -->\n<!-- end -->\n## All\n<!-- fields of Config -->\n<!-- end -->\n";
+    let made = reference::page(page).unwrap();
+    assert!(made.starts_with("# One\nProse.\n<!-- fields of Limits -->\n| field |"));
+    assert!(!made.contains("yesterday"), "{made}");
+    assert!(made.contains("<!-- end -->\nMore.\n"), "{made}");
+    assert!(
+        made.contains("| `bodies_in_flight_bytes` | bytes, at least 1 | `268435456` |"),
+        "{made}"
+    );
+    assert!(
+        made.contains("| `interval_ms` | milliseconds, 20 to 100 | `25` |"),
+        "{made}"
+    );
+    // What has a table is linked to, what has none is told where it is held.
+    assert!(
+        made.contains("| `sharing` | [two of them](#two-of-them) |"),
+        "{made}"
+    );
+    assert!(
+        made.contains("| `pools[].prefill.hedge_after_ms` | milliseconds, at least 1 | none |"),
+        "{made}"
+    );
+    // Done again it stays.
+    assert_eq!(reference::page(&made).unwrap(), made);
+}
+
+#[test]
+fn a_page_that_asks_for_nothing_is_told_so() {
+    let of_nothing = reference::page("<!-- fields of Nothing -->\n<!-- end -->\n");
+    assert_eq!(of_nothing, Err(PageError::NoSuchType("Nothing".to_owned())));
+    let endless = reference::page("<!-- fields of Limits -->\n");
+    assert_eq!(endless, Err(PageError::NoEnd("Limits".to_owned())));
+}

@@ -1,0 +1,122 @@
+//! Owns what in an Envoy bootstrap breaks the filter, or weakens it, though Envoy takes it.
+
+use routing::config::Config;
+
+use super::bootstrap::Gateway;
+use super::node::Node;
+
+mod clusters;
+mod filter;
+mod routes;
+mod wanted;
+
+use wanted::Wanted;
+
+/// The header that names a request's destination.
+const DESTINATION: &str = "x-gateway-destination-endpoint";
+
+/// Something to be put right.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Warning {
+    /// What kind it is.
+    pub code: Code,
+    /// Where in the bootstrap.
+    pub place: String,
+    /// What is wrong, and what comes of it.
+    pub wrong: String,
+    /// What would be right.
+    pub right: String,
+}
+
+/// The kinds of warnings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// Without `allow_on_headers_stop_iteration` a request never gets its body.
+    NoStopIteration,
+    /// After a crash the filter stays away.
+    NoReload,
+    /// After a crash requests pass the filter by, to workers that cannot serve them.
+    FailOpen,
+    /// Large prompts get 413.
+    SmallBuffer,
+    /// Answers are cut off.
+    RouteTimeout,
+    /// Envoy retries by itself.
+    RetryPolicy,
+    /// What the filter writes is taken out before it is used.
+    HeaderRemoval,
+    /// No request comes to the workers.
+    NoRoute,
+    /// The configuration names a cluster that there is not.
+    MissingCluster,
+    /// The cluster does not go where the filter says.
+    LoadBalancing,
+    /// Where the filter's choice is no member, the cluster chooses somebody else.
+    WideFallback,
+    /// Envoy refuses requests by itself.
+    CircuitBreaker,
+    /// Workers that the cluster does not reach.
+    NotAMember,
+    /// The admin interface is open to all.
+    ExposedAdmin,
+}
+
+impl Code {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoStopIteration => "no_stop_iteration",
+            Self::NoReload => "no_reload",
+            Self::FailOpen => "fail_open",
+            Self::SmallBuffer => "small_buffer",
+            Self::RouteTimeout => "route_timeout",
+            Self::RetryPolicy => "retry_policy",
+            Self::HeaderRemoval => "header_removal",
+            Self::NoRoute => "no_route",
+            Self::MissingCluster => "missing_cluster",
+            Self::LoadBalancing => "load_balancing",
+            Self::WideFallback => "wide_fallback",
+            Self::CircuitBreaker => "circuit_breaker",
+            Self::NotAMember => "not_a_member",
+            Self::ExposedAdmin => "exposed_admin",
+        }
+    }
+}
+
+/// Everything of a bootstrap to be put right, for the filter in one place with this configuration.
+pub fn warnings(root: &Node<'_>, gateway: &Gateway<'_>, config: &Config) -> Vec<Warning> {
+    let wanted = Wanted::of(config);
+    let mut warnings = filter::check(&gateway.plugin, config);
+    warnings.extend(routes::check(gateway, &wanted));
+    warnings.extend(clusters::check(root, &wanted));
+    warnings.extend(admin(root));
+    warnings
+}
+
+fn admin(root: &Node<'_>) -> Option<Warning> {
+    let address = root.at("admin.address.socket_address.address");
+    let is_any = matches!(address.text(), Some("0.0.0.0" | "::"));
+    is_any.then(|| {
+        warning(
+            Code::ExposedAdmin,
+            &address,
+            "whoever reaches this machine can end Envoy, and read its configuration with all secrets in it",
+            "127.0.0.1, or a pipe and allow_paths as in envoy/bootstrap-clusters.yaml",
+        )
+    })
+}
+
+fn warning(
+    code: Code,
+    place: &Node<'_>,
+    wrong: impl Into<String>,
+    right: impl Into<String>,
+) -> Warning {
+    Warning {
+        code,
+        place: place.path().to_owned(),
+        wrong: wrong.into(),
+        right: right.into(),
+    }
+}

@@ -1,0 +1,144 @@
+//! Owns what a plugin configuration wants of the proxy's clusters: which there must be, what for, and with which members.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use routing::config::{Config, Destinations, Discovery, Legs, Pool, Protocol};
+use routing::fleet::Role;
+
+/// What is wanted of one cluster, by all pools that name it.
+#[derive(Debug, Default)]
+pub struct Use {
+    /// What for, to be read after "the pool … ".
+    pub purposes: Vec<String>,
+    /// Who picks a host.
+    pub picking: Picking,
+    /// Whether it carries load: requests or prefill calls.
+    pub is_loaded: bool,
+    /// Whether somebody uses it whose requests may reach no other worker than the one picked.
+    pub is_strict: bool,
+    /// Who must be a member.
+    pub members: BTreeSet<SocketAddr>,
+}
+
+/// Who picks a host of a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Picking {
+    /// Nobody: it has one.
+    #[default]
+    OnlyHost,
+    /// The filter, among its members.
+    Member,
+    /// The filter, among all addresses.
+    AnyAddress,
+}
+
+/// All clusters that a configuration names.
+#[derive(Debug, Default)]
+pub struct Wanted<'a> {
+    /// By name.
+    pub clusters: BTreeMap<&'a str, Use>,
+    requests: BTreeSet<&'a str>,
+}
+
+impl<'a> Wanted<'a> {
+    /// Reads them from a configuration.
+    pub fn of(config: &'a Config) -> Self {
+        let mut wanted = Self::default();
+        for pool in &config.pools {
+            wanted.add(pool);
+        }
+        wanted
+    }
+
+    /// The clusters that clients' requests go to.
+    pub fn requests(&self) -> BTreeSet<&'a str> {
+        self.requests.clone()
+    }
+
+    fn add(&mut self, pool: &'a Pool) {
+        self.requests.insert(&pool.clusters.decode);
+        let picking = match pool.destinations {
+            Destinations::Members => Picking::Member,
+            Destinations::OriginalDst(_) => Picking::AnyAddress,
+        };
+        let decode = self.enter(&pool.clusters.decode, pool, "sends requests to it", picking);
+        decode.is_loaded = true;
+        decode.is_strict |= pool.protocol != Protocol::Aggregated;
+        decode.members.extend(&pool.frontends);
+        if pool.protocol.legs() != Legs::Elsewhere {
+            let prefill = self.enter(
+                &pool.clusters.prefill,
+                pool,
+                "calls prefill workers in it",
+                picking,
+            );
+            prefill.is_loaded = true;
+            prefill.is_strict = true;
+        }
+        if pool.protocol == Protocol::Mooncake {
+            let name = &pool.clusters.bootstrap;
+            self.enter(name, pool, "asks bootstrap servers in it", Picking::Member);
+        }
+        self.add_source(pool);
+    }
+
+    fn add_source(&mut self, pool: &'a Pool) {
+        match &pool.discovery {
+            Discovery::Static(list) => {
+                let addressed = list.workers.iter();
+                for (role, address) in
+                    addressed.filter_map(|worker| Some((worker.role, worker.address?)))
+                {
+                    self.add_worker(pool, role, address);
+                }
+            }
+            Discovery::Document(poll) => {
+                let cluster = self.enter(
+                    &poll.cluster,
+                    pool,
+                    "asks for its workers there",
+                    Picking::Member,
+                );
+                cluster.members.extend(&poll.addresses);
+            }
+            Discovery::EnvoyClusters(poll) => {
+                self.enter(
+                    &poll.cluster,
+                    pool,
+                    "asks Envoy's admin interface through it",
+                    Picking::OnlyHost,
+                );
+                for name in poll.members.keys() {
+                    self.enter(name, pool, "has its hosts for workers", Picking::OnlyHost);
+                }
+            }
+            Discovery::Dynamo(_) | Discovery::Registration(_) => {}
+        }
+    }
+
+    /// A worker must be a member where the filter, and not somebody behind it, sends to it.
+    fn add_worker(&mut self, pool: &'a Pool, role: Role, address: SocketAddr) {
+        let cluster = match role {
+            _ if !pool.protocol.reaches_workers() => return,
+            Role::Prefill => pool.clusters.prefill.as_str(),
+            Role::Decode | Role::Aggregated => pool.clusters.decode.as_str(),
+        };
+        if let Some(cluster) = self.clusters.get_mut(cluster)
+            && cluster.picking == Picking::Member
+        {
+            cluster.members.insert(address);
+        }
+    }
+
+    fn enter(&mut self, name: &'a str, pool: &Pool, purpose: &str, picking: Picking) -> &mut Use {
+        let entry = self.clusters.entry(name).or_default();
+        entry
+            .purposes
+            .push(format!("the pool \"{}\" {purpose}", pool.name));
+        if picking != Picking::OnlyHost {
+            entry.picking = picking;
+        }
+        entry
+    }
+}
