@@ -1,14 +1,15 @@
 //! Each trap, set in a bootstrap that is shipped: what is changed is warned of, and nothing else.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use routing::config::Config;
 use serde_json::{Value, json};
 
 use crate::check::bootstrap::{Bootstrap, BootstrapError};
 use crate::check::traps::{self, Code, Warning};
-use routing::config::Config;
 
 const SHIPPED: &str = include_str!("../../../../envoy/bootstrap.yaml");
-const BY_CLUSTERS: &str = include_str!("../../../../envoy/bootstrap-clusters.yaml");
-const FAIL_OPEN: &str = include_str!("../../../../envoy/bootstrap-fail-open.yaml");
 
 const LISTENER: &str = "/static_resources/listeners/0";
 const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
@@ -91,10 +92,28 @@ fn with_config(change: impl Fn(&mut Value)) -> Value {
     bootstrap
 }
 
+/// Every bootstrap in a folder, and in those within.
+fn bootstraps_in(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            bootstraps_in(&path, found);
+        } else if name.starts_with("bootstrap") && name.ends_with(".yaml") {
+            found.push(path);
+        }
+    }
+}
+
 #[test]
 fn what_is_shipped_is_without_warning() {
-    for text in [SHIPPED, BY_CLUSTERS, FAIL_OPEN] {
-        assert_eq!(warnings(&yaml(text)), []);
+    let mut shipped = Vec::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy");
+    bootstraps_in(&folder, &mut shipped);
+    assert!(shipped.len() >= 3, "{shipped:?}");
+    for path in shipped {
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(warnings(&yaml(&text)), [], "{}", path.display());
     }
 }
 
