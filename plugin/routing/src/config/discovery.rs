@@ -165,7 +165,7 @@ pub struct RegistrationDiscovery {
     #[serde(default = "default_lease")]
     pub lease_ms: u64,
     /// Workers that may be registered at once.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MOST_WORKERS), extend("x-unit" = "workers")))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_WORKERS), extend("x-unit" = "workers")))]
     #[serde(default = "default_max_workers")]
     pub max_workers: usize,
 }
