@@ -20,10 +20,10 @@ use self::explain::Explanation;
 use self::traps::Warning;
 
 /// Arguments of `pd-harness check`.
-///
-/// Exit status: 0 where nothing is wrong, 1 where the configuration or a file is, 2 where --strict was given and there are
-/// warnings.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Exit status: 0 where nothing is wrong, 1 where the configuration or a file is, 2 where --strict was given and there are warnings."
+)]
 pub struct Args {
     /// The plugin's configuration, JSON. With --bootstrap it stands in for the one in there, and may be left out.
     #[arg(value_name = "FILE", required_unless_present_any = ["bootstrap", "schema", "reference"])]
