@@ -90,7 +90,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let selection = format!(r#","selection":{{"prefill":"{policy}","decode":"{policy}"}}"#);
     let rewrites =
-        r#","model_rewrites":[{"model":"a","targets":[{"model":"m"},{"model":"\\"","weight":2}]}]"#;
+        r#","model_rewrites":[{"model":"a","targets":[{"model":"m"},{"model":"\"","weight":2}]}]"#;
     let mut router = router(protocol, callers, &(selection + rewrites));
     if let Some(renamed) = router.rename(body, &[]) {
         check_edited(body, &renamed.body, &["model"]);
