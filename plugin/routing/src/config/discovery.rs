@@ -36,6 +36,7 @@ pub enum Discovery {
 #[serde(deny_unknown_fields)]
 pub struct StaticDiscovery {
     /// The workers.
+    #[cfg_attr(feature = "schema", schemars(length(max = MAX_WORKERS)))]
     pub workers: Vec<ListedWorker>,
 }
 

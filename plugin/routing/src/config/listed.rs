@@ -59,7 +59,10 @@ pub struct ListedWorker {
     pub batched_tokens: Option<u64>,
     /// LoRA adapters it has loaded, by the names that requests ask for them with: a request for one of them is served
     /// by the workers of this model, preferably by those that have it.
-    #[cfg_attr(feature = "schema", schemars(extend("default" = [])))]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(length(max = MAX_ADAPTERS), extend("default" = []))
+    )]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<String>,
     /// Whether it drains: it gets nothing new, and finishes what it has.
@@ -142,18 +145,7 @@ impl ListedWorker {
                 "must be from 1 to 256 bytes without control characters: it goes into headers and logs",
             ));
         }
-        let mut labels = self.adapters.iter().chain(&self.model);
-        let is_long = |label: &String| label.len() > MAX_LABEL;
-        if self.adapters.len() > MAX_ADAPTERS
-            || labels.any(is_long)
-            || is_long(&self.namespace)
-            || is_long(&self.set)
-        {
-            return Err(value(
-                at,
-                "a model, an adapter, a namespace and a set must have at most 1024 bytes each, and a worker at most 1024 adapters",
-            ));
-        }
+        self.check_labels(at)?;
         match protocol {
             protocol if protocol.reaches_workers() && self.address.is_none() => Err(value(
                 &format!("{at}.address"),
@@ -164,6 +156,32 @@ impl ListedWorker {
                 "is required in direct mode: the worker's Dynamo instance id, a decimal number",
             )),
             _ => check_role(self.role, protocol, at),
+        }
+    }
+}
+
+impl ListedWorker {
+    fn check_labels(&self, at: &str) -> Result<(), ConfigError> {
+        if self.adapters.len() > MAX_ADAPTERS {
+            return Err(value(
+                &format!("{at}.adapters"),
+                "must be at most 1024 names",
+            ));
+        }
+        let named = [
+            ("model", self.model.as_ref()),
+            ("namespace", Some(&self.namespace)),
+            ("set", Some(&self.set)),
+        ];
+        let named = named
+            .into_iter()
+            .filter_map(|(name, label)| Some((format!("{at}.{name}"), label?)));
+        let adapters = self.adapters.iter().enumerate();
+        let adapters = adapters.map(|(index, label)| (format!("{at}.adapters[{index}]"), label));
+        let mut labels = named.chain(adapters);
+        match labels.find(|(_, label)| label.len() > MAX_LABEL) {
+            Some((path, _)) => Err(value(&path, "must have at most 1024 bytes")),
+            None => Ok(()),
         }
     }
 }

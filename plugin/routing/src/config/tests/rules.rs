@@ -266,6 +266,41 @@ const OF_A_WHOLE_POOL: &[Violation] = &[
     ),
 ];
 
+/// What is too long to be written down here.
+#[test]
+fn of_what_is_large() {
+    let worker = |fields: &str| {
+        pool(&format!(
+            r#""protocol":"nixl","discovery":{{"static":{{"workers":[{{"address":"10.0.0.1:1","role":"decode",{fields}}}]}}}}"#
+        ))
+    };
+    let long = "x".repeat(1_025);
+    let many = vec!["\"a\""; 1_025].join(",");
+    let workers = |count: usize, fields: &str| {
+        let one = |index| format!(r#"{{"id":{index},"role":"decode"{fields}}}"#);
+        let workers: Vec<_> = (0..count).map(one).collect();
+        pool(&format!(
+            r#""protocol":"direct","frontends":["10.0.0.1:1"],"discovery":{{"static":{{"workers":[{}]}}}}"#,
+            workers.join(",")
+        ))
+    };
+    let at = "pools[0].discovery.static.workers";
+    for (document, path) in [
+        (worker(&format!(r#""model":"{long}""#)), "[0].model"),
+        (worker(&format!(r#""namespace":"{long}""#)), "[0].namespace"),
+        (worker(&format!(r#""set":"{long}""#)), "[0].set"),
+        (
+            worker(&format!(r#""adapters":["a","{long}"]"#)),
+            "[0].adapters[1]",
+        ),
+        (worker(&format!(r#""adapters":[{many}]"#)), "[0].adapters"),
+        (workers(16_385, ""), ""),
+        (workers(65, r#","dp_size":1024"#), ""),
+    ] {
+        is_said(&document, &format!("{at}{path}"));
+    }
+}
+
 fn is_said(document: &str, path: &str) {
     let said = error(document);
     let problem = said.strip_prefix(&format!("{path}: "));
