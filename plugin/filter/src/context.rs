@@ -114,9 +114,9 @@ impl StreamContext {
                 let mut router = self.gateway.router.borrow_mut();
                 router.advance(self.gateway.tell_time());
                 let subset = stream.spoken.borrow().subset();
-                let outcome = router.plan_unread(Refusal::Encoded, subset.as_ref());
-                drop(router);
                 let body = host::buffer(Buffer::Request).unwrap_or_default();
+                let outcome = router.plan_encoded(&body, subset.as_ref());
+                drop(router);
                 planning::carry_out(&self.gateway, stream, outcome, body)
             }
         };
@@ -184,6 +184,7 @@ impl HttpContext for StreamContext {
             return Action::Pause;
         }
         let Some(gateway) = gateway else {
+            self.pools.vm.telemetry.refused(Refusal::NoPool.code());
             endpoints::refuse(&Refusal::NoPool);
             return Action::Pause;
         };

@@ -238,6 +238,9 @@ impl Gateway {
     /// A request waits for a worker.
     pub fn wait(self: &Rc<Self>, waiter: Waiter, stream: &Rc<Stream>, generation: Generation) {
         stream.stage.set(Stage::Waiting(waiter));
+        if stream.queued.get().is_zero() {
+            stream.queued.set(self.now());
+        }
         let waits = Waits {
             stream: Rc::clone(stream),
             generation,
@@ -246,9 +249,18 @@ impl Gateway {
         self.waiting.borrow_mut().insert(waiter, waits);
     }
 
+    /// A request has waited, whatever became of it.
+    pub fn has_waited(&self, stream: &Stream) {
+        let time = self.now().saturating_sub(stream.queued.get());
+        self.metrics.queued(time);
+    }
+
     /// Its client has left.
     pub fn waits_no_more(&self, waiter: Waiter) {
-        self.waiting.borrow_mut().remove(&waiter);
+        let waits = self.waiting.borrow_mut().remove(&waiter);
+        if let Some(waits) = waits {
+            self.has_waited(&waits.stream);
+        }
         self.router.borrow_mut().gives_up(waiter);
     }
 

@@ -237,9 +237,7 @@ fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
     };
     let next = plan(&gateway, &stream, generation, Turn::Called(waiter));
     if !gateway.waiting.borrow().contains_key(&waiter) {
-        gateway
-            .metrics
-            .queued(gateway.now().saturating_sub(stream.came.get()));
+        gateway.has_waited(&stream);
     }
     match next {
         Next::GoesOn => {
@@ -262,8 +260,11 @@ pub fn refuse_late(gateway: &Rc<Gateway>) {
         if let Some(Waits {
             stream, gateway, ..
         }) = waiting
-            && stream.enter()
         {
+            gateway.has_waited(&stream);
+            if !stream.enter() {
+                continue;
+            }
             log::info!("[{}] refused: {refusal}", stream.request_id());
             stream.refuse(&gateway, &refusal);
         }

@@ -241,7 +241,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
         }
         AfterPrefill::CallOff { leg, blocks } => cleanup::call_off(gateway, &client, &leg, blocks),
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
-        AfterPrefill::Terminal(terminal) => end_here(&client, terminal),
+        AfterPrefill::Terminal(terminal) => end_here(gateway, &client, terminal),
         AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
         AfterPrefill::CleanUp(leg) => cleanup::start(gateway, &client, &leg, &worker),
         AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, &client, blocks, &worker),
@@ -281,13 +281,14 @@ fn pass_on(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     }
 }
 
-fn end_here(client: &Stream, terminal: Terminal) {
+fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
     if client.enter() {
         let kind = (
             b"content-type".to_vec(),
             terminal.content_type.as_bytes().to_vec(),
         );
         let form = Form::of(terminal.content_type.as_bytes());
+        client.answered_whole(gateway, &terminal.body, form);
         let body = client.rewritten(&terminal.body, form);
         client.answer(200, &[kind], &body);
         client.seat.borrow_mut().release();

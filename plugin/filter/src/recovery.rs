@@ -255,12 +255,16 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
             }
             client.next_attempt();
             kept.extend(response::names(gateway, &client.seat.borrow()));
+            // Of several nobody tells which one the call has reached.
             if gateway.config.response_headers
-                && let Some(address) = client.destinations.borrow().first()
+                && let [address] = client.destinations.borrow().as_slice()
             {
                 kept.push(response::served(*address));
             }
             if client.enter() {
+                if status < 300 {
+                    client.answered_whole(gateway, body, form(&kept));
+                }
                 let body = client.rewritten(body, form(&kept));
                 client.answer(u32::from(status), &kept, &body);
                 client.seat.borrow_mut().release();
@@ -279,11 +283,23 @@ fn setback(answer: PrefillAnswer<'_>, headers: &[Header]) -> Setback {
     match answer {
         PrefillAnswer::NotSent => Setback::Unreached,
         PrefillAnswer::Broken => Setback::Broken,
-        PrefillAnswer::Whole { status: 503, .. } if !is_json(headers) => Setback::Unreached,
+        PrefillAnswer::Whole { status: 503, body } if !is_json(headers) => match is_refused(body) {
+            true => Setback::Unreached,
+            false => Setback::Broken,
+        },
         PrefillAnswer::Whole { status: 504, .. } if !is_json(headers) => Setback::Mute,
         PrefillAnswer::Whole { status: 500.., .. } => Setback::Error,
         PrefillAnswer::Whole { .. } => Setback::Mute,
     }
+}
+
+/// Whether the proxy's words about a call say that nobody took the connection. Of one that broke off, or was refused for another
+/// reason, work may have been done.
+fn is_refused(words: &[u8]) -> bool {
+    const CONNECTION_FAILURE: &[u8] = b"connection failure";
+    words
+        .windows(CONNECTION_FAILURE.len())
+        .any(|part| part == CONNECTION_FAILURE)
 }
 
 /// Whether a worker has said it: the proxy's own words about one that it could not reach are no JSON.

@@ -21,6 +21,9 @@ use crate::stream::{Beside, Response, Stage, Stream};
 /// So many bytes say something, whatever they are: nobody's first event is longer.
 const MOST_HELD: usize = 64 * 1024;
 
+/// So long an answer in one piece may be that is held to be changed: half of what the proxy buffers, as a rule.
+const MOST_CHANGED: usize = 512 * 1024;
+
 /// What is known of a response.
 #[derive(Default)]
 pub struct Reading {
@@ -63,7 +66,8 @@ impl Reading {
 
     fn success(&mut self, gateway: &Gateway, stream: &Rc<Stream>, end: bool) -> Action {
         mark(gateway, stream);
-        if stream.seat.borrow().decode.is_none() {
+        let is_changed = stream.change.borrow().is_some();
+        if stream.seat.borrow().decode.is_none() && !is_changed {
             stream.answer_begins();
             return Action::Continue;
         }
@@ -84,6 +88,8 @@ impl Reading {
         // What a path does that is not known may well answer nothing.
         let expects_tokens = stream.seat.borrow().expects_tokens();
         match (expects_tokens, end) {
+            // Its length is told in its headers, and will be another one.
+            (false, false) if is_changed && told == Form::Whole => hold_to_change(stream),
             (false, _) => Action::Continue,
             (true, true) => self.empty(gateway, stream),
             (true, false) => Action::Pause,
@@ -243,10 +249,10 @@ impl Reading {
         end: bool,
     ) -> Action {
         let says_something = self.watch.as_ref().is_none_or(Watch::has_answered);
-        if end && !says_something {
+        if end && !says_something && stream.seat.borrow().expects_tokens() {
             return self.empty(gateway, stream);
         }
-        if !says_something && bytes.len() < MOST_HELD {
+        if !end && !says_something && bytes.len() < MOST_HELD {
             return Action::Pause;
         }
         // The worker says that it failed, in an event in place of a status.
@@ -357,6 +363,19 @@ pub fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
     if router.pool().protocol.reaches_workers() {
         router.heard_of_decode(&stream.seat.borrow(), outcome);
     }
+}
+
+/// An answer in one piece that generates nothing, as embeddings, is held until it can be changed; one that may be too long to be
+/// held goes on as it is.
+fn hold_to_change(stream: &Stream) -> Action {
+    let length = host::header(Map::Response, "content-length");
+    let length = length.and_then(|length| std::str::from_utf8(&length).ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length <= MOST_CHANGED) {
+        return Action::Pause;
+    }
+    stream.change.replace(None);
+    stream.answer_begins();
+    Action::Continue
 }
 
 fn first_digit(status: &[u8]) -> usize {

@@ -6,9 +6,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::admission::Waiter;
-use routing::answer::Form;
+use routing::answer::{Form, Watch};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
+use routing::handoff::usage;
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
@@ -185,6 +186,8 @@ pub struct Stream {
     pub wants_logprobs: Cell<bool>,
     /// When it came.
     pub came: Cell<Duration>,
+    /// When it began to wait for a worker.
+    pub queued: Cell<Duration>,
     /// When its first token came; 0: none has.
     pub first_token: Cell<Duration>,
     /// Tokens of its answer, as far as it has told of them.
@@ -230,6 +233,7 @@ impl Stream {
             change: RefCell::default(),
             wants_logprobs: Cell::new(false),
             came: Cell::default(),
+            queued: Cell::default(),
             first_token: Cell::default(),
             tokens: Cell::default(),
             code: Cell::default(),
@@ -495,7 +499,7 @@ impl Stream {
         }
         self.beside.set(Beside::Nothing);
         self.call_off(gateway);
-        self.tell_of_end(gateway);
+        self.tell_of_end(gateway, stage);
         self.seat.borrow_mut().release();
         self.body.replace(None);
         self.spare.replace(None);
@@ -503,12 +507,28 @@ impl Stream {
         gateway.telemetry.stream_closed();
     }
 
-    fn tell_of_end(&self, gateway: &Gateway) {
+    /// All of an answer is there at once: its tokens are counted.
+    pub fn answered_whole(&self, gateway: &Gateway, body: &[u8], form: Form) {
+        self.tokens.set(match form {
+            Form::Whole => usage::output_tokens(body),
+            Form::Events => {
+                let mut watch = Watch::new(form);
+                watch.read(body);
+                watch.tokens()
+            }
+        });
+        let took = host::now().saturating_sub(self.came.get());
+        gateway.metrics.first_token(took);
+    }
+
+    fn tell_of_end(&self, gateway: &Gateway, stage: Stage) {
         let tokens = self.tokens.get();
+        // What was held back reached nobody.
+        let is_answered = stage == Stage::Answered || self.answer_has_begun();
         gateway.metrics.ended(&Ended {
             facts: &self.seat.borrow().facts,
             output_tokens: tokens,
-            code: self.code.get(),
+            code: if is_answered { self.code.get() } else { 0 },
         });
         let begun = self.first_token.get();
         let further = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);

@@ -90,35 +90,49 @@ struct Entry {
     claim: Claim,
 }
 
+impl Entry {
+    fn flow(&self) -> (i32, u64) {
+        (self.claim.rank, self.claim.flow)
+    }
+}
+
 /// The requests that wait at one place.
 #[derive(Debug, Default)]
 struct Line {
     entries: Vec<Entry>,
-    /// How often each flow that has somebody waiting has had its turn. One that comes anew begins where the others are, so that
-    /// it neither waits for what they had before nor is owed anything.
-    turns: HashMap<u64, u64>,
+    /// How often each flow that has somebody waiting has had its turn, among those of one rank. One that comes anew begins where
+    /// the others are, so that it neither waits for what they had before nor is owed anything.
+    turns: HashMap<(i32, u64), u64>,
+}
+
+/// Why a request waits no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// It was its turn.
+    Served,
+    /// It has waited too long, or its client has left: that is no turn.
+    Unserved,
 }
 
 impl Line {
     fn join(&mut self, entry: Entry) {
-        let begins_at = self.turns.values().min().copied().unwrap_or_default();
-        self.turns.entry(entry.claim.flow).or_insert(begins_at);
+        let Claim { rank, flow, .. } = entry.claim;
+        let of_rank = self.turns.iter().filter(|((of, _), _)| *of == rank);
+        let begins_at = of_rank.map(|(_, turns)| *turns).min().unwrap_or_default();
+        self.turns.entry((rank, flow)).or_insert(begins_at);
         self.entries.push(entry);
     }
 
-    fn leave(&mut self, waiter: Waiter) -> bool {
+    fn leave(&mut self, waiter: Waiter, left: Left) -> bool {
         let Some(at) = self.entries.iter().position(|entry| entry.waiter == waiter) else {
             return false;
         };
-        let flow = self.entries.remove(at).claim.flow;
-        match self.entries.iter().any(|entry| entry.claim.flow == flow) {
-            true => {
-                let turns = self.turns.entry(flow).or_default();
-                *turns = turns.saturating_add(1);
-            }
-            false => {
-                self.turns.remove(&flow);
-            }
+        let key = self.entries.remove(at).flow();
+        if !self.entries.iter().any(|entry| entry.flow() == key) {
+            self.turns.remove(&key);
+        } else if left == Left::Served {
+            let turns = self.turns.entry(key).or_default();
+            *turns = turns.saturating_add(1);
         }
         true
     }
@@ -138,15 +152,19 @@ impl Line {
 
     /// Orders the flows of each rank so that none has had more turns than another, each in the order that it is in.
     fn take_turns(&self, ordered: &mut [Entry]) {
-        let mut before: HashMap<(i32, u64), u64> = HashMap::new();
-        ordered.sort_by_cached_key(|entry| {
-            let Claim { rank, flow, .. } = entry.claim;
-            let nth = before.entry((rank, flow)).or_default();
-            let had = self.turns.get(&flow).copied().unwrap_or_default();
-            let turn = had.saturating_add(*nth);
-            *nth = nth.saturating_add(1);
-            (Reverse(rank), turn)
-        });
+        let mut next = self.turns.clone();
+        let mut turn_of = |entry: &Entry| {
+            let turn = next.entry(entry.flow()).or_default();
+            std::mem::replace(turn, turn.saturating_add(1))
+        };
+        let mut turns: Vec<(u64, Entry)> = Vec::with_capacity(ordered.len());
+        for entry in ordered.iter() {
+            turns.push((turn_of(entry), *entry));
+        }
+        turns.sort_by_key(|(turn, entry)| (Reverse(entry.claim.rank), *turn));
+        for (place, (_, entry)) in ordered.iter_mut().zip(turns) {
+            *place = entry;
+        }
     }
 }
 
@@ -196,11 +214,20 @@ impl Waiting {
         Ok(waiter)
     }
 
-    /// It waits no more, whatever the reason.
+    /// It was its turn, and it waits no more.
+    pub fn serve(&mut self, waiter: Waiter) {
+        self.take_out(waiter, Left::Served);
+    }
+
+    /// It waits no more, and had no turn.
     pub fn leave(&mut self, waiter: Waiter) {
+        self.take_out(waiter, Left::Unserved);
+    }
+
+    fn take_out(&mut self, waiter: Waiter, why: Left) {
         let mut left = 0;
         self.places.retain(|_, line| {
-            left = usize::from(line.leave(waiter)).max(left);
+            left = usize::from(line.leave(waiter, why)).max(left);
             !line.entries.is_empty()
         });
         self.count = self.count.saturating_sub(left);
@@ -278,7 +305,7 @@ mod tests {
         let mut order = Vec::new();
         while let Some(first) = waiting.in_order(policy).first().copied() {
             order.push(first.0);
-            waiting.leave(first);
+            waiting.serve(first);
         }
         order
     }
@@ -318,7 +345,7 @@ mod tests {
         ];
         assert_eq!(
             served(QueuePolicy::Fcfs, &claims),
-            [7, 4, 6, 0, 5, 1, 2, 3, 8]
+            [7, 0, 4, 6, 1, 5, 2, 3, 8]
         );
         // Without flows nothing but the policy counts.
         let plain: Vec<_> = claims
@@ -349,7 +376,7 @@ mod tests {
         (0..6).for_each(|number| line.join(entry(number, 1)));
         for number in 0..4 {
             assert_eq!(first(&line), number);
-            assert!(line.leave(Waiter(number)));
+            assert!(line.leave(Waiter(number), Left::Served));
         }
         line.join(entry(6, 2));
         line.join(entry(7, 2));
@@ -357,10 +384,22 @@ mod tests {
         while !line.entries.is_empty() {
             let next = first(&line);
             order.push(next);
-            assert!(line.leave(Waiter(next)) && !line.leave(Waiter(next)));
+            assert!(line.leave(Waiter(next), Left::Served));
+            assert!(!line.leave(Waiter(next), Left::Served));
         }
         assert_eq!(order, [4, 6, 5, 7]);
         assert!(line.turns.is_empty());
+        // Another rank's turns are its own, and who gives up has had none.
+        (0..3).for_each(|number| line.join(entry(number, 1)));
+        line.join(Entry {
+            waiter: Waiter(9),
+            claim: Claim {
+                rank: 1,
+                ..entry(9, 1).claim
+            },
+        });
+        assert!(line.leave(Waiter(9), Left::Served) && line.leave(Waiter(0), Left::Unserved));
+        assert_eq!(line.turns.get(&(0, 1)), Some(&0));
     }
 
     #[test]

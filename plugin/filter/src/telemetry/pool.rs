@@ -2,12 +2,11 @@
 //! and what each worker has booked.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use routing::fleet::{Role, Worker, WorkerId};
+use routing::fleet::{Role, Worker};
 use routing::rendezvous::{Mode, Verdict};
 use routing::route::{Facts, Router, Tally};
 
@@ -15,8 +14,9 @@ use super::metric::Metric;
 
 /// Models that have labels of their own; of others the figures stand under `other`.
 const MOST_MODELS: usize = 64;
-/// Workers that have labels of their own.
-const MOST_WORKERS: usize = 256;
+/// Workers that have labels of their own: the first ones by name that were ever seen, for the proxy forgets no metric. Those that
+/// come later have no gauges, and their picks stand under `other`.
+const MOST_WORKERS: usize = 1024;
 /// What stands for those beyond.
 const OTHER: &str = "other";
 /// What stands for the model of a request that was routed to none.
@@ -49,8 +49,9 @@ pub struct PoolTelemetry {
     disaggregating: Metric,
     models: RefCell<HashMap<String, OfModel>>,
     picks: RefCell<HashMap<(String, Role), Metric>>,
-    workers: RefCell<BTreeMap<WorkerId, OfWorker>>,
+    workers: RefCell<HashMap<(String, Role), OfWorker>>,
     told: Cell<Option<(u64, bool)>>,
+    round: Cell<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -64,7 +65,10 @@ struct OfModel {
 struct OfWorker {
     prefill_tokens: Metric,
     decode_blocks: Metric,
-    told: (u64, u64),
+    /// None: it is not known.
+    told: Option<(u64, u64)>,
+    /// The round in which it was there last.
+    seen: u64,
 }
 
 impl PoolTelemetry {
@@ -91,6 +95,7 @@ impl PoolTelemetry {
             picks: RefCell::default(),
             workers: RefCell::default(),
             told: Cell::default(),
+            round: Cell::default(),
         };
         defined.of_model(NO_MODEL);
         defined
@@ -157,25 +162,30 @@ impl PoolTelemetry {
     /// What the gauges are is not known: they are all set the next time.
     pub fn begin_anew(&self) {
         self.told.set(None);
-        self.workers.borrow_mut().clear();
+        for known in self.workers.borrow_mut().values_mut() {
+            known.told = None;
+        }
     }
 
     fn tell_of_workers(&self, router: &Router) {
+        let round = self.round.get().wrapping_add(1);
+        self.round.set(round);
         let mut workers = self.workers.borrow_mut();
-        for (_, gone) in workers.extract_if(.., |id, _| !router.fleet().contains(*id)) {
-            // The proxy forgets no metric: of a worker that left, zeros stay.
-            gone.tell((0, 0));
-        }
-        for worker in router.fleet().workers().take(MOST_WORKERS) {
-            let load = router.worker_load_in_all(worker);
-            let now = (load.prefill_tokens, load.decode_blocks);
-            let known = workers
-                .entry(worker.id)
-                .or_insert_with(|| OfWorker::new(&self.pool, worker));
-            if known.told != now {
-                known.told = now;
-                known.tell(now);
+        for worker in router.fleet().workers() {
+            let key = (worker.name.clone(), worker.role);
+            if workers.len() >= MOST_WORKERS && !workers.contains_key(&key) {
+                continue;
             }
+            let known = workers
+                .entry(key)
+                .or_insert_with(|| OfWorker::new(&self.pool, worker));
+            known.seen = round;
+            let load = router.worker_load_in_all(worker);
+            known.tell((load.prefill_tokens, load.decode_blocks));
+        }
+        // The proxy forgets no metric: of a worker that left, zeros stay.
+        for gone in workers.values_mut().filter(|known| known.seen != round) {
+            gone.tell((0, 0));
         }
     }
 
@@ -225,19 +235,19 @@ impl OfWorker {
             ("role", worker.role.name()),
             ("worker", worker.name.as_str()),
         ];
-        let new = Self {
+        Self {
             prefill_tokens: Metric::gauge("worker_prefill_tokens", &labels),
             decode_blocks: Metric::gauge("worker_decode_blocks", &labels),
-            told: (0, 0),
-        };
-        // Whoever had the name before may have left more.
-        new.tell((0, 0));
-        new
+            told: None,
+            seen: 0,
+        }
     }
 
-    fn tell(&self, (prefill_tokens, decode_blocks): (u64, u64)) {
-        self.prefill_tokens.record(prefill_tokens);
-        self.decode_blocks.record(decode_blocks);
+    fn tell(&mut self, now: (u64, u64)) {
+        if self.told.replace(now) != Some(now) {
+            self.prefill_tokens.record(now.0);
+            self.decode_blocks.record(now.1);
+        }
     }
 }
 

@@ -58,8 +58,12 @@ impl Rewriter {
         }
     }
 
-    /// Edits what is to come by this too.
+    /// Edits what is to come by this too, in place of an edit of the same kind: a request that was placed anew has another
+    /// prefill's word for it.
     pub fn add(&mut self, edit: EventEdit) {
+        let kind = std::mem::discriminant(&edit);
+        self.edits
+            .retain(|known| std::mem::discriminant(known) != kind);
         self.edits.push(edit);
     }
 
@@ -226,6 +230,13 @@ mod tests {
         let edit = EventEdit::CachedTokens(7);
         assert!(edit.apply("{\"usage\":{\"prompt_tokens\":9}}").is_some());
         assert_eq!(edit.apply("{}"), None);
+    }
+
+    #[test]
+    fn a_later_edit_of_a_kind_takes_the_place_of_the_first() {
+        let mut rewriter = Rewriter::new(EventEdit::CachedTokens(7));
+        rewriter.add(EventEdit::CachedTokens(9));
+        assert_eq!(rewriter.edits, [EventEdit::CachedTokens(9)]);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use crate::json::{Object, quoted};
 use crate::selection::Random;
 
 const MODEL: &str = "model";
+/// A name of more bytes is none that anybody has given to a model: it stays, and is not found.
+const LONGEST: usize = 1024;
 
 /// A request whose model has another name now.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,6 +37,10 @@ pub fn rename(
         // What is no name is not made one: it is refused as it is.
         Some(member) => Some(serde_json::from_str::<String>(member.value).ok()?),
     };
+    // It would be kept, and written into every piece of the answer.
+    if was.as_ref().is_some_and(|name| name.len() > LONGEST) {
+        return None;
+    }
     let name = match wanted {
         Some(name) => name,
         None => target(rewrites, was.as_deref(), random)?,
@@ -148,6 +154,14 @@ mod tests {
             renamed(r#"{"model":"a","model":"b"}"#, None, &rewrites).as_deref(),
             Some(r#"{"model":"any","model":"any"}"#)
         );
+    }
+
+    #[test]
+    fn a_name_beyond_reason_is_not_taken_up() {
+        let rewrites = [rewrite(None, &[("any", 1)])];
+        let body = |length| format!(r#"{{"model":"{}"}}"#, "m".repeat(length));
+        assert!(renamed(&body(LONGEST), None, &rewrites).is_some());
+        assert!(renamed(&body(LONGEST + 1), None, &rewrites).is_none());
     }
 
     #[test]

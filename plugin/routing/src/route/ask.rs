@@ -212,7 +212,7 @@ impl Router {
     }
 
     pub(super) fn check_model(&self, model: &str) -> Result<(), Refusal> {
-        if self.places.places().next().is_none() {
+        if self.is_open() || self.places.places().next().is_none() {
             return Err(Refusal::NoFleet);
         }
         match self.places.of_model(Some(model)).is_empty() {

@@ -261,7 +261,7 @@ impl Router {
     /// When there is no worker.
     pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
         let outcome = self.plain_to_one(subset);
-        self.or_anywhere(outcome)
+        self.or_anywhere(outcome, subset)
     }
 
     fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
@@ -307,7 +307,7 @@ impl Router {
         self.advance(told.now);
         self.explain(told.explain);
         let outcome = self.plan_read(generation, body, told);
-        let outcome = self.or_forward_anywhere(outcome);
+        let outcome = self.or_forward_anywhere(outcome, told.subset);
         if !matches!(outcome, Ok(Plan::Wait(_))) {
             self.decided(told.turn);
         }
@@ -358,7 +358,8 @@ impl Router {
             since: told.now,
         };
         let facts = Facts {
-            model: model.as_deref().map(Rc::from),
+            // The place's, not the client's: of those there are only so many.
+            model: place.model.as_deref().map(Rc::from),
             prompt_tokens: asked.prompt_tokens,
         };
         let case = self.case(&place, &steering, &asked);
@@ -397,6 +398,18 @@ impl Router {
         }
     }
 
+    /// A body that its headers say is encoded goes as one that cannot be read. An engine may read it all the same: a header is
+    /// its client's word.
+    ///
+    /// # Errors
+    /// As [`Router::plan_unread`], and where the body names a hand-off that is no client's to set.
+    pub fn plan_encoded(&mut self, body: &[u8], subset: Option<&Subset>) -> Result<Plan, Refusal> {
+        if !self.pool.trust_clients {
+            check_unread(body)?;
+        }
+        self.plan_unread(Refusal::Encoded, subset)
+    }
+
     /// A body that cannot be read goes, by load alone, where no hand-off needs to be put into it; else it is refused as
     /// `otherwise` says.
     ///
@@ -408,12 +421,12 @@ impl Router {
         subset: Option<&Subset>,
     ) -> Result<Plan, Refusal> {
         // Nothing in a body that is not read can be wrong.
-        let otherwise = match self.opens_when_empty() && self.places.places().next().is_none() {
+        let otherwise = match self.is_open() {
             true => Refusal::NoFleet,
             false => otherwise,
         };
         let outcome = self.plan_by_load(otherwise, subset);
-        self.or_forward_anywhere(outcome)
+        self.or_forward_anywhere(outcome, subset)
     }
 
     fn plan_by_load(

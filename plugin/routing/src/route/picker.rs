@@ -7,6 +7,7 @@ use super::{Dispatch, Fallback, Plan, Refusal, Router, Seat};
 use crate::config::OnEmpty;
 use crate::request::rename::{self, Renamed};
 use crate::request::steering::{self, FAIRNESS, MODEL_REWRITE, OBJECTIVE};
+use crate::selection::eligibility::Subset;
 
 type Headers<'h> = &'h [(Vec<u8>, Vec<u8>)];
 
@@ -27,18 +28,19 @@ impl Router {
         known.copied().unwrap_or_default()
     }
 
-    /// Whether requests pass while the pool has nobody.
-    pub(super) fn opens_when_empty(&self) -> bool {
-        self.pool.on_empty == OnEmpty::Pass
+    /// Whether requests pass, since the pool has nobody at all.
+    pub(super) fn is_open(&self) -> bool {
+        self.pool.on_empty == OnEmpty::Pass && self.fleet.workers().next().is_none()
     }
 
-    /// Where the pool opens when it has nobody, a request goes wherever the cluster says.
+    /// Where the pool is open, a request goes wherever the cluster says, unless a gateway says who may be asked.
     pub(super) fn or_anywhere(
         &self,
         outcome: Result<(Dispatch, Seat), Refusal>,
+        subset: Option<&Subset>,
     ) -> Result<(Dispatch, Seat), Refusal> {
         match outcome {
-            Err(refusal) if refusal.is_emptiness() && self.opens_when_empty() => {
+            Err(refusal) if refusal.is_emptiness() && subset.is_none() && self.is_open() => {
                 let seat = Seat {
                     fallback: Some(Fallback::FleetEmpty),
                     ..Seat::default()
@@ -53,10 +55,11 @@ impl Router {
     pub(super) fn or_forward_anywhere(
         &self,
         outcome: Result<Plan, Refusal>,
+        subset: Option<&Subset>,
     ) -> Result<Plan, Refusal> {
         match outcome {
             Err(refusal) => {
-                let forwarded = self.or_anywhere(Err(refusal))?;
+                let forwarded = self.or_anywhere(Err(refusal), subset)?;
                 Ok(Plan::Forward(forwarded.0, forwarded.1))
             }
             plan => plan,

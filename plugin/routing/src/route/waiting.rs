@@ -72,7 +72,7 @@ impl Router {
     /// What was decided of one that had waited.
     pub(super) fn decided(&mut self, turn: Turn) {
         if let Turn::Called(waiter) = turn {
-            self.waiting.leave(waiter);
+            self.waiting.serve(waiter);
         }
     }
 }
