@@ -17,6 +17,9 @@ use crate::shared::Lease;
 use crate::status::Refusals;
 use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
 
+/// A second or so.
+const ROUNDS_TO_SET_ANEW: u32 = 10;
+
 thread_local! {
     /// The SDK makes each root context by itself, and hands nothing from one to the next: this is where they meet. A VM has
     /// one thread.
@@ -33,6 +36,8 @@ pub struct Vm {
     serves: Cell<bool>,
     /// Whether this VM holds the lease: the one that polls, and whose log tells of changes that all see.
     leads: Cell<bool>,
+    /// Rounds that it has led.
+    rounds_led: Cell<u32>,
     lease: RefCell<Lease>,
     exchange: RefCell<Exchange>,
     /// Bytes of request bodies buffered now.
@@ -74,6 +79,7 @@ impl Vm {
             refusals: Refusals::default(),
             serves: Cell::new(false),
             leads: Cell::new(false),
+            rounds_led: Cell::default(),
             lease: RefCell::new(Lease::new()),
             exchange: RefCell::default(),
             bodies: Rc::default(),
@@ -174,10 +180,7 @@ impl Vm {
         let leads = self.lease.borrow_mut().tick(self.serves.get());
         if leads && !self.leads.replace(leads) {
             // Another VM has set the gauges meanwhile.
-            self.telemetry.begin_anew();
-            for kept in self.pools.borrow().values() {
-                kept.metrics.begin_anew();
-            }
+            self.set_anew();
         }
         self.leads.set(leads);
     }
@@ -212,6 +215,7 @@ impl Vm {
         if !self.leads() {
             return;
         }
+        self.set_anew_at_times();
         let mut census = Census {
             leader: match self.serves() {
                 true => Leader::Worker,
@@ -225,6 +229,23 @@ impl Vm {
             gateway.metrics.census(&router);
         }
         self.telemetry.census(census);
+    }
+
+    /// Two VMs may both believe that they lead, for a moment, and the one that does not set the gauges last: so all are set anew
+    /// now and then, changed or not.
+    fn set_anew_at_times(&self) {
+        let rounds = self.rounds_led.get().wrapping_add(1);
+        self.rounds_led.set(rounds);
+        if rounds % ROUNDS_TO_SET_ANEW == 0 {
+            self.set_anew();
+        }
+    }
+
+    fn set_anew(&self) {
+        self.telemetry.begin_anew();
+        for kept in self.pools.borrow().values() {
+            kept.metrics.begin_anew();
+        }
     }
 
     /// Whether this VM leads.

@@ -186,7 +186,16 @@ pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
     let blocks =
         |metrics: &Metrics| metrics.sum_where("pd_router_worker_decode_blocks", &of_leaver);
     let stream = asked("hello", json!({"max_tokens": 4000, "stream": true}));
-    let streams = (0..8).map(|_| tokio::spawn(client::send(gateway.listen, stream.clone())));
+    let listen = gateway.listen;
+    // One after the other, until they are stopped: somebody is busy all the time.
+    let streams = (0..8).map(|_| {
+        let stream = stream.clone();
+        tokio::spawn(async move {
+            loop {
+                client::send(listen, stream.clone()).await;
+            }
+        })
+    });
     let streams: Vec<_> = streams.collect();
     eventually("the worker is busy", GENEROUS, || async {
         match blocks(&gateway.metrics().await) {
