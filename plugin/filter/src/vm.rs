@@ -236,7 +236,7 @@ impl Vm {
     fn set_anew_at_times(&self) {
         let rounds = self.rounds_led.get().wrapping_add(1);
         self.rounds_led.set(rounds);
-        if rounds % ROUNDS_TO_SET_ANEW == 0 {
+        if rounds.is_multiple_of(ROUNDS_TO_SET_ANEW) {
             self.set_anew();
         }
     }
