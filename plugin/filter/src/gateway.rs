@@ -209,14 +209,20 @@ impl Gateway {
         refusals.add(self.now(), &self.pool.name, request_id, refusal);
     }
 
-    /// A prefill worker has answered: what it says that it had in its cache is counted.
-    pub fn note_cached(&self, answer: PrefillAnswer<'_>) {
-        if let PrefillAnswer::Whole { status: 200, body } = answer {
-            let tokens = usage::cached_tokens(body);
-            let block = u64::from(self.pool.block_tokens.max(1));
-            self.metrics
-                .cached(tokens.checked_div(block).unwrap_or_default());
-        }
+    /// A prefill worker has answered: what it says that it had in its cache is counted. Returns the tokens.
+    pub fn note_cached(&self, answer: PrefillAnswer<'_>) -> u64 {
+        let PrefillAnswer::Whole {
+            status: 200..=299,
+            body,
+        } = answer
+        else {
+            return 0;
+        };
+        let tokens = usage::cached_tokens(body);
+        let block = u64::from(self.pool.block_tokens.max(1));
+        self.metrics
+            .cached(tokens.checked_div(block).unwrap_or_default());
+        tokens
     }
 
     /// Tells of changes of state. Every VM sees the same ones; the one that leads logs and counts them.

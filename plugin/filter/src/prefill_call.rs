@@ -195,7 +195,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
     let worker = Rc::clone(phase.worker());
     let order = phase.order();
     let is_waited_for = waits == Client::Waits;
-    gateway.note_cached(answer);
+    let cached = gateway.note_cached(answer);
     let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
     if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Whoever else was called for it is late.
@@ -220,7 +220,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
                 .borrow_mut()
                 .seat_decode(&mut client.seat.borrow_mut(), &worker, key);
             client.staged.set(Some(blocks));
-            rewrite::report_cached(gateway, &client, answer);
+            rewrite::report_cached(gateway, &client, cached);
             decode(gateway, &client, &dispatch);
         }
         AfterPrefill::Whole { dispatch, fallback } => {

@@ -283,23 +283,30 @@ fn setback(answer: PrefillAnswer<'_>, headers: &[Header]) -> Setback {
     match answer {
         PrefillAnswer::NotSent => Setback::Unreached,
         PrefillAnswer::Broken => Setback::Broken,
-        PrefillAnswer::Whole { status: 503, body } if !is_json(headers) => match is_refused(body) {
-            true => Setback::Unreached,
-            false => Setback::Broken,
-        },
+        PrefillAnswer::Whole { status: 503, body } if !is_json(headers) => {
+            match took_no_connection(body) {
+                true => Setback::Unreached,
+                false => Setback::Broken,
+            }
+        }
         PrefillAnswer::Whole { status: 504, .. } if !is_json(headers) => Setback::Mute,
         PrefillAnswer::Whole { status: 500.., .. } => Setback::Error,
         PrefillAnswer::Whole { .. } => Setback::Mute,
     }
 }
 
-/// Whether the proxy's words about a call say that nobody took the connection. Of one that broke off, or was refused for another
-/// reason, work may have been done.
-fn is_refused(words: &[u8]) -> bool {
-    const CONNECTION_FAILURE: &[u8] = b"connection failure";
-    words
-        .windows(CONNECTION_FAILURE.len())
-        .any(|part| part == CONNECTION_FAILURE)
+/// Whether the proxy's words about a request that it could not deliver say that nobody took the connection: its answer to a call,
+/// or the details of a response, in which blanks are underscores. Of one that broke off, or was refused for another reason, work may
+/// have been done.
+pub fn took_no_connection(words: &[u8]) -> bool {
+    const REASONS: [&[u8]; 4] = [
+        b"connection failure",
+        b"connection_failure",
+        b"connection timeout",
+        b"connection_timeout",
+    ];
+    let says = |reason: &&[u8]| words.windows(reason.len()).any(|part| part == *reason);
+    REASONS.iter().any(says)
 }
 
 /// Whether a worker has said it: the proxy's own words about one that it could not reach are no JSON.

@@ -472,9 +472,7 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
 /// The proxy got no answer: those that it tried before the last took no connection, nor did the last, or it broke off.
 fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) -> Failure {
     let mut router = gateway.router.borrow_mut();
-    let is_refused = [&b"connection_failure"[..], b"connection_timeout"]
-        .iter()
-        .any(|what| details.windows(what.len()).any(|part| part == *what));
+    let is_refused = recovery::took_no_connection(details);
     let failure = match is_refused {
         true => Failure::Unreached,
         false => Failure::Broken,

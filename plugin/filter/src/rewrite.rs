@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use routing::answer::{EventEdit, Form, Rewriter};
 use routing::handoff::sglang::PromptLogprobs;
-use routing::handoff::usage;
 use routing::route::PrefillAnswer;
 
 use crate::gateway::Gateway;
@@ -35,13 +34,9 @@ impl Change {
     }
 }
 
-/// Notes what the prefill worker had cached, where the client is to be told.
-pub fn report_cached(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
-    let PrefillAnswer::Whole { body, .. } = answer else {
-        return;
-    };
+/// Notes how many tokens the prefill worker had cached, where the client is to be told.
+pub fn report_cached(gateway: &Gateway, client: &Rc<Stream>, cached: u64) {
     if gateway.router.borrow().pool().report_cached_tokens {
-        let cached = usage::cached_tokens(body);
         client.change_by(EventEdit::CachedTokens(cached));
     }
 }

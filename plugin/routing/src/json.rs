@@ -181,17 +181,38 @@ pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
 }
 
 /// What follows the closing quote of a string whose opening quote is past.
-fn behind_string(opened: &[u8]) -> &[u8] {
+pub(crate) fn behind_string(opened: &[u8]) -> &[u8] {
     let mut rest = opened;
-    while let Some(at) = memchr::memchr2(b'"', b'\\', rest) {
-        let stop = rest.get(at..).unwrap_or_default();
-        match stop.split_first() {
-            Some((b'\\', after)) => rest = after.get(1..).unwrap_or_default(),
+    loop {
+        let stop = rest.get(plain_bytes(rest)..).unwrap_or_default();
+        rest = match stop.split_first() {
+            Some((b'\\', after)) => after.get(1..).unwrap_or_default(),
             Some((_, after)) => return after,
-            None => break,
-        }
+            None => return &[],
+        };
     }
-    &[]
+}
+
+/// How many bytes stand before the next quote or backslash. Eight are looked at in one step: prompts are long.
+pub(crate) fn plain_bytes(text: &[u8]) -> usize {
+    const ONES: u64 = u64::MAX / 0xff;
+    // The lowest bit that is set marks the first byte that is equal; of those above it some may be wrong.
+    let equal = |word: u64, byte: u8| {
+        let zero_where_equal = word ^ (ONES * u64::from(byte));
+        zero_where_equal.wrapping_sub(ONES) & !zero_where_equal & (ONES << 7)
+    };
+    let (words, rest) = text.as_chunks::<8>();
+    let mut before = 0usize;
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        let stops = equal(word, b'"') | equal(word, b'\\');
+        if stops != 0 {
+            return before.saturating_add(stops.trailing_zeros() as usize / 8);
+        }
+        before = before.saturating_add(8);
+    }
+    let stop = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+    before.saturating_add(stop.unwrap_or(rest.len()))
 }
 
 /// Whether a value says nothing: null, or an object without members.

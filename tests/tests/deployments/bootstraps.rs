@@ -65,6 +65,22 @@ fn cluster<'a>(bootstrap: &'a Value, name: &str) -> Option<&'a Value> {
     clusters.iter().find(|cluster| cluster["name"] == name)
 }
 
+/// The clusters of these names are as strict about whom they reach as that of the bootstraps for plain Envoy.
+///
+/// # Panics
+/// Where one is not, or is not there.
+pub fn are_as_strict(bootstrap: &Value, names: [&str; 2]) {
+    let reference = document(REFERENCE);
+    let expected = cluster(&reference, "decode").expect("the reference has a decode cluster");
+    for name in names {
+        let found = cluster(bootstrap, name);
+        let found = found.unwrap_or_else(|| panic!("there is no cluster {name}"));
+        for part in ["load_balancing_policy", "typed_extension_protocol_options"] {
+            assert_eq!(found[part], expected[part], "{name}: {part}");
+        }
+    }
+}
+
 #[test]
 fn the_folders_bootstraps_differ_from_the_first_one_in_nothing_but_what_they_must() {
     let reference = document(REFERENCE);

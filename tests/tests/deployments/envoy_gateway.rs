@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::bootstraps::are_as_strict;
 use crate::files::{document, object};
 use crate::judge::is_taken;
 use crate::patches::{add, selected};
@@ -178,22 +179,10 @@ fn the_patches_bring_what_the_policy_cannot_say() {
 /// As in the bootstraps for plain Envoy.
 #[test]
 fn the_clusters_of_workers_are_as_strict_as_without_a_gateway() {
-    let reference = document("envoy/bootstrap-clusters.yaml");
-    let expected = &reference["static_resources"]["clusters"][1];
-    assert_eq!(expected["name"], "decode");
     let composed = composed();
     let names = Names::of_the_manifests();
-    let clusters = composed["static_resources"]["clusters"].as_array();
-    for name in [names.decode.as_str(), "prefill"] {
-        let found = clusters
-            .into_iter()
-            .flatten()
-            .find(|cluster| cluster["name"] == name);
-        let cluster = found.unwrap_or_else(|| panic!("there is no cluster {name}"));
-        for part in ["load_balancing_policy", "typed_extension_protocol_options"] {
-            assert_eq!(cluster[part], expected[part], "{name}: {part}");
-        }
-    }
+    are_as_strict(&composed, [names.decode.as_str(), "prefill"]);
+    let reference = document("envoy/bootstrap-clusters.yaml");
     assert_eq!(composed["stats_config"], reference["stats_config"]);
 }
 

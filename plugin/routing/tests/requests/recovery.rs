@@ -16,12 +16,22 @@ fn decoder(seat: &Seat) -> WorkerId {
 
 /// The request is placed again after its decode worker has failed.
 fn recover(router: &mut Router, seat: &mut Seat) -> Option<Plan> {
-    let recovery = seat.take_recovery()?;
+    recover_after(router, seat, Cost::Work)
+}
+
+/// The same after a leg that may have cost so much.
+fn recover_after(router: &mut Router, seat: &mut Seat, cost: Cost) -> Option<Plan> {
     let failed = Failed {
         workers: &[decoder(seat)],
+        cost,
         ..Failed::default()
     };
-    router.recover(recovery, &failed, &body(&json!({})), NOW)
+    place_again(router, seat, &failed)
+}
+
+fn place_again(router: &mut Router, seat: &mut Seat, failed: &Failed<'_>) -> Option<Plan> {
+    let recovery = seat.take_recovery()?;
+    router.recover(recovery, failed, &body(&json!({})), NOW)
 }
 
 #[test]
@@ -64,15 +74,7 @@ fn a_leg_that_reached_nobody_costs_no_recovery_and_is_tried_as_often_as_the_pool
         let (phase, mut seat) = prefill(ask(&mut router, json!({})));
         drop(phase);
         let mut tried = vec![decoder(&seat)];
-        while let Some(recovery) = seat.take_recovery() {
-            let failed = Failed {
-                workers: &[decoder(&seat)],
-                cost: Cost::Nothing,
-                ..Failed::default()
-            };
-            let Some(plan) = router.recover(recovery, &failed, &body(&json!({})), NOW) else {
-                break;
-            };
+        while let Some(plan) = recover_after(&mut router, &mut seat, Cost::Nothing) {
             let (phase, next) = prefill(Ok(plan));
             drop(phase);
             assert!(!tried.contains(&decoder(&next)), "{tried:?}");
@@ -99,13 +101,7 @@ fn what_reached_nobody_leaves_the_recoveries_to_what_failed() {
     let (_, mut seat) = forward(ask(&mut router, json!({})));
     let mut costs = [Cost::Nothing, Cost::Work, Cost::Work].into_iter();
     let mut again = || {
-        let recovery = seat.take_recovery()?;
-        let failed = Failed {
-            workers: &[decoder(&seat)],
-            cost: costs.next()?,
-            ..Failed::default()
-        };
-        let plan = router.recover(recovery, &failed, &body(&json!({})), NOW)?;
+        let plan = recover_after(&mut router, &mut seat, costs.next()?)?;
         seat = forward(Ok(plan)).1;
         Some(())
     };
@@ -138,10 +134,7 @@ fn where_all_may_have_failed_only_the_likeliest_is_left_out() {
         otherwise: &[first],
         ..Failed::default()
     };
-    let recovery = seat
-        .take_recovery()
-        .expect("a request that may be placed anew");
-    let plan = router.recover(recovery, &failed, &body(&json!({})), NOW);
+    let plan = place_again(&mut router, &mut seat, &failed);
     let (_phase, next) = prefill(Ok(plan.expect("the other one")));
     assert_ne!(decoder(&next), first);
 }
@@ -275,10 +268,7 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
         otherwise: &[first],
         ..Failed::default()
     };
-    let recovery = seat
-        .take_recovery()
-        .expect("a request that may be placed anew");
-    let plan = router.recover(recovery, &failed, &body(&json!({})), NOW);
+    let plan = place_again(&mut router, &mut seat, &failed);
     let (phase, seat) = prefill(Ok(plan.expect("the other pair")));
     assert_ne!(phase.worker().id, first);
     assert_eq!(decoder(&seat), WorkerId(11));

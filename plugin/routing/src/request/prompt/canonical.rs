@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
+use crate::json::{behind_string, plain_bytes};
 use crate::prefix::hash::Text;
 
 /// Members of one object that are told apart; an object with more is taken as it is written, and not held in memory.
@@ -141,28 +142,6 @@ fn put_string<'a>(opened: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     }
 }
 
-/// How many bytes stand before the next quote or backslash. Eight are looked at in one step: prompts are long.
-fn plain_bytes(text: &[u8]) -> usize {
-    const ONES: u64 = u64::MAX / 0xff;
-    // The lowest bit that is set marks the first byte that is equal; of those above it some may be wrong.
-    let equal = |word: u64, byte: u8| {
-        let zero_where_equal = word ^ (ONES * u64::from(byte));
-        zero_where_equal.wrapping_sub(ONES) & !zero_where_equal & (ONES << 7)
-    };
-    let (words, rest) = text.as_chunks::<8>();
-    let mut before = 0usize;
-    for word in words {
-        let word = u64::from_le_bytes(*word);
-        let stops = equal(word, b'"') | equal(word, b'\\');
-        if stops != 0 {
-            return before.saturating_add(stops.trailing_zeros() as usize / 8);
-        }
-        before = before.saturating_add(8);
-    }
-    let stop = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
-    before.saturating_add(stop.unwrap_or(rest.len()))
-}
-
 /// Puts what stands behind a backslash, and says what follows it.
 fn unescape<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     let Some((letter, rest)) = after.split_first() else {
@@ -285,7 +264,7 @@ fn next(after: &str) -> &str {
 fn split_value(text: &str) -> (&str, &str) {
     let bytes = text.as_bytes();
     let rest = match bytes.split_first() {
-        Some((b'"', opened)) => skip_string(opened),
+        Some((b'"', opened)) => behind_string(opened),
         Some((b'{' | b'[', _)) => skip_nested(bytes),
         _ => skip_bare(bytes),
     };
@@ -300,7 +279,7 @@ fn skip_nested(text: &[u8]) -> &[u8] {
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            b'"' => rest = skip_string(after),
+            b'"' => rest = behind_string(after),
             b'{' | b'[' => open = open.saturating_add(1),
             b'}' | b']' => open = open.saturating_sub(1),
             _ => {}
@@ -310,19 +289,6 @@ fn skip_nested(text: &[u8]) -> &[u8] {
         }
     }
     rest
-}
-
-/// What follows the closing quote of a string.
-fn skip_string(opened: &[u8]) -> &[u8] {
-    let mut rest = opened;
-    loop {
-        let stop = rest.get(plain_bytes(rest)..).unwrap_or_default();
-        rest = match stop.split_first() {
-            Some((b'\\', after)) => after.get(1..).unwrap_or_default(),
-            Some((_, after)) => return after,
-            None => return &[],
-        };
-    }
 }
 
 /// What follows a number, true, false or null.
