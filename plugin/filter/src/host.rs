@@ -219,13 +219,33 @@ pub fn set_buffer(kind: Buffer, bytes: &[u8]) -> Result<(), HostError> {
 /// A header's name and value.
 pub type Header = (Vec<u8>, Vec<u8>);
 
-/// All headers of a map.
+/// All headers of a map, where they lie: one call, and no copy of each.
+pub struct Headers(Vec<u8>);
+
+impl Headers {
+    /// Reads a map.
+    pub fn of(map: Map) -> Result<Self, HostError> {
+        let bytes = fetch("get_header_map_pairs", |data, size| {
+            // SAFETY: both out-pointers are valid for the call.
+            unsafe { proxy_get_header_map_pairs(map as u32, data, size) }
+        })?;
+        Ok(Self(bytes))
+    }
+
+    /// The first value of a header, whose name is in small letters as the proxy has it.
+    pub fn first(&self, wanted: &str) -> Option<&[u8]> {
+        let mut all = pairs(&self.0);
+        all.find_map(|(name, value)| (name == wanted.as_bytes()).then_some(value))
+    }
+}
+
+/// All headers of a map, to be kept.
 pub fn headers(map: Map) -> Result<Vec<Header>, HostError> {
-    let bytes = fetch("get_header_map_pairs", |data, size| {
-        // SAFETY: both out-pointers are valid for the call.
-        unsafe { proxy_get_header_map_pairs(map as u32, data, size) }
-    })?;
-    Ok(decode_pairs(&bytes))
+    let read = Headers::of(map)?;
+    let all = pairs(&read.0);
+    Ok(all
+        .map(|(name, value)| (name.to_vec(), value.to_vec()))
+        .collect())
 }
 
 /// One header of a map, its first value.
@@ -442,24 +462,22 @@ fn encode_pairs(pairs: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 /// Reads the ABI's form; what is not there is left out.
-fn decode_pairs(bytes: &[u8]) -> Vec<Header> {
+fn pairs(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let word = |at: usize| -> Option<usize> {
         let raw = bytes.get(at..at.checked_add(4)?)?;
         Some(u32::from_le_bytes(raw.try_into().ok()?) as usize)
     };
     let count = word(0).unwrap_or(0).min(bytes.len() / 8);
     let mut at = 4 + count * 8;
-    let mut part = |size: usize| -> Option<Vec<u8>> {
-        let bytes = bytes.get(at..at.checked_add(size)?)?.to_vec();
+    let mut part = move |size: usize| -> Option<&[u8]> {
+        let part = bytes.get(at..at.checked_add(size)?)?;
         at = at.checked_add(size)?.checked_add(1)?;
-        Some(bytes)
+        Some(part)
     };
-    (0..count)
-        .map_while(|index| {
-            let sizes_at = 4 + index * 8;
-            let name = part(word(sizes_at)?)?;
-            let value = part(word(sizes_at + 4)?)?;
-            Some((name, value))
-        })
-        .collect()
+    (0..count).map_while(move |index| {
+        let sizes_at = 4 + index * 8;
+        let name = part(word(sizes_at)?)?;
+        let value = part(word(sizes_at + 4)?)?;
+        Some((name, value))
+    })
 }

@@ -13,7 +13,7 @@ use routing::route::{Outcome, Refusal, Seat};
 
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Buffer, Header, Map};
+use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
 use crate::recovery::{self, Failure};
 use crate::stream::{Beside, Response, Stage, Stream};
@@ -50,11 +50,14 @@ impl Reading {
         }
         self.has_ended = end;
         stream.response.set(Response::Held);
-        let status = host::header(Map::Response, ":status").unwrap_or_default();
-        stream.code.set(first_digit(&status));
+        let Ok(received) = Headers::of(Map::Response) else {
+            return Action::Continue;
+        };
+        let status = received.first(":status").unwrap_or_default();
+        stream.code.set(first_digit(status));
         let action = match status.first() {
-            Some(b'4' | b'5') => self.error(gateway, stream, &status, end),
-            Some(b'2') => self.success(gateway, stream, end),
+            Some(b'4' | b'5') => self.error(gateway, stream, status, end),
+            Some(b'2') => self.success(gateway, stream, &received, end),
             _ => Action::Continue,
         };
         if action == Action::Continue {
@@ -64,15 +67,20 @@ impl Reading {
         action
     }
 
-    fn success(&mut self, gateway: &Gateway, stream: &Rc<Stream>, end: bool) -> Action {
+    fn success(
+        &mut self,
+        gateway: &Gateway,
+        stream: &Rc<Stream>,
+        received: &Headers,
+        end: bool,
+    ) -> Action {
         mark(gateway, stream);
         let is_changed = stream.change.borrow().is_some();
         if stream.seat.borrow().decode.is_none() && !is_changed {
             stream.answer_begins();
             return Action::Continue;
         }
-        let kind = host::header(Map::Response, "content-type").unwrap_or_default();
-        let told = Form::of(&kind);
+        let told = Form::of(received.first("content-type").unwrap_or_default());
         stream.form.set(told);
         let is_edited = stream.change.borrow().is_some() || stream.wants_logprobs.get();
         if is_edited && told == Form::Events {
@@ -80,7 +88,7 @@ impl Reading {
             let _ = host::remove_header(Map::Response, b"content-length");
         }
         // Events that are compressed cannot be told apart: the first byte must do.
-        let read_as = match host::header(Map::Response, "content-encoding") {
+        let read_as = match received.first("content-encoding") {
             None => told,
             Some(_) => Form::Whole,
         };
@@ -89,7 +97,7 @@ impl Reading {
         let expects_tokens = stream.seat.borrow().expects_tokens();
         match (expects_tokens, end) {
             // Its length is told in its headers, and will be another one.
-            (false, false) if is_changed && told == Form::Whole => hold_to_change(stream),
+            (false, false) if is_changed && told == Form::Whole => hold_to_change(stream, received),
             (false, _) => Action::Continue,
             (true, true) => self.empty(gateway, stream),
             (true, false) => Action::Pause,
@@ -179,7 +187,7 @@ impl Reading {
             _ => return Action::Continue,
         }
         self.has_ended |= end;
-        if self.watch.is_none() {
+        if self.watch.is_none() || passes_unread(gateway, stream) {
             stream.clock.stir();
             return Action::Continue;
         }
@@ -346,6 +354,17 @@ impl Reading {
     }
 }
 
+/// Whether nothing in what follows of an answer matters to anybody: its client reads it already, it is not changed, nothing else is
+/// under way for it, and its tokens are not counted.
+fn passes_unread(gateway: &Gateway, stream: &Stream) -> bool {
+    !gateway.pool.output.accounting
+        && stream.response.get() == Response::Flowing
+        && stream.beside.get() == Beside::Nothing
+        && stream.doom.borrow().is_none()
+        && stream.change.borrow().is_none()
+        && !stream.wants_logprobs.get()
+}
+
 /// Whether the stream has ended because its worker broke the answer off; that is counted.
 fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
@@ -367,9 +386,9 @@ pub fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
 
 /// An answer in one piece that generates nothing, as embeddings, is held until it can be changed; one that may be too long to be
 /// held goes on as it is.
-fn hold_to_change(stream: &Stream) -> Action {
-    let length = host::header(Map::Response, "content-length");
-    let length = length.and_then(|length| std::str::from_utf8(&length).ok()?.parse::<usize>().ok());
+fn hold_to_change(stream: &Stream, received: &Headers) -> Action {
+    let length = received.first("content-length");
+    let length = length.and_then(|length| std::str::from_utf8(length).ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length <= MOST_CHANGED) {
         return Action::Pause;
     }
@@ -442,10 +461,13 @@ fn last_tried() -> Option<SocketAddr> {
 
 /// Writes down who of the list has been asked so far. Where the proxy does not say, it is the first, who took the connection.
 pub fn note_asked(stream: &Stream) {
-    let Some(last) = last_tried() else {
-        stream.destinations.borrow_mut().truncate(1);
-        return;
-    };
+    match last_tried() {
+        Some(last) => note_asked_until(stream, last),
+        None => stream.destinations.borrow_mut().truncate(1),
+    }
+}
+
+fn note_asked_until(stream: &Stream, last: SocketAddr) {
     let mut asked = stream.tried_before(last);
     asked.push(last);
     stream.destinations.replace(asked);
@@ -457,7 +479,7 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
         return;
     };
     let refused = stream.tried_before(address);
-    note_asked(stream);
+    note_asked_until(stream, address);
     if refused.is_empty() {
         return;
     }

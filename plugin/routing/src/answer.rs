@@ -12,6 +12,7 @@ mod rewriter;
 pub use rewriter::{EventEdit, Rewriter};
 
 use event::Event;
+use memchr::memchr;
 
 /// A line longer than this, in bytes, is not read; it counts as one token. Far beyond any chunk of text.
 const MAX_EVENT: usize = 64 * 1024;
@@ -100,7 +101,7 @@ impl Watch {
             self.has_begun |= !bytes.is_empty();
             return;
         }
-        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = memchr(b'\n', bytes) {
             let (head, rest) = bytes.split_at(end);
             self.end_line(head);
             bytes = rest.get(1..).unwrap_or_default();
@@ -118,6 +119,10 @@ impl Watch {
     }
 
     fn end_line(&mut self, head: &[u8]) {
+        // Mostly a line comes whole, and is read where it lies.
+        if self.line.is_empty() && !self.skips && head.len() <= MAX_EVENT {
+            return self.event(head);
+        }
         self.keep(head);
         let line = std::mem::take(&mut self.line);
         if std::mem::take(&mut self.skips) {

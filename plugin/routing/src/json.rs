@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
+use memchr::{memchr2, memchr2_iter};
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -72,7 +73,7 @@ impl<'a> Object<'a> {
     /// # Errors
     /// [`JsonError`] when the bytes are not one JSON object in UTF-8.
     pub fn parse(body: &'a [u8], wanted: &[&str]) -> Result<Self, JsonError> {
-        let text = std::str::from_utf8(body).map_err(|error| {
+        let text = simdutf8::compat::from_utf8(body).map_err(|error| {
             JsonError::Syntax(format!("not UTF-8 from byte {}", error.valid_up_to()))
         })?;
         let mut json = serde_json::Deserializer::from_str(text);
@@ -160,8 +161,7 @@ pub fn quoted(text: &str) -> String {
 /// Whether lists and objects lie in each other more than `most` deep in `json`, which is valid.
 pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
     // Most texts have not even that many brackets, and are told by counting, which is quicker.
-    let openings = json.iter().filter(|byte| matches!(byte, b'[' | b'{'));
-    if openings.count() <= most {
+    if memchr2_iter(b'[', b'{', json).nth(most).is_none() {
         return false;
     }
     let (mut depth, mut rest) = (0_usize, json);
@@ -184,35 +184,16 @@ pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
 pub(crate) fn behind_string(opened: &[u8]) -> &[u8] {
     let mut rest = opened;
     loop {
-        let stop = rest.get(plain_bytes(rest)..).unwrap_or_default();
+        let stop = match memchr2(b'"', b'\\', rest) {
+            Some(at) => rest.get(at..).unwrap_or_default(),
+            None => return &[],
+        };
         rest = match stop.split_first() {
             Some((b'\\', after)) => after.get(1..).unwrap_or_default(),
             Some((_, after)) => return after,
             None => return &[],
         };
     }
-}
-
-/// How many bytes stand before the next quote or backslash. Eight are looked at in one step: prompts are long.
-pub(crate) fn plain_bytes(text: &[u8]) -> usize {
-    const ONES: u64 = u64::MAX / 0xff;
-    // The lowest bit that is set marks the first byte that is equal; of those above it some may be wrong.
-    let equal = |word: u64, byte: u8| {
-        let zero_where_equal = word ^ (ONES * u64::from(byte));
-        zero_where_equal.wrapping_sub(ONES) & !zero_where_equal & (ONES << 7)
-    };
-    let (words, rest) = text.as_chunks::<8>();
-    let mut before = 0usize;
-    for word in words {
-        let word = u64::from_le_bytes(*word);
-        let stops = equal(word, b'"') | equal(word, b'\\');
-        if stops != 0 {
-            return before.saturating_add(stops.trailing_zeros() as usize / 8);
-        }
-        before = before.saturating_add(8);
-    }
-    let stop = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
-    before.saturating_add(stop.unwrap_or(rest.len()))
 }
 
 /// Whether a value says nothing: null, or an object without members.

@@ -2,9 +2,37 @@
 //! `/generate`, errors.
 
 use std::borrow::Cow;
+use std::fmt;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{IgnoredAny, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// A text that stays where it is, unless it holds an escape: serde copies what is optional.
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_str(Reader)
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Text<'de>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a string")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Text(Cow::Owned(text.to_owned())))
+    }
+}
 
 /// An event, as far as it counts.
 #[derive(Deserialize)]
@@ -12,15 +40,15 @@ pub(super) struct Event<'a> {
     #[serde(borrow, default)]
     choices: Option<Vec<Choice<'a>>>,
     #[serde(borrow, default, rename = "type")]
-    kind: Option<Cow<'a, str>>,
+    kind: Option<Text<'a>>,
     #[serde(borrow, default)]
-    object: Option<Cow<'a, str>>,
+    object: Option<Text<'a>>,
     #[serde(default)]
     usage: Option<Usage>,
     #[serde(default)]
     response: Option<Response>,
     #[serde(borrow, default)]
-    text: Option<Cow<'a, str>>,
+    text: Option<Text<'a>>,
     #[serde(default)]
     output_ids: Option<Vec<IgnoredAny>>,
     #[serde(default)]
@@ -34,7 +62,7 @@ struct Choice<'a> {
     #[serde(borrow, default)]
     delta: Option<Delta<'a>>,
     #[serde(borrow, default)]
-    text: Option<Cow<'a, str>>,
+    text: Option<Text<'a>>,
     #[serde(default)]
     finish_reason: Option<IgnoredAny>,
 }
@@ -42,13 +70,13 @@ struct Choice<'a> {
 #[derive(Deserialize)]
 struct Delta<'a> {
     #[serde(borrow, default)]
-    content: Option<Cow<'a, str>>,
+    content: Option<Text<'a>>,
     #[serde(borrow, default)]
-    reasoning_content: Option<Cow<'a, str>>,
+    reasoning_content: Option<Text<'a>>,
     #[serde(borrow, default)]
-    reasoning: Option<Cow<'a, str>>,
+    reasoning: Option<Text<'a>>,
     #[serde(borrow, default)]
-    refusal: Option<Cow<'a, str>>,
+    refusal: Option<Text<'a>>,
     #[serde(default)]
     tool_calls: Option<Vec<IgnoredAny>>,
 }
@@ -84,8 +112,8 @@ const ENDS: [&str; 4] = [
     "response.cancelled",
 ];
 
-fn says(text: &Option<Cow<'_, str>>) -> bool {
-    text.as_ref().is_some_and(|text| !text.is_empty())
+fn says(text: &Option<Text<'_>>) -> bool {
+    text.as_ref().is_some_and(|text| !text.0.is_empty())
 }
 
 impl Choice<'_> {
@@ -156,7 +184,12 @@ impl Event<'_> {
 
     /// Whether it says that something went wrong.
     pub fn is_error(&self) -> bool {
-        self.error.is_some() || self.kind() == "error" || self.object.as_deref() == Some("error")
+        self.error.is_some()
+            || self.kind() == "error"
+            || self
+                .object
+                .as_ref()
+                .is_some_and(|object| object.0 == "error")
     }
 
     fn is_delta(&self) -> bool {
@@ -174,6 +207,6 @@ impl Event<'_> {
     }
 
     fn kind(&self) -> &str {
-        self.kind.as_deref().unwrap_or_default()
+        self.kind.as_ref().map_or("", |kind| &kind.0)
     }
 }

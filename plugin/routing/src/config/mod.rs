@@ -137,6 +137,9 @@ pub struct Pool {
     /// `mooncake`, `trtllm`): decode's own figure counts the blocks that it was handed.
     #[serde(default)]
     pub report_cached_tokens: bool,
+    /// What is read of answers that flow.
+    #[serde(default)]
+    pub output: Output,
     /// When a worker that keeps failing is left alone.
     #[serde(default)]
     pub health: Health,
@@ -220,6 +223,23 @@ impl Default for CleanUp {
             timeout_ms: 30_000,
             held_bytes: 64 * 1024 * 1024,
         }
+    }
+}
+
+/// What is read of answers that flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Output {
+    /// Whether the pieces of a stream are read after its first token, so that a booking grows with what is generated, and tokens are
+    /// counted in the metrics. `false`: they pass without being looked at, which costs a few microseconds less for each; a booking then stays as
+    /// it began, and such answers are not in `pd_router_output_tokens_total`.
+    pub accounting: bool,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Self { accounting: true }
     }
 }
 

@@ -267,11 +267,25 @@ impl Index {
         let mut blocks = 0_u32;
         let tags = tags.take(count);
         let mut ahead = tags.clone();
+        // What is new has nothing behind it: from there on nothing need be looked for.
+        let mut is_known = true;
         for (nth, tag) in tags.enumerate() {
             if nth % FETCHED == 0 {
-                self.tree.fetch(ahead.by_ref().take(FETCHED));
+                let next = ahead.by_ref().take(FETCHED);
+                match is_known {
+                    true => self.tree.fetch(next),
+                    false => self.tree.fetch_heads(next),
+                }
             }
-            at = self.tree.child_or_new(at, tag);
+            let child = match is_known {
+                true => self.tree.child(at, tag),
+                false => NONE,
+            };
+            is_known = child != NONE;
+            at = match is_known {
+                true => child,
+                false => self.tree.add(at, tag),
+            };
             let node = self.tree.node_mut(at);
             // After the first block that it lacks it holds none.
             let renewed = if added == 0 {

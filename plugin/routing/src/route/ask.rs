@@ -208,7 +208,7 @@ impl Router {
             cache_salt: told.tenant,
             token_data: steering.token_data.as_deref(),
             block_tokens: self.pool.block_tokens,
-            grain: Grain::Graded,
+            grain: Grain::of(self.pool.block_tokens),
         };
         prompt::read(request, &identity)
     }

@@ -10,13 +10,13 @@ fn what_a_named_worker_was_given_is_known_too() {
     for seed in 0..20 {
         let mut pairs = router(&pairs(8, 1), json!({}), seed);
         assert_eq!(wish(1, 1_000).prefilled_by(5).served(&mut pairs), 5);
-        assert_eq!(remembered(&pairs, 5), 62);
+        assert_eq!(remembered(&pairs, 5), 60, "15 runs of four");
         assert_eq!(wish(1, 1_000).at(9_000).prefiller(&mut pairs), 5);
 
         let mut whole = router(&wholes(8), json!({}), seed);
         let named = wish(1, 1_000).saying(json!({"backend_instance_id": 205}));
         drop(named.forward(&mut whole));
-        assert_eq!(remembered(&whole, 205), 62);
+        assert_eq!(remembered(&whole, 205), 60);
         assert_eq!(wish(1, 1_000).decoder(&mut whole), 205);
     }
 }
@@ -189,7 +189,7 @@ fn one_that_says_it_is_overloaded_is_passed_over_for_a_second_and_keeps_its_pref
         ends(&mut router, 2, status(429)),
         AfterPrefill::Answer
     ));
-    assert!(remembered(&router, 2) >= 250);
+    assert!(remembered(&router, 2) >= 240);
     assert_eq!(
         wish(1, 4_000).at(1_999).prefillers(&mut router, 50, 3)[1],
         0

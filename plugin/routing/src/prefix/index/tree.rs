@@ -112,6 +112,13 @@ impl Tree {
         black_box(read);
     }
 
+    /// Reads what adding these blocks needs, all together.
+    #[inline]
+    pub(super) fn fetch_heads(&self, tags: impl Iterator<Item = u32>) {
+        let heads = tags.map(|tag| *self.heads.get(self.bucket(tag)));
+        black_box(heads.fold(0, |read, head| read ^ head));
+    }
+
     /// Reads what removing up to [`FETCHED`] nodes from `end` upwards needs, all together.
     #[inline]
     pub(super) fn fetch_path(&self, end: u32) {
@@ -134,16 +141,9 @@ impl Tree {
         at
     }
 
-    /// The node of the block `tag` after `parent`; a new one, which nobody holds yet, where there is none.
+    /// A new node of the block `tag` after `parent`, which has none yet. Nobody holds it.
     #[inline]
-    pub(super) fn child_or_new(&mut self, parent: u32, tag: u32) -> u32 {
-        match self.child(parent, tag) {
-            NONE => self.add(parent, tag),
-            found => found,
-        }
-    }
-
-    fn add(&mut self, parent: u32, tag: u32) -> u32 {
+    pub(super) fn add(&mut self, parent: u32, tag: u32) -> u32 {
         let at = self.nodes.put(Node {
             tag,
             parent,

@@ -6,9 +6,10 @@
 
 use std::borrow::Cow;
 
+use memchr::{memchr, memchr2};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::json::{behind_string, plain_bytes};
+use crate::json::behind_string;
 use crate::prefix::hash::Text;
 
 /// Members of one object that are told apart; an object with more is taken as it is written, and not held in memory.
@@ -103,7 +104,13 @@ pub fn shape(value: &str) -> Shape<'_> {
 
 /// Puts the inside of a string, unescaped.
 pub fn text(inside: &str, sink: &mut impl Sink) {
-    put_string(inside.as_bytes(), sink);
+    let mut rest = inside.as_bytes();
+    while let Some(at) = memchr(b'\\', rest) {
+        let (plain, escape) = rest.split_at_checked(at).unwrap_or((rest, &[]));
+        sink.put(plain);
+        rest = unescape(escape.get(1..).unwrap_or_default(), sink);
+    }
+    sink.put(rest);
 }
 
 /// Puts a value as it is written, without white space, strings unescaped and between marks.
@@ -130,7 +137,8 @@ pub fn value(raw: &str, sink: &mut impl Sink) {
 fn put_string<'a>(opened: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     let mut rest = opened;
     loop {
-        let Some((plain, stop)) = rest.split_at_checked(plain_bytes(rest)) else {
+        let stop = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
+        let Some((plain, stop)) = rest.split_at_checked(stop) else {
             return &[];
         };
         sink.put(plain);
