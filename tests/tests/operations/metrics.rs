@@ -125,6 +125,27 @@ pub async fn requests_answers_and_tokens_are_counted_by_pool_and_model(proxy: Pr
     assert_eq!(refused, Some(1.0));
 }
 
+pub async fn pieces_pass_unread_where_nobody_counts_them(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let config = fleet.config_with(json!({"output": {"accounting": false}}));
+    let gateway = Gateway::start(proxy, &config, &[]).await;
+    let streamed = asked("hello", json!({"max_tokens": 40, "stream": true}));
+    let reply = gateway.send(streamed).await.expect(200);
+    let pieces = reply.text().matches("\"content\":\" token").count();
+    assert_eq!(pieces, 39, "all but the first: {}", reply.text());
+    assert!(reply.text().ends_with("data: [DONE]\n\n"));
+    let whole = asked("hello", json!({"max_tokens": 7}));
+    gateway.send(whole).await.expect(200);
+    gateway.assert_comes_to_rest().await;
+    let metrics = gateway.metrics().await;
+    let counted = metrics.sum_where("pd_router_output_tokens_total", &[("model", MODEL)]);
+    // What came together with the first token was read with it.
+    assert!(
+        counted.is_some_and(|tokens| (8.0..40.0).contains(&tokens)),
+        "{counted:?}"
+    );
+}
+
 pub async fn what_of_a_prefix_was_possible_and_chosen_is_counted(proxy: Proxy) {
     let fleet = Fleet::start(2, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;

@@ -233,7 +233,7 @@ impl Default for CleanUp {
 pub struct Output {
     /// Whether the pieces of a stream are read after its first token, so that a booking grows with what is generated, and tokens are
     /// counted in the metrics. `false`: they pass without being looked at, which costs a few microseconds less for each; a booking then stays as
-    /// it began, and such answers are not in `pd_router_output_tokens_total`.
+    /// it began, and of such an answer only what came with its first token is in `pd_router_output_tokens_total`.
     pub accounting: bool,
 }
 
