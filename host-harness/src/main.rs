@@ -9,6 +9,7 @@ mod chaos;
 mod check;
 mod engine;
 mod host;
+mod plot;
 mod replay;
 mod run;
 

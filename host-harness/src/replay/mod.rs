@@ -132,7 +132,7 @@ pub enum ReplayError {
     Routed(#[from] RoutedError),
     /// The report cannot be drawn.
     #[error("the report: {0}")]
-    Draw(#[from] report::DrawError),
+    Draw(#[from] crate::plot::DrawError),
     /// The report cannot be written.
     #[error("{}: {source}", path.display())]
     Write {
