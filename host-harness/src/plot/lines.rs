@@ -17,44 +17,91 @@ pub struct Line {
     pub points: Points,
 }
 
-const SIZE: (u32, u32) = (760, 340);
+/// How large a plot is drawn; a page scales it to the room there is, its letters too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Canvas {
+    /// For lines of many points.
+    Wide,
+    /// For lines of a few points, each marked with a dot: it can be read on a telephone.
+    Dotted,
+}
+
+impl Canvas {
+    /// Width and height in pixels.
+    const fn size(self) -> (u32, u32) {
+        match self {
+            Self::Wide => (760, 340),
+            Self::Dotted => (520, 330),
+        }
+    }
+
+    /// The room for the words of each axis, in pixels: below and at the left.
+    const fn margins(self) -> (u32, u32) {
+        match self {
+            Self::Wide => (46, 64),
+            Self::Dotted => (54, 76),
+        }
+    }
+
+    /// The most numbers beside each axis.
+    const fn labels(self) -> (usize, usize) {
+        match self {
+            Self::Wide => (13, 10),
+            Self::Dotted => (9, 8),
+        }
+    }
+
+    /// The height of numbers and of words, as the drawing library counts it (1.24 pixels of a letter's size).
+    const fn letters(self) -> (i32, i32) {
+        match self {
+            Self::Wide => (14, 15),
+            Self::Dotted => (19, 19),
+        }
+    }
+}
 
 /// Lines in one plot.
 ///
 /// # Errors
 /// When it cannot be drawn.
-pub fn lines(x: Axis, y: Axis, lines: &[Line]) -> Result<String, DrawError> {
+pub fn lines(canvas: Canvas, x: Axis, y: Axis, lines: &[Line]) -> Result<String, DrawError> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let (across, up) = (
         x.ruler(points().map(|point| point.0)),
         y.ruler(points().map(|point| point.1)),
     );
+    let ((numbers, words), (x_labels, y_labels)) = (canvas.letters(), canvas.labels());
+    let (below, left) = canvas.margins();
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, canvas.size()).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin(6)
             .margin_right(18)
-            .x_label_area_size(46)
-            .y_label_area_size(64)
+            .x_label_area_size(below)
+            .y_label_area_size(left)
             .build_cartesian_2d(across, up)?;
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
             .bold_line_style(GRID)
             .axis_style(INK)
-            .label_style((FONT, 14).into_font().color(&INK))
-            .axis_desc_style((FONT, 15).into_font().color(&INK))
+            .label_style((FONT, numbers).into_font().color(&INK))
+            .axis_desc_style((FONT, words).into_font().color(&INK))
             .x_desc(x.label)
             .y_desc(y.label)
-            .x_labels(13)
-            .y_labels(10)
+            .x_labels(x_labels)
+            .y_labels(y_labels)
             .x_label_formatter(&tick)
             .y_label_formatter(&tick)
             .draw()?;
         for line in lines {
             let style = line.color.stroke_width(line.stroke);
             chart.draw_series(LineSeries::new(line.points.iter().copied(), style))?;
+            if canvas == Canvas::Dotted {
+                let dots = line.points.iter();
+                chart.draw_series(dots.map(|at| Circle::new(*at, 4, line.color.filled())))?;
+            }
         }
         area.present()?;
     }

@@ -4,7 +4,7 @@ mod axis;
 mod lines;
 
 pub use axis::{Axis, Scale};
-pub use lines::{Line, Points, lines};
+pub use lines::{Canvas, Line, Points, lines};
 
 use plotters::drawing::DrawingAreaErrorKind;
 use plotters::style::RGBColor;

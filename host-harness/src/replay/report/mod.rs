@@ -13,7 +13,9 @@ use super::figures::imbalance;
 use super::output::{COLUMNS, Column};
 use super::row::Row;
 use super::{Comparison, EXPLAINED};
-use crate::plot::{Axis, DrawError, Line, Points, Scale, escaped, figure, head, hex, lines, tint};
+use crate::plot::{
+    Axis, Canvas, DrawError, Line, Points, Scale, escaped, figure, head, hex, lines, tint,
+};
 use plots::bars;
 use series::{Intervals, distribution, hits, itl, ttft, wait};
 
@@ -245,7 +247,12 @@ fn axis(label: &'static str, scale: Scale) -> Axis {
 
 impl Plot<'_> {
     fn draw(&self, rows: &[Row]) -> Result<String, DrawError> {
-        let drawn = lines(self.x, self.y, &policy_lines(rows, self.points.as_ref()))?;
+        let drawn = lines(
+            Canvas::Wide,
+            self.x,
+            self.y,
+            &policy_lines(rows, self.points.as_ref()),
+        )?;
         Ok(figure(&self.title, &drawn))
     }
 }
