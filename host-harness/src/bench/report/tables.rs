@@ -255,7 +255,7 @@ pub fn of_memory(rows: &[MemoryRow]) -> Table {
         cells.map(Cell::of).into()
     });
     let mark = thousands(MARK as f64);
-    let (at_mark, to_mark) = (format!("at {mark} prompts"), format!("each VM, to {mark}"));
+    let (at_mark, to_mark) = (format!("at {mark} prompts"), format!("MB to {mark}"));
     Table {
         title: "Memory of the gateway as prompts go by that are all different".to_owned(),
         head: head(
@@ -265,8 +265,8 @@ pub fn of_memory(rows: &[MemoryRow]) -> Table {
                 ("at the start", "MB"),
                 (at_mark.as_str(), "MB"),
                 ("at the end", "MB"),
-                (to_mark.as_str(), "MB"),
-                ("then, 10,000 prompts", "MB"),
+                ("growth of each VM", to_mark.as_str()),
+                ("growth after", "MB/10,000 prompts"),
             ]
             .into_iter(),
         ),
