@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds target/pd_router.wasm.
+# Builds target/pd_router.wasm; with trap or bench another module, which tests or benchmarks need.
 #
 # The wasm32 standard library comes with rustup. Where rustup is absent or may install nothing, Debian's packages build
 # it from source. PLUGIN_TOOLCHAIN=rustup or =debian insists on one of the two.
@@ -11,7 +11,8 @@ debian_target=$target/wasm-debian
 case ${1:-} in
     '') package=pd-router-filter module=pd_router ;;
     trap) package=pd-router-filter-trap module=pd_router_trap ;;
-    *) fail "plugin.sh takes nothing, or trap." ;;
+    bench) package=pd-router-bench-filters module=pd_router_bench_filters ;;
+    *) fail "plugin.sh takes nothing, trap or bench." ;;
 esac
 stamp=$target/$module.stamp
 
@@ -73,7 +74,7 @@ build_with_debian() {
 toolchain=$(choose_toolchain)
 [ "$toolchain" != rustup ] || need_cargo
 quiet=(--quiet)
-if changed_since "$stamp" plugin tests/trap Cargo.toml Cargo.lock || [ ! -e "$target/$module.wasm" ]; then
+if changed_since "$stamp" plugin tests/trap host-harness/bench/filters Cargo.toml Cargo.lock || [ ! -e "$target/$module.wasm" ]; then
     say "building the plugin with $toolchain's Rust …"
     quiet=()
 fi

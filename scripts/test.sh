@@ -11,7 +11,7 @@ run_tests() { "$@" 2>&1 | tee -a "$log" || status=1; }
 
 # All native crates at once, so that both suites are compiled against the same dependencies. The filter's crate links only
 # for wasm: the end-to-end tests are its tests. The benchmarks bring dependencies of their own.
-left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench --exclude pd-router-bench-guest --exclude pd-router-fuzz)
+left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench-filters --exclude pd-router-bench --exclude pd-router-bench-guest --exclude pd-router-fuzz)
 cargo_test() { cargo test --no-fail-fast --workspace "${left_out[@]}" "$@"; }
 
 unit() { run_tests cargo_test --lib --bins; }

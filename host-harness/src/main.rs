@@ -11,6 +11,7 @@ mod check;
 mod engine;
 mod host;
 mod plot;
+mod load;
 mod replay;
 mod run;
 
@@ -30,6 +31,8 @@ enum Command {
     Check(check::Args),
     /// Start one simulated inference server.
     Engine(engine::Args),
+    /// Send requests to an address, and measure what comes of them.
+    Load(load::Args),
     /// Make engines fail while clients ask, and judge what the clients get.
     Chaos(chaos::Args),
     /// Replay a recorded trace in virtual time, and compare policies.
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
             return check::run(&args).unwrap_or_else(|error| failure(&error.to_string()));
         }
         Command::Engine(args) => engine::run(args).map_err(|error| error.to_string()),
+        Command::Load(args) => load::run(&args).map_err(|error| error.to_string()),
         Command::Chaos(args) => chaos::run(args).map_err(|error| error.to_string()),
         Command::Replay(args) => replay::run(args).map_err(|error| error.to_string()),
     };

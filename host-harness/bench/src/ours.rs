@@ -6,9 +6,9 @@ use std::time::Duration;
 use routing::config::Config;
 use routing::fleet::Target;
 use routing::load::Share;
-use routing::prefix::Blocks;
 use routing::prefix::hash::{self, Known, Salt};
 use routing::prefix::index::{Bounds, Index};
+use routing::prefix::{Blocks, Grain};
 use routing::route::{Ask, Router, Seat};
 
 use crate::situation::{
@@ -115,7 +115,8 @@ impl Ours {
         let conversation = self.turn as usize % self.conversations.len();
         let fork = self.situation.fork() / self.situation.block_tokens;
         let mut blocks = std::mem::take(&mut self.conversations[conversation].blocks);
-        for (block, nth) in blocks.sequence[fork as usize..].iter_mut().zip(0..) {
+        let fork = blocks.grain.names(fork);
+        for (block, nth) in blocks.sequence[fork..].iter_mut().zip(0..) {
             *block = new_block(self.turn, nth);
         }
         drop(self.reserve(&blocks, self.situation.prompt_tokens.into()));
@@ -284,7 +285,7 @@ fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
     Blocks {
         scope: hash::scope(MODEL, Known::ByIds),
         sequence: hash::ids(ids, block_tokens, Salt::new(None, None)),
-    }
+    }..Blocks::default()
 }
 
 /// Blocks that nobody asks for.
@@ -294,5 +295,5 @@ fn stuffed(cache: u32, first: u32, count: u32) -> Blocks {
         sequence: (first..first + count)
             .map(|block| stuffing(cache, block))
             .collect(),
-    }
+    }..Blocks::default()
 }

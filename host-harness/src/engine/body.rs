@@ -11,10 +11,12 @@ use hyper::{Response, StatusCode};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use super::instant::Stream;
+
 const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
 /// Any body an engine answers with.
-pub type Body = Either<Full<Bytes>, Fed>;
+pub type Body = Either<Full<Bytes>, Either<Fed, Stream>>;
 
 /// A JSON answer.
 pub fn json(status: StatusCode, content: Bytes) -> Response<Body> {
@@ -39,7 +41,16 @@ pub fn whole_stream(pieces: Vec<Bytes>) -> Response<Body> {
 
 /// An answer whose events a task sends as they happen.
 pub fn events(feed: Fed) -> Response<Body> {
-    let mut response = Response::new(Either::Right(feed));
+    let mut response = Response::new(Either::Right(Either::Left(feed)));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
+    response
+}
+
+/// An answer whose events are ready made.
+pub fn ready(stream: Stream) -> Response<Body> {
+    let mut response = Response::new(Either::Right(Either::Right(stream)));
     response
         .headers_mut()
         .insert(CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
@@ -48,7 +59,7 @@ pub fn events(feed: Fed) -> Response<Body> {
 
 /// An answer in one piece that a task sends, or fails to.
 pub fn unfinished(feed: Fed) -> Response<Body> {
-    let mut response = Response::new(Either::Right(feed));
+    let mut response = Response::new(Either::Right(Either::Left(feed)));
     response
         .headers_mut()
         .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -11,7 +11,7 @@ use super::dialect::DIALECTS;
 use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
-use super::{Dialect, Engine, EngineConfig, EngineError, Role};
+use super::{Dialect, Engine, EngineConfig, EngineError, Instantly, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
@@ -62,6 +62,13 @@ pub struct Args {
     /// Bytes that /metrics has at least: a real engine's has some 60,000.
     #[arg(long, value_name = "BYTES", default_value_t = defaults().metrics_padding)]
     metrics_padding: usize,
+    /// Only pretend: answer chat completions and completions at once with ready-made answers, check nothing, hold nothing. For measuring
+    /// what stands in front of an engine.
+    #[arg(long)]
+    instant: bool,
+    /// With --instant: milliseconds from one event of a stream to the next; 0 sends each as fast as it can be written.
+    #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "instant", value_parser = gap_ms)]
+    gap_ms: f64,
     /// Print one JSON line when ready, for machines.
     #[arg(long)]
     json: bool,
@@ -73,6 +80,13 @@ pub struct Args {
 /// One engine is like another in all that has a default.
 fn defaults() -> EngineConfig {
     EngineConfig::new(Role::Aggregated)
+}
+
+fn gap_ms(text: &str) -> Result<f64, &'static str> {
+    match text.parse() {
+        Ok(ms) if (0.0..=60_000.0).contains(&ms) => Ok(ms),
+        _ => Err("milliseconds, from 0 to 60000"),
+    }
 }
 
 impl Args {
@@ -93,6 +107,9 @@ impl Args {
             partner_timeout: Duration::from_millis(self.partner_timeout_ms),
             late: Duration::from_millis(self.late_ms),
             metrics_padding: self.metrics_padding,
+            instantly: self.instant.then(|| Instantly {
+                gap: Duration::from_secs_f64(self.gap_ms / 1000.0),
+            }),
         }
     }
 }

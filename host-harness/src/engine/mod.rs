@@ -36,6 +36,7 @@ mod dialect;
 mod fault;
 mod generate;
 mod health;
+mod instant;
 mod kv;
 mod lease;
 mod marker;
@@ -54,6 +55,7 @@ mod tests;
 
 pub use cli::{Args, run};
 pub use dialect::Dialect;
+pub use instant::Instantly;
 pub use node::State;
 
 use pace::Pace;
@@ -115,6 +117,8 @@ pub struct EngineConfig {
     pub late: Duration,
     /// Bytes that `/metrics` has at least.
     pub metrics_padding: usize,
+    /// Whether it only pretends: ready-made answers, nothing checked and no time taken.
+    pub instantly: Option<Instantly>,
 }
 
 impl EngineConfig {
@@ -136,6 +140,7 @@ impl EngineConfig {
             partner_timeout: Duration::from_secs(300),
             late: Duration::from_millis(300),
             metrics_padding: 0,
+            instantly: None,
         }
     }
 

@@ -11,6 +11,7 @@ use serde_json::json;
 use super::aborts::{Aborts, Which};
 use super::fault::Faults;
 use super::health::Health;
+use super::instant::Ready;
 use super::kv::Kv;
 use super::metrics::{self, Load};
 use super::pace::PrefillServer;
@@ -53,6 +54,8 @@ pub struct Node {
     pub tally: Rc<Tally>,
     /// What was asked.
     pub recorder: Recorder,
+    /// Ready-made answers, where it only pretends.
+    pub ready: Option<Ready>,
 }
 
 /// Seconds since 1970.
@@ -120,6 +123,9 @@ impl Node {
             puller: Puller::new(),
             tally: Rc::default(),
             recorder: Recorder::default(),
+            ready: config
+                .instantly
+                .map(|how| Ready::new(how, config.role, &config.model)),
             config,
         })
     }

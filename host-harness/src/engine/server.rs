@@ -118,7 +118,11 @@ async fn dispatch(
         if request.method() != Method::POST {
             return Ok(detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
         }
-        return generate::serve(node, endpoint, local, request).await;
+        let Some(ready) = &node.ready else {
+            return generate::serve(node, endpoint, local, request).await;
+        };
+        let answer = ready.serve(endpoint, request).await;
+        return Ok(answer.unwrap_or_else(|refusal| refusal.response(node.config.dialect)));
     }
     Ok(match (request.method(), path) {
         (&Method::GET | &Method::HEAD, "/health") => node.health.tell().await,

@@ -132,6 +132,7 @@ mod tests {
             blocks: Blocks {
                 scope: 0,
                 sequence: vec![1],
+                ..Blocks::default()
             },
             session: Some(b"one conversation".to_vec()),
         }

@@ -174,6 +174,7 @@ mod tests {
             blocks: Blocks {
                 scope: 0,
                 sequence: vec![1, 2, 3, 4, 5, 6],
+                ..Blocks::default()
             },
             session: None,
         }

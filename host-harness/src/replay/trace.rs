@@ -244,6 +244,7 @@ impl Line {
             blocks: Blocks {
                 scope: 0,
                 sequence: sequence(&self.hash_ids, full, block_tokens, own),
+                ..Blocks::default()
             },
             session: self.session.and_then(session),
         })

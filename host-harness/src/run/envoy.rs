@@ -78,6 +78,8 @@ pub struct EnvoyConfig<'a> {
     pub log: EnvoyLog,
     /// What to fill in.
     pub settings: Settings<'a>,
+    /// What else is to be changed, when that is done.
+    pub amend: fn(&mut Value),
 }
 
 /// Why Envoy does not run.
@@ -119,7 +121,8 @@ impl Envoy {
         let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
         let admin = Admin::of(&config.settings, folder.path()).await?;
         let settings = &config.settings;
-        let bootstrap = bootstrap::render(config.template, settings, admin.pipe())?;
+        let mut bootstrap = bootstrap::render(config.template, settings, admin.pipe())?;
+        (config.amend)(&mut bootstrap);
         let mut process = Process::start(&config, &bootstrap, folder)?;
         let admin_file = process.admin_file();
         let addresses = tokio::select! {
@@ -140,6 +143,11 @@ impl Envoy {
     /// Waits for Envoy to end by itself.
     pub async fn ended(&mut self) -> EnvoyError {
         self.process.ended().await
+    }
+
+    /// The process that Envoy is a child of.
+    pub fn process(&self) -> Option<u32> {
+        self.process.supervisor.id()
     }
 
     /// Ends Envoy.

@@ -1,7 +1,9 @@
 //! Owns the proxy that carries the filter, whichever it is.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
 
 use super::bootstrap::Settings;
 use super::envoy::{Envoy, EnvoyConfig, EnvoyLog};
@@ -24,6 +26,11 @@ pub struct Files {
 }
 
 impl Files {
+    /// Where the filter is.
+    pub fn plugin(&self) -> &Path {
+        &self.plugin
+    }
+
     /// Whether the filter was built.
     ///
     /// # Errors
@@ -50,6 +57,17 @@ pub struct GatewayConfig {
     pub files: Files,
     /// What of Envoy's log is passed on.
     pub log: EnvoyLog,
+}
+
+/// How an Envoy is to be whose bootstrap is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Amended {
+    /// Worker threads.
+    pub concurrency: u16,
+    /// What of its log is passed on.
+    pub log: EnvoyLog,
+    /// The change.
+    pub amend: fn(&mut Value),
 }
 
 /// Where a running proxy is reached.
@@ -109,26 +127,53 @@ impl Gateway {
         plugin_config: &[u8],
         members: &Members,
     ) -> Result<Self, RunError> {
-        must_exist("Envoy", &config.files.envoy, "scripts/envoy.sh")?;
-        let template = super::read(&config.files.bootstrap)?;
-        let envoy = Envoy::start(EnvoyConfig {
-            binary: &config.files.envoy,
-            template: &String::from_utf8_lossy(&template),
+        let settings = Settings {
+            listen: config.listen,
+            admin: config.admin,
+            plugin: &std::path::absolute(&config.files.plugin)?,
+            plugin_config: &String::from_utf8_lossy(plugin_config),
+            clusters: &members.clusters,
+            routes: &members.routes,
+            buffer_limit: config.buffer_limit,
+            callers: members.callers,
+        };
+        let amended = Amended {
             concurrency: config.concurrency,
             log: config.log,
-            settings: Settings {
-                listen: config.listen,
-                admin: config.admin,
-                plugin: &std::path::absolute(&config.files.plugin)?,
-                plugin_config: &String::from_utf8_lossy(plugin_config),
-                clusters: &members.clusters,
-                routes: &members.routes,
-                buffer_limit: config.buffer_limit,
-                callers: members.callers,
-            },
+            amend: |_| {},
+        };
+        Self::start_amended(&config.files, settings, amended).await
+    }
+
+    /// Starts Envoy with its bootstrap changed in more than what every run changes, and waits until it serves.
+    ///
+    /// # Errors
+    /// When it does not come to that.
+    pub async fn start_amended(
+        files: &Files,
+        settings: Settings<'_>,
+        amended: Amended,
+    ) -> Result<Self, RunError> {
+        must_exist("Envoy", &files.envoy, "scripts/envoy.sh")?;
+        let template = super::read(&files.bootstrap)?;
+        let envoy = Envoy::start(EnvoyConfig {
+            binary: &files.envoy,
+            template: &String::from_utf8_lossy(&template),
+            concurrency: amended.concurrency,
+            log: amended.log,
+            settings,
+            amend: amended.amend,
         })
         .await?;
         Ok(Self::Envoy(Box::new(envoy)))
+    }
+
+    /// The process that costs what the proxy costs, with its children; this one's own is none.
+    pub fn process(&self) -> Option<u32> {
+        match self {
+            Self::Wasmtime(_) => None,
+            Self::Envoy(envoy) => envoy.process(),
+        }
     }
 
     /// The addresses really bound.

@@ -18,6 +18,7 @@ mod report;
 mod stop;
 mod ways;
 
+pub use bootstrap::{Callers, Settings};
 pub use envoy::EnvoyLog;
 use fleet::{Members, Shape, Simulation, WaysError};
 use gateway::{Files, Gateway, GatewayConfig};

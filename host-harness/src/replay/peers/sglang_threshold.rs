@@ -108,6 +108,7 @@ mod tests {
             blocks: Blocks {
                 scope: 0,
                 sequence: sequence.to_vec(),
+                ..Blocks::default()
             },
             session: None,
         }

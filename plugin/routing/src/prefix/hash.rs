@@ -5,6 +5,8 @@
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
+use super::{Grain, blocks_of};
+
 /// Dynamo's seed, for blocks of ids and for their chain.
 const IDS_SEED: u64 = 1337;
 
@@ -52,14 +54,17 @@ pub fn ids(ids: &[u8], block_tokens: u32, salt: Salt) -> Vec<u64> {
     sequence
 }
 
-/// Hashes text as it comes, in pieces of any size.
+/// Hashes text as it comes, in pieces of any size, a run of blocks at a time.
 ///
-/// A block is hashed where it lies, and copied only where it is spread over several pieces. Its own hash takes no seed:
+/// A run is hashed where it lies, and copied only where it is spread over several pieces. Its own hash takes no seed:
 /// XXH3 derives a secret from one on every call, for long inputs.
 #[derive(Debug)]
 pub struct Text {
     block_bytes: usize,
-    /// The beginning of the next block.
+    grain: Grain,
+    /// Bytes of the run that is next.
+    run_bytes: usize,
+    /// The beginning of that run.
     held: Vec<u8>,
     bytes: u64,
     previous: u64,
@@ -67,10 +72,13 @@ pub struct Text {
 }
 
 impl Text {
-    /// For blocks of `block_tokens` (0 counts as 1), of four bytes each.
-    pub fn new(block_tokens: u32) -> Self {
+    /// For blocks of `block_tokens` (0 counts as 1), of four bytes each, of which each run has as many as `grain` says.
+    pub fn new(block_tokens: u32, grain: Grain) -> Self {
+        let block_bytes = block_bytes(block_tokens);
         Self {
-            block_bytes: block_bytes(block_tokens),
+            block_bytes,
+            grain,
+            run_bytes: block_bytes,
             held: Vec::new(),
             bytes: 0,
             previous: TEXT_SEED,
@@ -82,7 +90,7 @@ impl Text {
     pub fn put(&mut self, mut piece: &[u8]) {
         self.bytes = self.bytes.saturating_add(piece.len() as u64);
         if !self.held.is_empty() {
-            let missing = self.block_bytes.saturating_sub(self.held.len());
+            let missing = self.run_bytes.saturating_sub(self.held.len());
             let Some((end, rest)) = piece.split_at_checked(missing) else {
                 self.held.extend_from_slice(piece);
                 return;
@@ -91,18 +99,18 @@ impl Text {
             self.name_held();
             piece = rest;
         }
-        let mut blocks = piece.chunks_exact(self.block_bytes);
-        for block in &mut blocks {
-            self.name(xxh3_64(block));
+        while let Some((run, rest)) = piece.split_at_checked(self.run_bytes) {
+            self.name(xxh3_64(run));
+            piece = rest;
         }
-        self.held.extend_from_slice(blocks.remainder());
+        self.held.extend_from_slice(piece);
     }
 
     /// Takes the next byte.
     pub fn push(&mut self, byte: u8) {
         self.bytes = self.bytes.saturating_add(1);
         self.held.push(byte);
-        if self.held.len() >= self.block_bytes {
+        if self.held.len() >= self.run_bytes {
             self.name_held();
         }
     }
@@ -115,6 +123,8 @@ impl Text {
     fn name(&mut self, block: u64) {
         self.previous = chain(self.previous, block, TEXT_SEED);
         self.sequence.push(self.previous);
+        let kind = self.grain.kind(self.sequence.len());
+        self.run_bytes = self.block_bytes.saturating_mul(blocks_of(kind) as usize);
     }
 
     /// How many tokens were taken, at four bytes each; at least one.
@@ -122,7 +132,7 @@ impl Text {
         self.bytes.div_ceil(TOKEN_BYTES as u64).max(1)
     }
 
-    /// The sequence hashes of the full blocks.
+    /// The sequence hashes of the full runs of blocks.
     pub fn finish(self) -> Vec<u64> {
         self.sequence
     }
@@ -260,7 +270,7 @@ mod tests {
         let none = Salt::new(None, None);
         for (count, blocks) in [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2)] {
             assert_eq!(ids(&bytes(0..count), 4, none).len(), blocks);
-            let mut text = Text::new(4);
+            let mut text = Text::new(4, Grain::Even);
             text.put(&bytes(0..count));
             assert_eq!(text.tokens(), u64::from(count.max(1)));
             assert_eq!(text.finish().len(), blocks);
@@ -314,7 +324,7 @@ mod tests {
     #[test]
     fn text_and_ids_of_equal_bytes_have_different_names() {
         let same = bytes(1..=12);
-        let mut text = Text::new(4);
+        let mut text = Text::new(4, Grain::Even);
         text.put(&same);
         let by_ids = ids(&same, 4, Salt::new(None, None));
         assert!(
@@ -327,7 +337,7 @@ mod tests {
 
     #[test]
     fn equal_blocks_have_different_names_in_different_places() {
-        let mut text = Text::new(1);
+        let mut text = Text::new(1, Grain::Even);
         text.put(b"same".repeat(3).as_slice());
         let names = text.finish();
         assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
@@ -340,12 +350,12 @@ mod tests {
             cuts in proptest::collection::vec(0usize..600, 0..40),
             block_tokens in prop_oneof![0u32..9, Just(80), Just(512)],
         ) {
-            let mut whole = Text::new(block_tokens);
+            let mut whole = Text::new(block_tokens, Grain::Even);
             whole.put(&text);
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
             cuts.push(text.len());
             cuts.sort_unstable();
-            let mut pieces = Text::new(block_tokens);
+            let mut pieces = Text::new(block_tokens, Grain::Even);
             let mut from = 0;
             for cut in cuts {
                 match &text[from..cut] {
@@ -368,9 +378,9 @@ mod tests {
             let all = bytes(ids_of.iter().copied());
             let begun = bytes(ids_of.iter().copied().take(kept));
             prop_assert!(ids(&all, block_tokens, none).starts_with(&ids(&begun, block_tokens, none)));
-            let mut short = Text::new(block_tokens);
+            let mut short = Text::new(block_tokens, Grain::Even);
             short.put(&begun);
-            let mut long = Text::new(block_tokens);
+            let mut long = Text::new(block_tokens, Grain::Even);
             long.put(&all);
             prop_assert!(long.finish().starts_with(&short.finish()));
         }

@@ -1,7 +1,8 @@
 //! Owns what is known of each worker's cache: which blocks it holds, and which of them it loses first.
 //!
 //! Engines keep blocks until room is needed, and then drop the least recently used, the last of a prompt first. So does
-//! this index, up to the worker's capacity. Where that is unknown, a block counts for a time after its last use.
+//! this index, up to the worker's capacity. Where that is unknown, a block counts for a time after its last use. Further back in a
+//! prompt one node stands for a run of blocks, which is held, found and dropped as one.
 
 mod holders;
 mod paths;
@@ -18,7 +19,7 @@ use self::holders::Holders;
 use self::paths::{Holder, Paths, Tick};
 use self::reach::{Moment, Reach};
 use self::slab::NONE;
-use self::tree::{CROWD, FETCHED, ROOT, Tree};
+use self::tree::{CROWD, FETCHED, ROOT, Tree, tag, weight};
 use super::Blocks;
 
 /// Holders are numbered in 16 bits; so many slots can be open at once.
@@ -129,7 +130,7 @@ impl Index {
     }
 
     /// The worker was given this prompt, so that it holds its blocks, as many of the first ones as find room. `now`: time
-    /// since 1970. A slot that is not open learns nothing. Returns how many of them were new to it.
+    /// since 1970. A slot that is not open learns nothing. Returns how many of its names were new to it.
     pub fn learn(&mut self, slot: usize, blocks: &Blocks, now: Duration) -> u32 {
         self.learn_tags(slot, tags(blocks), now)
     }
@@ -172,6 +173,7 @@ impl Index {
             return;
         };
         let most = self.tree.node(*first).count;
+        let mut depth = self.blocks_of_trail();
         self.met.clear();
         self.met.resize(self.holders.len().div_ceil(64), 0);
         let mut reach = Reach {
@@ -185,15 +187,22 @@ impl Index {
             count: 0,
             depths,
         };
-        for (before, node) in self.trail.iter().enumerate().rev() {
+        for node in self.trail.iter().rev() {
             let node = self.tree.node(*node);
             if node.count > reach.count {
-                reach.meet(self.held.of(node), before as u32 + 1);
+                reach.meet(self.held.of(node), depth);
             }
             if reach.count >= most {
                 return;
             }
+            depth = depth.saturating_sub(node.blocks());
         }
+    }
+
+    /// How many blocks the prompt being looked up has in common with what is known.
+    fn blocks_of_trail(&self) -> u32 {
+        let nodes = self.trail.iter().map(|at| self.tree.node(*at).blocks());
+        nodes.fold(0, u32::saturating_add)
     }
 
     /// Blocks held by the worker at `slot`. On one of unknown capacity they include some whose time ran out a moment ago.
@@ -201,10 +210,10 @@ impl Index {
         let Some(Slot::Known(id)) = self.slots.get(slot) else {
             return 0;
         };
-        self.holder(*id).map_or(0, |holder| holder.pairs as usize)
+        self.holder(*id).map_or(0, |holder| holder.blocks as usize)
     }
 
-    /// Pairs of a worker and a block that are in memory, those of forgotten workers included until they are swept.
+    /// Pairs of a worker and a name that are in memory, those of forgotten workers included until they are swept.
     pub fn pairs(&self) -> usize {
         self.pairs
     }
@@ -248,13 +257,14 @@ impl Index {
         let room = holder
             .capacity
             .map_or(usize::MAX, |capacity| capacity as usize);
-        let count = tags.len().min(room).min(self.max_pairs);
+        let count = fitting(tags.clone(), room).min(self.max_pairs);
         if count == 0 {
             return (0, 0);
         }
         let path = self.paths.begin(holder, now);
         let mut at = ROOT;
         let mut added = 0;
+        let mut blocks = 0_u32;
         let tags = tags.take(count);
         let mut ahead = tags.clone();
         for (nth, tag) in tags.enumerate() {
@@ -273,6 +283,7 @@ impl Index {
                 Some(old) if self.paths.get(old).end == at => self.paths.remove(holder, old),
                 Some(_) => {}
                 None => {
+                    blocks = blocks.saturating_add(node.blocks());
                     self.held.add(node, id, path);
                     added += 1;
                 }
@@ -280,28 +291,30 @@ impl Index {
         }
         self.paths.end_in(path, at);
         holder.pairs += added;
+        holder.blocks = holder.blocks.saturating_add(blocks);
         self.pairs += added as usize;
         (count, added)
     }
 
-    /// Takes up to `most` blocks off a holder, those first that it loses first. Returns how many.
+    /// Takes up to `most` names off a holder, those first that it loses first. Returns how many.
     fn give_up(&mut self, id: u16, most: usize) -> usize {
         let mut given = 0;
         while given < most && self.holder(id).is_some_and(|holder| holder.pairs > 0) {
-            given += self.shorten(id, most - given);
+            given += self.shorten(id, most - given, 0);
         }
         given
     }
 
-    /// Takes up to `most` blocks off a holder's oldest path, from its end. Returns how many.
-    fn shorten(&mut self, id: u16, most: usize) -> usize {
+    /// Takes up to `most` names off a holder's oldest path, from its end, or as many as leave it `kept` blocks. Returns how many.
+    fn shorten(&mut self, id: u16, most: usize, kept: u32) -> usize {
         let Some(holder) = self.holders.get_mut(usize::from(id)) else {
             return 0;
         };
         let path = holder.oldest();
         let mut end = self.paths.get(path).end;
         let mut taken = 0;
-        while taken < most && end != ROOT {
+        let mut blocks = holder.blocks;
+        while taken < most && blocks > kept && end != ROOT {
             if taken % FETCHED == 0 {
                 self.tree.fetch_path(end);
             }
@@ -312,6 +325,7 @@ impl Index {
                 end = ROOT;
                 break;
             }
+            blocks = blocks.saturating_sub(node.blocks());
             if node.count == 0 {
                 self.tree.remove(end);
             }
@@ -324,6 +338,7 @@ impl Index {
             self.paths.end_in(path, end);
         }
         holder.pairs -= taken as u32;
+        holder.blocks = blocks;
         self.pairs -= taken;
         taken
     }
@@ -332,8 +347,14 @@ impl Index {
         let Some(holder) = self.holder(id) else {
             return;
         };
-        if let Some(capacity) = holder.capacity {
-            self.give_up(id, holder.pairs.saturating_sub(capacity) as usize);
+        let Some(capacity) = holder.capacity else {
+            return;
+        };
+        while self
+            .holder(id)
+            .is_some_and(|holder| holder.pairs > 0 && holder.blocks > capacity)
+        {
+            self.shorten(id, usize::MAX, capacity);
         }
     }
 
@@ -396,7 +417,7 @@ impl Index {
     fn expire(&mut self, id: u16, now: Tick, most: usize) {
         let mut left = most;
         while left > 0 && self.is_over(id, now) {
-            left -= self.shorten(id, left);
+            left -= self.shorten(id, left, 0);
         }
     }
 
@@ -445,8 +466,23 @@ impl Index {
 fn tags(blocks: &Blocks) -> impl ExactSizeIterator<Item = u32> + Clone {
     // Scopes are small numbers or hashes: spread over all bits, so that neither is undone by the hash it meets.
     let scope = blocks.scope.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    blocks.sequence.iter().map(move |hash| {
+    let grain = blocks.grain;
+    let names = blocks.sequence.iter().enumerate();
+    names.map(move |(nth, hash)| {
         let mixed = hash ^ scope;
-        (mixed ^ (mixed >> 32)) as u32
+        tag((mixed ^ (mixed >> 32)) as u32, grain.kind(nth))
     })
+}
+
+/// How many of the leading tags stand for no more than `room` blocks together.
+fn fitting(tags: impl ExactSizeIterator<Item = u32>, room: usize) -> usize {
+    let mut left = room;
+    tags.take_while(|tag| match left.checked_sub(weight(*tag) as usize) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    })
+    .count()
 }

@@ -21,17 +21,204 @@ pub struct Decision {
 }
 
 /// A prompt's full blocks, each named together with all that goes before it.
+///
+/// Of a long prompt not every block has a name of its own: see [`Grain`]. What a name stands for ends where its run of blocks ends, so
+/// that two prompts that share a name share all before that end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {
     /// Keeps apart what must not share: models, and prompts known by their text from those known by their tokens.
     pub scope: u64,
-    /// One sequence hash for each full block; a partial block at the end has none.
+    /// One sequence hash for each run of full blocks; a partial run at the end has none.
     pub sequence: Vec<u64>,
+    /// How many blocks the runs have.
+    pub grain: Grain,
+}
+
+/// How many blocks each name of a prompt stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Grain {
+    /// One.
+    #[default]
+    Even,
+    /// One at the beginning, and more the further back: 4 from block 128 on, 16 from block 512, 64 from block 2,048. So what is
+    /// shared is known to three hundredths, and a prompt of 3,500 blocks takes 342 names: to hash, to look up, to remember and to tell.
+    Graded,
+}
+
+/// The kinds of run: runs of kind `k` have `4^k` blocks.
+pub(crate) const KINDS: u32 = 4;
+
+/// Where runs of a kind end: after so many names.
+const NAMES_BEFORE: [(usize, u32); 3] = [(128, 0), (224, 1), (320, 2)];
+
+/// Blocks of a run of this kind.
+#[inline]
+pub(crate) fn blocks_of(kind: u32) -> u32 {
+    1 << (2 * kind)
+}
+
+impl Grain {
+    /// The kind of the run that name number `nth` (from 0) stands for.
+    #[inline]
+    pub(crate) fn kind(self, nth: usize) -> u32 {
+        match self {
+            Self::Even => 0,
+            Self::Graded => {
+                let found = NAMES_BEFORE.iter().find(|(before, _)| nth < *before);
+                found.map_or(KINDS - 1, |(_, kind)| *kind)
+            }
+        }
+    }
+
+    /// Blocks that the first `names` stand for.
+    pub fn blocks(self, names: usize) -> u32 {
+        let mut blocks = 0_u64;
+        let mut from = 0;
+        for (before, kind) in NAMES_BEFORE {
+            let of_kind = names.min(before).saturating_sub(from) as u64;
+            blocks = blocks.saturating_add(of_kind.saturating_mul(self.run(kind)));
+            from = before;
+        }
+        let rest = names.saturating_sub(from) as u64;
+        blocks = blocks.saturating_add(rest.saturating_mul(self.run(KINDS - 1)));
+        u32::try_from(blocks).unwrap_or(u32::MAX)
+    }
+
+    /// How many names stand for no more than the first `blocks`.
+    pub fn names(self, blocks: u32) -> usize {
+        let mut left = u64::from(blocks);
+        let mut from = 0_usize;
+        for (before, kind) in NAMES_BEFORE {
+            let fitting = usize::try_from(left / self.run(kind)).unwrap_or(usize::MAX);
+            if fitting < before.saturating_sub(from) {
+                return from.saturating_add(fitting);
+            }
+            left = left.saturating_sub(
+                self.run(kind)
+                    .saturating_mul((before.saturating_sub(from)) as u64),
+            );
+            from = before;
+        }
+        let rest = usize::try_from(left / self.run(KINDS - 1));
+        from.saturating_add(rest.unwrap_or(usize::MAX))
+    }
+
+    fn run(self, kind: u32) -> u64 {
+        match self {
+            Self::Even => 1,
+            Self::Graded => u64::from(blocks_of(kind)),
+        }
+    }
 }
 
 impl Blocks {
-    /// How many full blocks there are.
+    /// Of a prompt each block of which has a name: of these the ones that a prompt of this grain keeps.
+    pub fn named(scope: u64, names: Vec<u64>, grain: Grain) -> Self {
+        let sequence = match grain {
+            Grain::Even => names,
+            Grain::Graded => ends_of_runs(&names),
+        };
+        Self {
+            scope,
+            sequence,
+            grain,
+        }
+    }
+
+    /// The name of the first `blocks` together; none where no run ends there.
+    pub fn beginning(&self, blocks: u32) -> Option<u64> {
+        let names = self.grain.names(blocks);
+        let ends_there = self.grain.blocks(names) == blocks;
+        let last = names.checked_sub(1).filter(|_| ends_there)?;
+        self.sequence.get(last).copied()
+    }
+
+    /// How many full blocks the names stand for.
     pub fn count(&self) -> u32 {
-        u32::try_from(self.sequence.len()).unwrap_or(u32::MAX)
+        self.grain.blocks(self.sequence.len())
+    }
+}
+
+fn ends_of_runs(names: &[u64]) -> Vec<u64> {
+    let mut ends = Vec::new();
+    let mut end = 0_usize;
+    loop {
+        let kind = Grain::Graded.kind(ends.len());
+        end = end.saturating_add(blocks_of(kind) as usize);
+        match end.checked_sub(1).and_then(|last| names.get(last)) {
+            Some(name) => ends.push(*name),
+            None => return ends,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graded(names: &[u64]) -> Blocks {
+        Blocks::named(1, names.to_vec(), Grain::Graded)
+    }
+
+    #[test]
+    fn a_graded_prompt_has_few_names_and_loses_little() {
+        let names: Vec<u64> = (1..=10_000).collect();
+        for blocks in [
+            0, 1, 127, 128, 129, 131, 132, 511, 512, 527, 528, 2047, 2048, 2111, 2112, 3500, 10_000,
+        ] {
+            let found = graded(&names[..blocks]);
+            let count = found.count() as usize;
+            assert!(
+                count <= blocks && blocks - count <= blocks / 32,
+                "{count} of {blocks}"
+            );
+            assert_eq!(found.sequence.last().copied().unwrap_or(0), count as u64);
+        }
+        assert_eq!(graded(&names[..3500]).sequence.len(), 342);
+        assert_eq!(graded(&names[..100]).sequence, names[..100]);
+    }
+
+    #[test]
+    fn what_one_prompt_shares_with_a_longer_one_is_known_under_the_same_names() {
+        let names: Vec<u64> = (1..=5000).collect();
+        let long = graded(&names);
+        for blocks in (0..5000).step_by(37) {
+            let short = graded(&names[..blocks]);
+            assert!(long.sequence.starts_with(&short.sequence));
+        }
+    }
+
+    #[test]
+    fn names_and_blocks_are_counted_alike() {
+        for grain in [Grain::Even, Grain::Graded] {
+            for names in [0, 1, 127, 128, 129, 223, 224, 225, 319, 320, 321, 400] {
+                let blocks = grain.blocks(names);
+                assert_eq!(grain.names(blocks), names, "{grain:?}");
+                assert_eq!(
+                    grain.names(blocks.saturating_sub(1)),
+                    names.saturating_sub(1)
+                );
+            }
+        }
+        let names: Vec<u64> = (1..=3000).collect();
+        let found = graded(&names);
+        for power in 0..12 {
+            assert_eq!(found.beginning(1 << power), Some(1 << power));
+        }
+        assert_eq!(
+            (
+                found.beginning(0),
+                found.beginning(129),
+                found.beginning(4096)
+            ),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn even_names_stand_for_a_block_each() {
+        assert_eq!(Grain::Even.blocks(5000), 5000);
+        assert_eq!(Grain::Graded.blocks(320), 2048);
+        assert_eq!(Grain::Graded.blocks(usize::MAX), u32::MAX);
     }
 }

@@ -17,8 +17,8 @@ use self::canonical::{Mark, Member, Shape, Sink, elements, find, members, plain,
 use self::ids::Ids;
 use super::{Generation, Request};
 use crate::json::Object;
-use crate::prefix::Blocks;
 use crate::prefix::hash::{self, Known, Salt, Text};
+use crate::prefix::{Blocks, Grain};
 
 /// Tokens an image, a sound or a film counts for, since its size cannot be seen: the 24 × 24 patches that a picture of 336
 /// pixels a side has in LLaVA. Models that keep the picture's own resolution take from some hundred to some thousand.
@@ -84,6 +84,8 @@ pub struct Identity<'a> {
     pub token_data: Option<&'a [u32]>,
     /// Tokens of one block.
     pub block_tokens: u32,
+    /// How many blocks each of its names stands for.
+    pub grain: Grain,
 }
 
 /// A prompt as the selection of a worker sees it.
@@ -109,7 +111,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     }
     let member = |name| request.body.get(name).map(|member| member.value);
     let prompt = request.prompt().unwrap_or("null");
-    let mut stream = Stream(Text::new(identity.block_tokens), 0);
+    let mut stream = Stream(Text::new(identity.block_tokens, identity.grain), 0);
     match request.generation {
         Generation::Other => {
             return Prompt {
@@ -147,11 +149,10 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
 impl Identity<'_> {
     fn by_ids(&self, ids: &Ids) -> Prompt {
         let salt = Salt::new(self.adapter, self.cache_salt);
+        let scope = hash::scope(self.model, Known::ByIds);
+        let names = hash::ids(ids.bytes(), self.block_tokens, salt);
         Prompt {
-            blocks: Blocks {
-                scope: hash::scope(self.model, Known::ByIds),
-                sequence: hash::ids(ids.bytes(), self.block_tokens, salt),
-            },
+            blocks: Blocks::named(scope, names, self.grain),
             tokens: ids.count().max(1),
         }
     }
@@ -166,6 +167,7 @@ impl Identity<'_> {
             blocks: Blocks {
                 scope: hash::scope(self.model, known),
                 sequence: text.finish(),
+                grain: self.grain,
             },
             tokens,
         }

@@ -9,7 +9,7 @@ use crate::config::KvWeights;
 use crate::fleet::WorkerId;
 use crate::load::Answer;
 use crate::prefill_router::Place;
-use crate::prefix::Blocks;
+use crate::prefix::{Blocks, Grain};
 use crate::request::prompt::{self, Identity, Prompt};
 use crate::request::{Request, Steering};
 use crate::selection::Reads;
@@ -38,6 +38,7 @@ const ONE_PROMPTS_PART: usize = 8;
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
+    grain: Grain::Even,
 };
 
 impl Default for Ask<'_> {
@@ -207,6 +208,7 @@ impl Router {
             cache_salt: told.tenant,
             token_data: steering.token_data.as_deref(),
             block_tokens: self.pool.block_tokens,
+            grain: Grain::Graded,
         };
         prompt::read(request, &identity)
     }

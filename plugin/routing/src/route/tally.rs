@@ -60,7 +60,7 @@ impl Router {
         if role == Role::Decode || case.asked.blocks.sequence.is_empty() {
             return;
         }
-        let blocks = case.asked.blocks.sequence.len() as u64;
+        let blocks = u64::from(case.asked.blocks.count());
         let Tally {
             prompt_blocks,
             possible_blocks,

@@ -94,9 +94,8 @@ fn place(task: &Task<'_>) -> Option<u64> {
     let most = (BEGINNING_TOKENS / task.block_tokens.max(1)).max(1);
     let count = most.min(task.blocks.count());
     // Of a shorter prompt the largest power of two, so that a conversation that grows moves seldom.
-    let last = count.checked_ilog2()?;
-    let last = (1usize << last.min(31)).saturating_sub(1);
-    let beginning = task.blocks.sequence.get(last)?;
+    let power = count.checked_ilog2()?;
+    let beginning = task.blocks.beginning(1 << power)?;
     Some(xxh3_64_with_seed(
         &beginning.to_le_bytes(),
         SEED ^ task.blocks.scope,

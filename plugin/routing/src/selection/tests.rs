@@ -4,10 +4,12 @@ use std::rc::Rc;
 
 use super::*;
 use crate::fleet::{Worker, WorkerId};
+use crate::prefix::Grain;
 
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
+    grain: Grain::Even,
 };
 
 /// A prompt of 1,000 tokens of which nothing is known.
@@ -346,6 +348,7 @@ fn blocks(name: u64) -> Blocks {
     Blocks {
         scope: 1,
         sequence: (0..300).map(|index| name * 1_000 + index).collect(),
+        grain: Grain::Even,
     }
 }
 

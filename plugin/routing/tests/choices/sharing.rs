@@ -157,7 +157,7 @@ fn stuck(sharing: Sharing) -> usize {
     let count = (0..8).filter(same).count();
     // What was heard is not told on: A would hear its own.
     let told = two.b.router.take_decisions();
-    assert!(told.iter().all(|it| it.path.len() > 4096 / 16));
+    assert!(told.iter().all(|it| it.path.len() > 128));
     count
 }
 

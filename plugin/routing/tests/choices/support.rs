@@ -115,6 +115,7 @@ impl Prompt {
             blocks: Blocks {
                 scope: 1,
                 sequence: (0..tokens / block_tokens).map(block).collect(),
+                ..Blocks::default()
             },
         }
     }

@@ -33,8 +33,10 @@ impl Tick {
 pub(super) struct Holder {
     /// Whose they are; none: a worker's that was forgotten.
     pub(super) slot: Option<u16>,
-    /// Blocks held.
+    /// Names held.
     pub(super) pairs: u32,
+    /// Blocks that these stand for.
+    pub(super) blocks: u32,
     /// Blocks it can hold, where that is known.
     pub(super) capacity: Option<u32>,
     oldest: u32,
@@ -46,6 +48,7 @@ impl Holder {
         Self {
             slot: Some(slot),
             pairs: 0,
+            blocks: 0,
             capacity,
             oldest: NONE,
             newest: NONE,

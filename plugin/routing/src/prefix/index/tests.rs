@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::holders::Held;
 use super::*;
+use crate::prefix::Grain;
 
 const TTL: Duration = Duration::from_secs(120);
 const NOW: Duration = Duration::from_secs(1_800_000_000);
@@ -19,6 +20,7 @@ fn blocks(sequence: impl IntoIterator<Item = u64>) -> Blocks {
     Blocks {
         scope: 7,
         sequence: sequence.into_iter().collect(),
+        grain: Grain::Even,
     }
 }
 
@@ -48,6 +50,7 @@ impl Index {
     /// What must be true at any time.
     fn check(&self) {
         let mut held = HashMap::<u16, u32>::new();
+        let mut blocks = HashMap::<u16, u32>::new();
         let mut ended = HashSet::new();
         for at in self.tree.all() {
             let node = *self.tree.node(at);
@@ -59,6 +62,7 @@ impl Index {
             };
             for (id, path) in members {
                 *held.entry(id).or_default() += 1;
+                *blocks.entry(id).or_default() += node.blocks();
                 assert!(
                     before.contains_key(&id),
                     "who holds a block holds the one before it"
@@ -71,6 +75,7 @@ impl Index {
         assert_eq!(held.values().sum::<u32>() as usize, self.pairs);
         for (id, holder) in (0_u16..).zip(&self.holders) {
             assert_eq!(held.get(&id).copied().unwrap_or(0), holder.pairs);
+            assert_eq!(blocks.get(&id).copied().unwrap_or(0), holder.blocks);
         }
         // A path without blocks can only be one that was being cut short.
         let oldest = self.holders.iter().map(Holder::oldest);
@@ -111,6 +116,78 @@ fn a_worker_holds_what_it_was_given_and_its_prefixes() {
         (index.held(0), index.held(1), index.held(2), index.pairs()),
         (3, 0, 4, 7)
     );
+}
+
+/// A prompt of `count` blocks that no other seed has, from block `shared` on; before it is everybody's.
+fn long_prompt(seed: u64, count: usize, shared: usize) -> Blocks {
+    let own = prompt(seed, count as u64).sequence;
+    let all = prompt(0, shared as u64).sequence.into_iter().chain(own);
+    Blocks::named(7, all.take(count).collect(), Grain::Graded)
+}
+
+#[test]
+fn runs_of_a_long_prompt_are_counted_in_blocks() {
+    let mut index = index(10_000);
+    index.open(0, Some(10_000));
+    index.open(1, None);
+    let long = long_prompt(1, 4000, 3000);
+    assert_eq!(index.learn(0, &long, NOW) as usize, long.sequence.len());
+    index.learn(1, &long, NOW);
+    index.check();
+    assert_eq!((index.held(0), index.held(1)), (3968, 3968));
+    // 2,048 and 14 runs of 64 are common to both.
+    let other = long_prompt(2, 4000, 3000);
+    assert_eq!(depths(&mut index, &other, NOW), [2944, 2944]);
+    assert_eq!(
+        depths(&mut index, &long_prompt(2, 600, 600), NOW),
+        [592, 592]
+    );
+    index.learn(0, &other, NOW);
+    index.check();
+    assert_eq!(index.held(0), 3968 + 3968 - 2944);
+    index.forget(0);
+    index.forget(1);
+    index.sweep_all();
+    index.assert_empty();
+}
+
+#[test]
+fn a_full_worker_loses_whole_runs() {
+    let mut index = index(100_000);
+    index.open(0, Some(5000));
+    for seed in 1..40 {
+        index.learn(0, &long_prompt(seed, 1000 + 61 * seed as usize, 300), NOW);
+        index.check();
+        // A run goes as a whole: so many blocks too many may have gone with the last.
+        assert!(
+            index.held(0) <= 5000 && (seed < 10 || index.held(0) > 5000 - 64),
+            "{}",
+            index.held(0)
+        );
+    }
+    // As much as finds room, and no more.
+    index.learn(0, &long_prompt(77, 9000, 0), NOW);
+    index.check();
+    assert_eq!(
+        index.held(0),
+        5000,
+        "46 runs of 64, and eight blocks of another prompt"
+    );
+    index.open(0, Some(100));
+    index.check();
+    assert_eq!(index.held(0), 100);
+}
+
+#[test]
+fn what_another_thread_tells_of_a_long_prompt_weighs_the_same() {
+    let (mut one, mut other) = (index(10_000), index(10_000));
+    one.open(0, None);
+    other.open(0, None);
+    let long = long_prompt(1, 4000, 0);
+    one.learn(0, &long, NOW);
+    other.learn_path(0, &Index::path(&long, usize::MAX), NOW);
+    assert_eq!(one.held(0), other.held(0));
+    assert_eq!(depths(&mut other, &long, NOW), [3968]);
 }
 
 #[test]
@@ -445,7 +522,11 @@ enum Step {
 
 fn a_prompt() -> impl Strategy<Value = Blocks> {
     let sequence = prop::collection::vec(0..3_u64, 0..8);
-    (0..2_u64, sequence).prop_map(|(scope, sequence)| Blocks { scope, sequence })
+    (0..2_u64, sequence).prop_map(|(scope, sequence)| Blocks {
+        scope,
+        sequence,
+        grain: Grain::Even,
+    })
 }
 
 fn a_step(slots: usize) -> impl Strategy<Value = Step> {

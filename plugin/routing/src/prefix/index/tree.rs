@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::iter::successors;
 
 use super::slab::{NONE, Pages, Slab, Vacant};
+use crate::prefix::{KINDS, blocks_of};
 
 /// The parent of all first blocks.
 pub(super) const ROOT: u32 = NONE;
@@ -20,7 +21,8 @@ pub(super) const FETCHED: usize = 16;
 /// A block that someone holds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Node {
-    /// Half of its hash. Two blocks that are taken for one must agree in it and in all that goes before them.
+    /// Half of its hash, less the bits that say how many blocks it stands for. Two that are taken for one must agree in it and in all
+    /// that goes before them.
     tag: u32,
     pub(super) parent: u32,
     /// The next node of its bucket.
@@ -33,6 +35,26 @@ pub(super) struct Node {
     pub(super) path: u32,
     /// Its further holders: the first of a list, or the crowd.
     pub(super) more: u32,
+}
+
+impl Node {
+    /// How many blocks it stands for.
+    #[inline]
+    pub(super) fn blocks(&self) -> u32 {
+        weight(self.tag)
+    }
+}
+
+/// How many blocks a tag stands for.
+#[inline]
+pub(super) fn weight(tag: u32) -> u32 {
+    blocks_of(tag % KINDS)
+}
+
+/// A tag with a hash in it, and the kind of its run.
+#[inline]
+pub(super) fn tag(hash: u32, kind: u32) -> u32 {
+    hash.wrapping_mul(KINDS) | kind % KINDS
 }
 
 impl Vacant for Node {

@@ -1,0 +1,118 @@
+//! Owns one connection: a request over it, and when its answer began and ended.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use memchr::memmem;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply {
+    /// When the first piece of the answer's body was there.
+    pub begun: Instant,
+    /// When its last was.
+    pub ended: Instant,
+    /// Whether it is 200 and whole.
+    pub is_good: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// Nobody takes the connection.
+    #[error(transparent)]
+    Connect(#[from] std::io::Error),
+    /// It broke.
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    /// The address makes no header.
+    #[error(transparent)]
+    Request(#[from] hyper::http::Error),
+}
+
+/// A connection, made when it is needed and kept for many requests.
+pub struct Line {
+    to: SocketAddr,
+    host: HeaderValue,
+    sender: Option<SendRequest<Full<Bytes>>>,
+}
+
+/// How a good stream ends.
+const DONE: &[u8] = b"[DONE]";
+
+impl Line {
+    /// A connection to be made.
+    pub fn new(to: SocketAddr) -> Self {
+        let host = HeaderValue::from_str(&to.to_string());
+        Self {
+            to,
+            // An address is always a header's value.
+            host: host.unwrap_or(HeaderValue::from_static("localhost")),
+            sender: None,
+        }
+    }
+
+    /// Sends a chat completion and reads its answer; `streamed` tells what makes it whole.
+    ///
+    /// # Errors
+    /// When there is no whole answer. The next request has a new connection.
+    pub async fn ask(&mut self, body: Bytes, expected: Expected) -> Result<Reply, LineError> {
+        let mut sender = match self.sender.take() {
+            Some(sender) if !sender.is_closed() => sender,
+            _ => self.connect().await?,
+        };
+        sender.ready().await?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/v1/chat/completions")
+            .header(HOST, &self.host)
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+            .body(Full::new(body))?;
+        let response = sender.send_request(request).await?;
+        let is_ok = response.status() == StatusCode::OK;
+        let mut body = response.into_body();
+        let mut begun = None;
+        let mut last = Bytes::new();
+        while let Some(frame) = body.frame().await {
+            begun.get_or_insert_with(Instant::now);
+            if let Ok(data) = frame?.into_data() {
+                last = data;
+            }
+        }
+        self.sender = Some(sender);
+        let ended = Instant::now();
+        let is_whole = match expected {
+            Expected::Stream => memmem::find(&last, DONE).is_some(),
+            Expected::Whole => !last.is_empty(),
+        };
+        Ok(Reply {
+            begun: begun.unwrap_or(ended),
+            ended,
+            is_good: is_ok && is_whole,
+        })
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, LineError> {
+        let stream = TcpStream::connect(self.to).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::task::spawn_local(connection);
+        Ok(sender)
+    }
+}
+
+/// What an answer is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// Events, the last of which says that it is.
+    Stream,
+    /// One piece.
+    Whole,
+}

@@ -1,0 +1,191 @@
+//! `pd-harness load`: requests to an address, as fast as they are answered or at fixed times, and what came of them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::task::LocalSet;
+
+mod ask;
+mod closed;
+mod line;
+mod measured;
+mod open;
+mod output;
+
+pub use ask::{Asking, Prompts};
+use line::Expected;
+use measured::Window;
+pub use measured::{Measured, Percentiles};
+
+/// Arguments of `pd-harness load`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where to send requests.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
+    to: SocketAddr,
+    /// Connections, each with one request at a time; with --rate the most there may be.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    connections: u16,
+    /// Send so many requests a second, whatever the answers do: latencies count from when a request was due. Without it each
+    /// connection sends its next request when it has the answer to the last.
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
+    rate: Option<f64>,
+    /// Seconds that are measured.
+    #[arg(long, default_value_t = 5.0, value_parser = seconds)]
+    seconds: f64,
+    /// Seconds before, that are not.
+    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    warm_up: f64,
+    /// Bytes of a request's body.
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = body_bytes)]
+    body_bytes: usize,
+    /// How many different prompts there are, sent in turn; 0: no two are alike.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    prompts: u64,
+    /// Ask for streams of events.
+    #[arg(long)]
+    stream: bool,
+    /// Tokens asked for (`max_tokens`).
+    #[arg(long, default_value_t = 1)]
+    tokens: u32,
+    /// The model asked for.
+    #[arg(long, default_value = "sim")]
+    model: String,
+    /// Say what came of it in one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn rate(text: &str) -> Result<f64, &'static str> {
+    match text.parse() {
+        Ok(rate) if (0.01..=1_000_000.0).contains(&rate) => Ok(rate),
+        _ => Err("requests a second, from 0.01 to 1000000"),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, &'static str> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("seconds, from 0 to 86400"),
+    }
+}
+
+fn body_bytes(text: &str) -> Result<usize, &'static str> {
+    match text.parse() {
+        Ok(bytes) if (256..=64 << 20).contains(&bytes) => Ok(bytes),
+        _ => Err("bytes, from 256 (what all fields take) to 67108864"),
+    }
+}
+
+/// How requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pacing {
+    /// Each connection sends its next request when it has the answer to the last.
+    Closed,
+    /// So many a second, evenly, whatever the answers do.
+    Open {
+        /// Requests per second.
+        rate: f64,
+    },
+}
+
+/// A load.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where to.
+    pub to: SocketAddr,
+    /// When.
+    pub pacing: Pacing,
+    /// Connections, or the most of them.
+    pub connections: usize,
+    /// Sent before anything is measured.
+    pub warm_up: Duration,
+    /// How long is measured.
+    pub lasts: Duration,
+    /// What is asked.
+    pub asking: Asking,
+}
+
+impl Args {
+    fn plan(&self) -> Plan {
+        Plan {
+            to: self.to,
+            pacing: match self.rate {
+                Some(rate) => Pacing::Open { rate },
+                None => Pacing::Closed,
+            },
+            connections: self.connections.into(),
+            warm_up: Duration::from_secs_f64(self.warm_up),
+            lasts: Duration::from_secs_f64(self.seconds),
+            asking: Asking {
+                model: self.model.clone(),
+                body_bytes: self.body_bytes,
+                streamed: self.stream,
+                tokens: self.tokens,
+                prompts: match self.prompts {
+                    // Half of all numbers, so that they can be counted up from there.
+                    0 => Prompts::AllDifferent {
+                        from: rand::random::<u64>() / 2,
+                    },
+                    number => Prompts::InTurn(number),
+                },
+            },
+        }
+    }
+}
+
+impl Plan {
+    /// What makes an answer whole.
+    fn expected(&self) -> Expected {
+        match self.asking.streamed {
+            true => Expected::Stream,
+            false => Expected::Whole,
+        }
+    }
+}
+
+/// Puts the load on, and returns what was measured, with what `sample` said when measuring began and ended. To be called in a
+/// `LocalSet`.
+pub async fn drive<S>(plan: &Plan, mut sample: impl FnMut() -> S) -> (Measured, [S; 2]) {
+    let begins = tokio::time::Instant::now() + plan.warm_up;
+    let window = Window {
+        begins,
+        ends: begins + plan.lasts,
+    };
+    let watched = async {
+        tokio::time::sleep_until(window.begins).await;
+        let first = sample();
+        tokio::time::sleep_until(window.ends).await;
+        [first, sample()]
+    };
+    let sent = async {
+        match plan.pacing {
+            Pacing::Closed => closed::send(plan, window).await,
+            Pacing::Open { rate } => open::send(plan, rate, window).await,
+        }
+    };
+    let (samples, sampled) = tokio::join!(sent, watched);
+    (Measured::of(samples, window), sampled)
+}
+
+/// Why a load could not be put on.
+#[derive(Debug, thiserror::Error)]
+#[error("no load without a runtime: {0}")]
+pub struct LoadError(#[from] std::io::Error);
+
+/// Puts the load on and prints what came of it.
+///
+/// # Errors
+/// When the system refuses a runtime or the output.
+pub fn run(args: &Args) -> Result<(), LoadError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let plan = args.plan();
+    let (measured, _) = LocalSet::new().block_on(&runtime, drive(&plan, || ()));
+    output::print(&plan, &measured, args.json)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! Owns how the outcome of a load is told: a few lines for people, one of JSON for machines.
+
+use std::io::{Result, Write};
+
+use super::{Measured, Pacing, Plan};
+
+/// Prints what came of a load.
+///
+/// # Errors
+/// When nobody reads.
+pub fn print(plan: &Plan, measured: &Measured, as_json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if as_json {
+        return writeln!(out, "{}", serde_json::to_string(measured)?);
+    }
+    let how = match plan.pacing {
+        Pacing::Closed => format!("{} connections, one request each", plan.connections),
+        Pacing::Open { rate } => format!("{rate} requests a second"),
+    };
+    let Measured {
+        requests,
+        good,
+        rps,
+        latency_ms: latency,
+        ttft_ms: ttft,
+    } = measured;
+    writeln!(out, "{how}, bodies of {} bytes", plan.asking.body_bytes)?;
+    writeln!(
+        out,
+        "{good} of {requests} requests answered well, {rps:.1} a second"
+    )?;
+    let mut line = |what: &str, p: &super::Percentiles| {
+        writeln!(
+            out,
+            "{what:<12} p50 {:>9.3} ms   p90 {:>9.3} ms   p99 {:>9.3} ms",
+            p.p50, p.p90, p.p99
+        )
+    };
+    line("first token", ttft)?;
+    line("whole answer", latency)
+}
