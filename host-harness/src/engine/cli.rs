@@ -11,11 +11,12 @@ use super::dialect::DIALECTS;
 use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
-use super::{Dialect, Engine, EngineConfig, EngineError, Role};
+use super::prefixes::PREFIX_CACHE;
+use super::{Dialect, Engine, EngineConfig, EngineError, PrefixCache, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = format!("{TIME_MODEL}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
+#[command(after_long_help = format!("{TIME_MODEL}\n\n{PREFIX_CACHE}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
     /// What the engine does: legs of disaggregated requests, or whole requests.
     #[arg(long)]
@@ -62,6 +63,9 @@ pub struct Args {
     /// Bytes that /metrics has at least: a real engine's has some 60,000.
     #[arg(long, value_name = "BYTES", default_value_t = defaults().metrics_padding)]
     metrics_padding: usize,
+    /// Keep the KV of computed prompts, as --kv-blocks blocks, and compute only what is behind the longest prefix kept.
+    #[arg(long)]
+    prefix_cache: bool,
     /// Print one JSON line when ready, for machines.
     #[arg(long)]
     json: bool,
@@ -93,6 +97,10 @@ impl Args {
             partner_timeout: Duration::from_millis(self.partner_timeout_ms),
             late: Duration::from_millis(self.late_ms),
             metrics_padding: self.metrics_padding,
+            prefix_cache: match self.prefix_cache {
+                true => PrefixCache::Lru,
+                false => PrefixCache::Off,
+            },
         }
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-mod cache;
 mod chooser;
 mod contender;
 mod engine;
