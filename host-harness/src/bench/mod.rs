@@ -1,0 +1,4 @@
+//! Measures pd-router beside its peers.
+
+#[allow(dead_code)]
+mod peers;
