@@ -2,3 +2,7 @@
 
 #[allow(dead_code)]
 mod peers;
+#[allow(dead_code)]
+mod results;
+#[allow(dead_code)]
+mod trace;

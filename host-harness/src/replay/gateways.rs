@@ -133,6 +133,7 @@ mod tests {
                 scope: 0,
                 sequence: vec![1],
             },
+            tail: None,
             session: Some(b"one conversation".to_vec()),
         }
     }

@@ -175,6 +175,7 @@ mod tests {
                 scope: 0,
                 sequence: vec![1, 2, 3, 4, 5, 6],
             },
+            tail: None,
             session: None,
         }
     }

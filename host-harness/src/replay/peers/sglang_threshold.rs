@@ -109,6 +109,7 @@ mod tests {
                 scope: 0,
                 sequence: sequence.to_vec(),
             },
+            tail: None,
             session: None,
         }
     }
