@@ -1,18 +1,20 @@
 //! Owns a recorded trace played against a real proxy, in real time: who was answered, how soon, and what the engines had to compute.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use serde::Deserialize;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::results::TraceRow;
 use crate::engine::Role;
-use crate::replay::{Spread, Trace};
+use crate::replay::{Request, Spread, Trace};
 use events::Reader;
 use pool::{Pool, Unanswered};
 
@@ -93,12 +95,15 @@ pub async fn play(
     progress: impl Fn(usize),
 ) -> Played {
     let pool = Arc::new(Pool::new(at));
+    let count = trace.requests.len().min(options.requests);
+    let requests = &trace.requests[..count];
+    let mut bodies = Bodies::new(requests, options);
     let mut asked = JoinSet::new();
     let mut outcomes = Vec::new();
     let begun = Instant::now();
-    for (number, request) in trace.requests.iter().take(options.requests).enumerate() {
-        let body = prompt::body(request, number, options);
+    for request in requests {
         let due = begun + request.arrival.div_f64(options.speedup);
+        let body = bodies.next(due).await;
         sleep_until(due).await;
         asked.spawn(ask(Arc::clone(&pool), body, due, options.patience));
         while let Some(ended) = asked.try_join_next() {
@@ -116,8 +121,50 @@ pub async fn play(
     }
 }
 
+/// Bodies made before their time: traces come in bursts, whose requests would wait for each other's bodies.
+struct Bodies<'a> {
+    requests: &'a [Request],
+    options: &'a Options,
+    made: VecDeque<Bytes>,
+    /// The number of the next one to be made.
+    next: usize,
+}
+
+/// How many bodies there are at most: more than a burst has.
+const AHEAD: usize = 128;
+
+impl<'a> Bodies<'a> {
+    fn new(requests: &'a [Request], options: &'a Options) -> Self {
+        Self {
+            requests,
+            options,
+            made: VecDeque::new(),
+            next: 0,
+        }
+    }
+
+    /// The next request's, which is not needed before `due`; makes others until then, and lets other tasks go first.
+    async fn next(&mut self, due: Instant) -> Bytes {
+        while self.made.len() < AHEAD && self.next < self.requests.len() && Instant::now() < due {
+            let body = self.make();
+            self.made.push_back(body);
+            yield_now().await;
+        }
+        match self.made.pop_front() {
+            Some(body) => body,
+            None => self.make(),
+        }
+    }
+
+    fn make(&mut self) -> Bytes {
+        let number = self.next;
+        self.next += 1;
+        prompt::body(&self.requests[number], number, self.options)
+    }
+}
+
 /// Sends one request that was due at `due`, and reads its answer to the end.
-async fn ask(pool: Arc<Pool>, body: bytes::Bytes, due: Instant, patience: Duration) -> Outcome {
+async fn ask(pool: Arc<Pool>, body: Bytes, due: Instant, patience: Duration) -> Outcome {
     let late = due.elapsed();
     let mut ttft = None;
     let answer = answer(&pool, body, || {
@@ -135,11 +182,7 @@ async fn ask(pool: Arc<Pool>, body: bytes::Bytes, due: Instant, patience: Durati
 }
 
 /// Reads an answer; calls `has_text` when its first text has come, and maybe again.
-async fn answer(
-    pool: &Pool,
-    body: bytes::Bytes,
-    mut has_text: impl FnMut(),
-) -> Result<End, Unanswered> {
+async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<End, Unanswered> {
     let (mut response, line) = pool.send(body).await?;
     let mut reader = Reader::default();
     while let Some(frame) = response.frame().await {
