@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod cache;
 mod chaos;
 mod check;
 mod engine;
 mod host;
-mod plot;
 mod load;
+mod plot;
 mod replay;
 mod run;
 

@@ -2,5 +2,7 @@
 // Until what measures is joined to what reports.
 #![allow(dead_code)]
 
+mod peers;
 mod report;
 mod results;
+mod trace;
