@@ -41,6 +41,27 @@ pub fn all(results: &Results) -> Vec<Finding> {
     all
 }
 
+/// A line for each: what it came to first, since what was asked is long.
+pub fn in_lines(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let Finding {
+            number,
+            what,
+            target,
+            measured,
+            verdict,
+        } = finding;
+        let verdict = match verdict {
+            Verdict::Reached => format!("reached: {measured}"),
+            Verdict::Missed(by) => format!("MISSED {by}: {measured}"),
+            Verdict::NotMeasured(why) => format!("not measured: {why}"),
+        };
+        text += &format!("{number:3} {what}, {target}\n    {verdict}\n");
+    }
+    text
+}
+
 /// What is asked.
 struct Asked {
     number: &'static str,

@@ -57,6 +57,11 @@ pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
     put(folder.join("report.html"), &page::page(results, &findings)?)
 }
 
+/// The findings, for a person at a terminal.
+pub fn for_people(results: &Results) -> String {
+    findings::in_lines(&findings::all(results))
+}
+
 fn put(path: PathBuf, text: &str) -> Result<(), ReportError> {
     std::fs::write(&path, text).map_err(|source| ReportError::Write { path, source })
 }

@@ -16,7 +16,8 @@ use super::results::TraceRow;
 use crate::engine::Role;
 use crate::replay::{Request, Spread, Trace};
 use events::Reader;
-use pool::{Pool, Unanswered};
+use pool::Pool;
+pub use pool::Unanswered;
 
 mod events;
 mod pool;
