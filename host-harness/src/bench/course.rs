@@ -255,7 +255,10 @@ impl<'a> Course<'a> {
                 bar.set_position(before + milliseconds(lasts * count(ended) / requests));
             };
             match game.play(player, self.parts, passed).await {
-                Ok(row) => rows.push(row),
+                Ok(outcome) => {
+                    self.absent.extend(outcome.complaint());
+                    rows.push(outcome.row);
+                }
                 Err(why) => self.miss(&what, &why),
             }
         }

@@ -78,11 +78,11 @@ pub struct Args {
         default_value = "../shared/traces/mooncake_conversation_trace.jsonl"
     )]
     trace: PathBuf,
-    /// Requests of the trace that are sent, from its first; 0: it is not played [default: all; 0 with --quick].
+    /// Requests of the trace that are sent, from its first; 0: it is not played [default: 2000; 0 with --quick].
     #[arg(long, value_name = "N")]
     trace_requests: Option<usize>,
     /// How much faster than recorded the trace is played, and its engines compute.
-    #[arg(long, value_name = "F", default_value_t = 20.0, value_parser = speedup)]
+    #[arg(long, value_name = "F", default_value_t = 10.0, value_parser = speedup)]
     speedup: f64,
     /// Where report.json, report.md and report.html are put.
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
@@ -112,30 +112,29 @@ fn speedup(text: &str) -> Result<f64, &'static str> {
 const MEMORY_PROMPTS: u64 = 100_000;
 const QUICK_MEMORY_PROMPTS: u64 = 5000;
 const ROUNDS: u16 = 5;
+/// Ten minutes of the trace, in which caches fill.
+const TRACE_REQUESTS: usize = 2000;
 
 impl Args {
     fn agenda(&self) -> Agenda {
-        let [rounds, prompts, requests] = match self.quick {
-            true => [1, QUICK_MEMORY_PROMPTS, 0],
-            false => [ROUNDS.into(), MEMORY_PROMPTS, u64::MAX],
+        let (rounds, prompts, requests) = match self.quick {
+            true => (1, QUICK_MEMORY_PROMPTS, 0),
+            false => (ROUNDS, MEMORY_PROMPTS, TRACE_REQUESTS),
         };
-        let rounds = self.rounds.map_or(rounds, u64::from);
         let mut agenda = Agenda {
             stages: match self.quick {
                 true => loads::quick(),
                 false => loads::all(),
             },
             rounds: Rounds {
-                number: usize::try_from(rounds).unwrap_or(usize::MAX),
+                number: self.rounds.unwrap_or(rounds).into(),
                 lasts: Duration::from_secs_f64(self.seconds),
             },
             memory: memory::contenders(),
             memory_prompts: self.memory_prompts.unwrap_or(prompts),
             players: quality::Player::all(),
             trace: self.trace.clone(),
-            trace_requests: self
-                .trace_requests
-                .unwrap_or(usize::try_from(requests).unwrap_or(usize::MAX)),
+            trace_requests: self.trace_requests.unwrap_or(requests),
             speedup: self.speedup,
         };
         if self.no_peers {

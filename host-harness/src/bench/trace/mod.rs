@@ -77,6 +77,14 @@ pub struct Played {
     pub outcomes: Vec<Outcome>,
 }
 
+impl Played {
+    /// How late requests were sent, in milliseconds of the trace.
+    pub fn late_ms(&self) -> Spread {
+        let late = self.outcomes.iter().map(|one| one.late);
+        Spread::of(late.map(|late| late.as_secs_f64() * 1000.0 * self.speedup))
+    }
+}
+
 /// What one engine had to do, from its `/__state`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct EngineState {
