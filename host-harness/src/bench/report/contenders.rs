@@ -31,7 +31,7 @@ pub mod name {
 }
 
 /// What each name means.
-const MEANINGS: [(&str, &str); 19] = [
+const MEANINGS: [(&str, &str); 20] = [
     (
         "envoy",
         "Envoy alone, to the decode engine: no prefill, no routing",
@@ -70,7 +70,14 @@ const MEANINGS: [(&str, &str); 19] = [
         name::UNACCOUNTED,
         "direct mode, the answer's tokens not counted",
     ),
-    ("sglang-router", "SGLang's router alone"),
+    (
+        "pd-router round_robin",
+        "a control: pd-router with NIXL's hand-off, prefill workers chosen in turn",
+    ),
+    (
+        "sglang-router",
+        "SGLang's router alone; in its prefill/decode mode it chooses at random whatever its policies, as its log says",
+    ),
     ("smg sglang", "smg alone, SGLang's hand-off"),
     ("smg nixl", "smg alone, vLLM's hand-off"),
     ("vllm-router", "vLLM's router alone, vLLM's hand-off"),
