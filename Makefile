@@ -17,6 +17,7 @@ help: ## Show this list
 	@echo "make run PROXY=envoy        real Envoy in the place of the wasmtime host"
 	@echo "make run CONFIG=file.json   the fleet that this plugin configuration names, instead of a simulated one"
 	@echo "make run CONCURRENCY=4 LISTEN=127.0.0.1:8081 ADMIN=127.0.0.1:9902"
+	@echo "make bench ROUTING=1        only what a decision costs (DYNAMO=0: without Dynamo's); PROXIES=1: only the other half"
 
 run: ## Start a gateway in front of a simulated fleet, and say how to try it
 	@scripts/run.sh
@@ -30,7 +31,7 @@ soak: ## The long versions: of the end-to-end tests, and ten minutes of each fuz
 gpu-check: ## The gateway in front of a real engine in PyTorch, on a GPU where there is one (PYTHON=one that has PyTorch)
 	@scripts/gpu.sh
 
-bench: ## What a routing decision costs, native and in wasm, beside Dynamo's (DYNAMO=0: without)
+bench: ## What a routing decision costs beside Dynamo's, then Envoy with pd-router beside other routers, under load (QUICK=1: a minute of it)
 	@scripts/bench.sh
 
 plugin: ## Build target/pd_router.wasm

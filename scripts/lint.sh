@@ -5,8 +5,8 @@ set -euo pipefail
 
 need_cargo
 cargo fmt --all --check
-for_wasm=(--package pd-router-filter --package pd-router-filter-trap --package pd-router-bench-guest)
-left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench --exclude pd-router-bench-guest --exclude pd-router-fuzz)
+for_wasm=(--package pd-router-filter --package pd-router-filter-trap --package pd-router-bench-filters --package pd-router-bench-guest)
+left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench-filters --exclude pd-router-bench --exclude pd-router-bench-guest --exclude pd-router-fuzz)
 cargo clippy --quiet --workspace --all-targets "${left_out[@]}" -- -D warnings
 cargo clippy --quiet --package pd-router-fuzz --bins -- -D warnings
 cargo clippy --quiet --package pd-router-bench --all-targets -- -D warnings # without Dynamo, which takes minutes

@@ -20,6 +20,7 @@ e2e() {
     export PD_HARNESS=$target/debug/pd-harness
     export PD_PLUGIN=$target/pd_router.wasm
     export PD_PLUGIN_TRAP=$target/pd_router_trap.wasm
+    export PD_BENCH_FILTERS=$target/pd_router_bench_filters.wasm
     export PD_ENVOY=$target/envoy/envoy
     export PD_DYNAMO_PYTHON=$target/dynamo/venv/bin/python
     export PD_DYNAMO_MODEL=$target/dynamo/model
@@ -50,6 +51,7 @@ fuzz() {
 "$root/scripts/dynamo.sh"
 "$root/scripts/plugin.sh"
 "$root/scripts/plugin.sh" trap
+"$root/scripts/plugin.sh" bench
 "$root/scripts/harness.sh"
 for suite in "$@"; do
     case $suite in

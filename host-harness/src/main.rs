@@ -5,11 +5,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
+mod cache;
 mod chaos;
 mod check;
 mod engine;
 mod host;
 mod load;
+mod plot;
 mod replay;
 mod run;
 
@@ -33,6 +36,8 @@ enum Command {
     Load(load::Args),
     /// Make engines fail while clients ask, and judge what the clients get.
     Chaos(chaos::Args),
+    /// Measure pd-router beside its peers, and write a report.
+    Bench(bench::Args),
     /// Replay a recorded trace in virtual time, and compare policies.
     Replay(replay::Args),
 }
@@ -46,6 +51,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(args).map_err(|error| error.to_string()),
         Command::Load(args) => load::run(&args).map_err(|error| error.to_string()),
         Command::Chaos(args) => chaos::run(args).map_err(|error| error.to_string()),
+        Command::Bench(args) => bench::run(&args).map_err(|error| error.to_string()),
         Command::Replay(args) => replay::run(args).map_err(|error| error.to_string()),
     };
     match outcome {

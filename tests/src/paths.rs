@@ -29,6 +29,15 @@ pub fn trap_plugin() -> PathBuf {
     )
 }
 
+/// The filters that do less than the plugin: `PD_BENCH_FILTERS`, else `target/pd_router_bench_filters.wasm`.
+pub fn bench_filters() -> PathBuf {
+    part(
+        "PD_BENCH_FILTERS",
+        "target/pd_router_bench_filters.wasm",
+        "the module with filters for benchmarks",
+    )
+}
+
 /// The Envoy binary: `PD_ENVOY`, else the one that make installs.
 pub fn envoy() -> PathBuf {
     part("PD_ENVOY", "target/envoy/envoy", "Envoy")

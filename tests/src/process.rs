@@ -169,6 +169,17 @@ async fn first_line(stdout: ChildStdout) -> Option<String> {
     receiver.await.ok().flatten()
 }
 
+/// All that is written to `stdout`, until its process closes it.
+pub async fn read_to_end(mut stdout: ChildStdout) -> String {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        let _ = stdout.read_to_string(&mut text);
+        text
+    });
+    read.await
+        .unwrap_or_else(|error| panic!("its output cannot be read: {error}"))
+}
+
 fn read_lossy(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(mut file) = File::open(path) {

@@ -149,6 +149,12 @@ impl Answer {
         }
     }
 
+    /// Of each prompt, `tokens` were found in the prefix cache.
+    pub fn found(&mut self, tokens: Vec<u64>) {
+        self.usage.prompt_tokens_details.cached_tokens = tokens.iter().sum();
+        self.native.found = tokens;
+    }
+
     /// Tokens of each sequence.
     pub fn output_tokens(&self) -> u64 {
         self.output.tokens

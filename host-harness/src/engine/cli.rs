@@ -11,11 +11,12 @@ use super::dialect::DIALECTS;
 use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
-use super::{Dialect, Engine, EngineConfig, EngineError, Instantly, Role};
+use super::prefixes::PREFIX_CACHE;
+use super::{Dialect, Engine, EngineConfig, EngineError, Instantly, PrefixCache, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = format!("{TIME_MODEL}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
+#[command(after_long_help = format!("{TIME_MODEL}\n\n{PREFIX_CACHE}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
     /// What the engine does: legs of disaggregated requests, or whole requests.
     #[arg(long)]
@@ -69,6 +70,9 @@ pub struct Args {
     /// With --instant: milliseconds from one event of a stream to the next; 0 sends each as fast as it can be written.
     #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "instant", value_parser = gap_ms)]
     gap_ms: f64,
+    /// Keep the KV of computed prompts, as --kv-blocks blocks, and compute only what is behind the longest prefix kept.
+    #[arg(long)]
+    prefix_cache: bool,
     /// Print one JSON line when ready, for machines.
     #[arg(long)]
     json: bool,
@@ -110,6 +114,10 @@ impl Args {
             instantly: self.instant.then(|| Instantly {
                 gap: Duration::from_secs_f64(self.gap_ms / 1000.0),
             }),
+            prefix_cache: match self.prefix_cache {
+                true => PrefixCache::Lru,
+                false => PrefixCache::Off,
+            },
         }
     }
 }

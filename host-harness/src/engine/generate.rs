@@ -42,6 +42,7 @@ struct Job {
     answer: Answer,
     id: String,
     headers: HeaderMap,
+    prefixes: Vec<Vec<u64>>,
     blocks: u32,
     abortable: Abortable,
     faults: Drawn,
@@ -53,6 +54,8 @@ struct Arrival {
     id: String,
     headers: HeaderMap,
     leg: Leg,
+    /// Of each prompt, the names of its blocks; empty where nothing is kept of prompts.
+    prefixes: Vec<Vec<u64>>,
 }
 
 /// A prompt whose KV is here.
@@ -121,6 +124,7 @@ async fn admit(
         Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm => id(endpoint, &head.headers),
         Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
     };
+    let prefixes = node.prefixes.blocks_of(endpoint, &body)?;
     let leg = dialect.leg(node.config.role, &generation);
     node.tally.leg(leg);
     Ok(Arrival {
@@ -128,6 +132,7 @@ async fn admit(
         id,
         headers: head.headers,
         leg,
+        prefixes,
     })
 }
 
@@ -163,6 +168,7 @@ impl Job {
             id,
             headers,
             leg,
+            prefixes,
         } = arrival;
         let prompt_tokens = generation.prompt_tokens();
         let (cached, logprobs) = match node.config.role {
@@ -186,6 +192,7 @@ impl Job {
             generation,
             id,
             headers,
+            prefixes,
         }
     }
 
@@ -264,7 +271,7 @@ impl Job {
         self.whole(ready).await
     }
 
-    /// Computes the prompt when its turn has come and its blocks are free. The first token comes with it.
+    /// Computes what is not kept of the prompts, when its turn has come and its blocks are free. The first token comes with it.
     async fn compute_prompt(&mut self) -> Ready {
         let node = Rc::clone(&self.node);
         let mut turn = node.prefill.turn().await;
@@ -277,9 +284,16 @@ impl Job {
             }
         };
         self.flight.run();
-        let tokens = self.generation.prompt_tokens();
+        let found = node.prefixes.find(&self.prefixes, &self.generation.prompts);
+        let cached = found.iter().sum::<u64>();
+        let tokens = self.generation.prompt_tokens() - cached;
         turn.compute(node.config.pace().prefill(tokens)).await;
+        node.prefixes.keep(&self.prefixes);
         node.tally.computed(tokens);
+        node.tally.cached(cached);
+        if cached > 0 {
+            self.answer.found(found);
+        }
         if node.config.role == Role::Decode {
             node.tally.recomputed(tokens);
         }

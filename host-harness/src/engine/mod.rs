@@ -18,11 +18,14 @@
 //! (at least 1 ms); each running request then gets a token every `token_ms`, whatever else runs. `speedup` divides both;
 //! leases run in real time. A request holds the blocks of its prompt while it runs and waits in line while too few are free;
 //! output takes no blocks.
+//!
+//! With [`PrefixCache::Lru`] an engine that computes prompts keeps their blocks and computes only what is behind the longest prefix kept:
+//! see [`prefixes`]. What is kept and what requests hold are two counts, of `kv_blocks` each.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::LocalSet;
@@ -43,6 +46,7 @@ mod marker;
 mod metrics;
 mod node;
 mod pace;
+mod prefixes;
 mod pull;
 mod recorder;
 mod refusal;
@@ -52,6 +56,7 @@ mod server;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use cli::{Args, run};
 pub use dialect::Dialect;
@@ -62,7 +67,7 @@ use pace::Pace;
 use server::Door;
 
 /// What an engine does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Computes prompts and hands their KV off.
@@ -82,6 +87,16 @@ impl Role {
             Self::Aggregated => "aggregated",
         }
     }
+}
+
+/// What an engine keeps of the prompts that it has computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefixCache {
+    /// Nothing: every prompt is computed whole.
+    #[default]
+    Off,
+    /// As many blocks as it has, the least recently used of which go first.
+    Lru,
 }
 
 /// How an engine is to be.
@@ -119,6 +134,8 @@ pub struct EngineConfig {
     pub metrics_padding: usize,
     /// Whether it only pretends: ready-made answers, nothing checked and no time taken.
     pub instantly: Option<Instantly>,
+    /// What is kept of prompts; a decode engine computes none, and keeps nothing.
+    pub prefix_cache: PrefixCache,
 }
 
 impl EngineConfig {
@@ -141,6 +158,7 @@ impl EngineConfig {
             late: Duration::from_millis(300),
             metrics_padding: 0,
             instantly: None,
+            prefix_cache: PrefixCache::default(),
         }
     }
 

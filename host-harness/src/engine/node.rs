@@ -9,12 +9,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::aborts::{Aborts, Which};
+use super::dialect::Dialect;
 use super::fault::Faults;
 use super::health::Health;
 use super::instant::Ready;
 use super::kv::Kv;
 use super::metrics::{self, Load};
 use super::pace::PrefillServer;
+use super::prefixes::Prefixes;
 use super::pull::Puller;
 use super::recorder::Recorder;
 use super::refusal::Refusal;
@@ -38,6 +40,8 @@ pub struct Node {
     pub kv: Rc<Kv>,
     /// The place where prompts are computed.
     pub prefill: PrefillServer,
+    /// What is kept of prompts computed.
+    pub prefixes: Prefixes,
     /// The way to other engines' blocks.
     pub puller: Puller,
     /// Where an SGLang prefill engine's KV meets its decodes.
@@ -74,6 +78,10 @@ pub struct State {
     /// What was done.
     #[serde(flatten)]
     pub counts: Counts,
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: u64,
+    /// Prompt tokens computed here.
+    pub computed_tokens: u64,
     /// Hand-offs issued.
     pub issued: u64,
     /// Hand-offs pulled.
@@ -120,6 +128,7 @@ impl Node {
             health: Health::default(),
             faults: Faults::default(),
             prefill: PrefillServer::new(),
+            prefixes: Prefixes::new(&config),
             puller: Puller::new(),
             tally: Rc::default(),
             recorder: Recorder::default(),
@@ -141,18 +150,13 @@ impl Node {
 
     /// Whether the prompts fit into the engine at all, in vLLM's words.
     pub fn check_fits(&self, generation: &Generation) -> Result<(), Refusal> {
-        let EngineConfig {
-            block_tokens,
-            kv_blocks,
-            ..
-        } = self.config;
-        if self.blocks_of(generation) <= u64::from(kv_blocks) {
+        if self.blocks_of(generation) <= u64::from(self.config.kv_blocks) {
             return Ok(());
         }
         Err(Refusal::BadRequest(format!(
             "This model's maximum context length is {} tokens. However, your request has {} input tokens. \
              Please reduce the length of the input messages.",
-            u64::from(block_tokens) * u64::from(kv_blocks),
+            self.longest_prompt(),
             generation.prompt_tokens(),
         )))
     }
@@ -164,6 +168,8 @@ impl Node {
         State {
             role: self.config.role,
             engine_id: self.engine_id.clone(),
+            cached_tokens: counts.prompt_tokens_cached,
+            computed_tokens: counts.prompt_tokens_computed,
             issued: leases.issued,
             pulled: leases.consumed,
             expired: leases.expired,
@@ -183,14 +189,32 @@ impl Node {
         }
     }
 
+    /// Whether decode engines pull from it, as vLLM's do with its NixlConnector.
+    pub fn pulled_from(&self) -> bool {
+        self.config.dialect == Dialect::Vllm && self.config.role == Role::Prefill
+    }
+
+    /// Tokens of the longest prompt that fits.
+    pub fn longest_prompt(&self) -> u64 {
+        u64::from(self.config.block_tokens) * u64::from(self.config.kv_blocks)
+    }
+
     /// The OpenAI list of the one model.
     pub fn models(&self) -> String {
         let model = &self.config.model;
         json!({"object": "list", "data": [{
             "id": model, "object": "model", "created": 0, "owned_by": "pd-harness", "root": model,
-            "parent": null,
-            "max_model_len": u64::from(self.config.block_tokens) * u64::from(self.config.kv_blocks),
+            "parent": null, "max_model_len": self.longest_prompt(),
         }]})
+        .to_string()
+    }
+
+    /// What an SGLang server tells of its model.
+    pub fn model_info(&self) -> String {
+        let model = &self.config.model;
+        json!({"model_path": model, "tokenizer_path": model, "is_generation": true,
+            "preferred_sampling_params": null, "weight_version": "default",
+            "has_image_understanding": false, "has_audio_understanding": false})
         .to_string()
     }
 
@@ -200,7 +224,6 @@ impl Node {
             role,
             model,
             block_tokens,
-            kv_blocks,
             dp_size,
             ..
         } = &self.config;
@@ -213,7 +236,7 @@ impl Node {
         json!({"model_path": model, "served_model_name": model, "disaggregation_mode": mode,
             "disaggregation_bootstrap_port": port, "dp_size": dp_size, "tp_size": 1,
             "load_balance_method": "follow_bootstrap_room", "page_size": block_tokens,
-            "max_total_num_tokens": u64::from(*block_tokens) * u64::from(*kv_blocks)})
+            "max_total_num_tokens": self.longest_prompt()})
         .to_string()
     }
 

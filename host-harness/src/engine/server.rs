@@ -23,6 +23,7 @@ use super::generate::{self, LONGEST_BODY};
 use super::node::Node;
 use super::pull;
 use super::request::Endpoint;
+use super::tokens;
 
 /// Pause after a failed accept (out of file descriptors, say), so that it is not tried in a tight loop.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
@@ -141,9 +142,8 @@ async fn dispatch(
         (&Method::GET, "/__fault") => node.faults.list(),
         (&Method::DELETE, "/__fault") => node.faults.clear(),
         _ => match node.config.dialect {
-            Dialect::Mooncake => not_found(),
             Dialect::Trtllm => only_trtllm(&node, request).await,
-            Dialect::Vllm => only_vllm(&node, request).await,
+            Dialect::Vllm | Dialect::Mooncake => only_vllm(&node, request).await,
             Dialect::Sglang => only_sglang(&node, request).await,
         },
     })
@@ -151,12 +151,18 @@ async fn dispatch(
 
 async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
     match (request.method(), request.uri().path()) {
-        (&Method::POST, pull::PATH) if node.config.role == Role::Prefill => {
-            match content(request).await {
-                Some(content) => pull::answer(&node.engine_id, &node.kv, &content),
+        (&Method::POST, pull::PATH) if node.pulled_from() => match content(request).await {
+            Some(content) => pull::answer(&node.engine_id, &node.kv, &content),
+            None => bad_request(),
+        },
+        (&Method::GET, "/version") => body::json(StatusCode::OK, tokens::version().into()),
+        (&Method::POST, path) => match tokens::Question::at(path) {
+            Some(question) => match content(request).await {
+                Some(content) => question.answer(node, &content),
                 None => bad_request(),
-            }
-        }
+            },
+            None => not_found(),
+        },
         _ => not_found(),
     }
 }
@@ -179,6 +185,9 @@ async fn only_sglang(node: &Node, request: Request<Incoming>) -> Response<Body> 
         (&Method::GET | &Method::HEAD, "/health_generate") => node.health.tell().await,
         (&Method::GET, "/get_server_info" | "/server_info") => {
             body::json(StatusCode::OK, node.server_info().into())
+        }
+        (&Method::GET, "/get_model_info" | "/model_info") => {
+            body::json(StatusCode::OK, node.model_info().into())
         }
         (&Method::POST, "/abort_request") => {
             let content = content(request).await.unwrap_or_default();

@@ -59,6 +59,8 @@ pub struct Counts {
     pub refused_bad_request: u64,
     /// Prompt tokens computed here; a vLLM decode engine (mooncake too) computes the last one of each prompt.
     pub prompt_tokens_computed: u64,
+    /// Prompt tokens not computed, because the prefix cache had them.
+    pub prompt_tokens_cached: u64,
     /// Decode: prompt tokens computed beyond those that the hand-off protocol leaves to it.
     pub recomputed: u64,
     /// Valid requests by the leg that their hand-off part makes them.
@@ -138,6 +140,11 @@ impl Tally {
     /// Notes that prompt tokens were computed.
     pub fn computed(&self, prompt_tokens: u64) {
         self.edit().prompt_tokens_computed += prompt_tokens;
+    }
+
+    /// Notes that prompt tokens were found in the prefix cache.
+    pub fn cached(&self, prompt_tokens: u64) {
+        self.edit().prompt_tokens_cached += prompt_tokens;
     }
 
     fn edit(&self) -> RefMut<'_, Counts> {

@@ -3,21 +3,43 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
-use super::Plan;
 use super::ask::Author;
 use super::line::{Expected, Line};
 use super::measured::{Sample, Window};
 use super::open::AFTER_FAILURE;
+use super::{PATIENCE, Plan};
 
-/// Sends until the window is over; returns what came of every request.
-pub async fn send(plan: &Plan, window: Window) -> Vec<Sample> {
-    let author = Rc::new(RefCell::new(Author::new(&plan.asking)));
+/// Bodies still to be sent.
+struct Bodies {
+    author: Author,
+    /// How many, whatever the time; none: as many as there is time for.
+    left: Option<u64>,
+}
+
+impl Bodies {
+    fn next(&mut self) -> Option<Bytes> {
+        match &mut self.left {
+            Some(0) => return None,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Some(self.author.next())
+    }
+}
+
+/// Sends until the window is over, or `most` requests are sent; returns what came of every request.
+pub async fn send(plan: &Plan, window: Window, most: Option<u64>) -> Vec<Sample> {
+    let bodies = Rc::new(RefCell::new(Bodies {
+        author: Author::new(&plan.asking),
+        left: most,
+    }));
     let mut lines = tokio::task::JoinSet::new();
     for _ in 0..plan.connections {
         let line = Line::new(plan.to);
-        lines.spawn_local(one(line, Rc::clone(&author), plan.expected(), window));
+        lines.spawn_local(one(line, Rc::clone(&bodies), plan.expected(), window));
     }
     let all = lines.join_all().await;
     all.into_iter().flatten().collect()
@@ -25,7 +47,7 @@ pub async fn send(plan: &Plan, window: Window) -> Vec<Sample> {
 
 async fn one(
     mut line: Line,
-    author: Rc<RefCell<Author>>,
+    bodies: Rc<RefCell<Bodies>>,
     expected: Expected,
     window: Window,
 ) -> Vec<Sample> {
@@ -35,11 +57,13 @@ async fn one(
         if due >= window.ends {
             return samples;
         }
-        let body = author.borrow_mut().next();
-        let reply = line.ask(body, expected).await;
-        let sample = Sample::of(due, reply.ok());
+        let Some(body) = bodies.borrow_mut().next() else {
+            return samples;
+        };
+        let answer = line.ask(body, expected);
+        let sample = Sample::of(answer, due, window.ends + PATIENCE).await;
         samples.push(sample);
-        if !sample.is_good {
+        if !sample.is_good() {
             sleep(AFTER_FAILURE).await;
         }
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-use super::line::Reply;
+use super::line::{LineError, Reply};
 
 /// What is measured: answers that end in it.
 #[derive(Clone, Copy, Debug)]
@@ -16,30 +16,61 @@ pub struct Window {
     pub ends: Instant,
 }
 
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// With 200 and a whole answer.
+    Good,
+    /// With another answer, or none.
+    Bad,
+    /// Not: nobody waits for ever.
+    GivenUp,
+}
+
 /// What came of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// From when it was due to the first piece of its answer.
-    pub begun_after: Duration,
+    begun_after: Duration,
     /// From when it was due to its end.
-    pub took: Duration,
+    took: Duration,
     /// When it ended.
-    pub ended: Instant,
-    /// Whether with 200 and a whole answer.
-    pub is_good: bool,
+    ended: Instant,
+    end: End,
 }
 
 impl Sample {
-    /// Of a request that was due then; none: it had no answer.
-    pub fn of(due: Instant, reply: Option<Reply>) -> Self {
+    /// Of a request that was due then, and whose answer is waited for no longer than until `limit`.
+    pub async fn of(
+        answer: impl Future<Output = Result<Reply, LineError>>,
+        due: Instant,
+        limit: Instant,
+    ) -> Self {
+        let (reply, end) = match timeout_at(limit, answer).await {
+            Ok(Ok(reply)) if reply.is_good => (Some(reply), End::Good),
+            Ok(reply) => (reply.ok(), End::Bad),
+            Err(_) => (None, End::GivenUp),
+        };
         let now = Instant::now();
         let (begun, ended) = reply.map_or((now, now), |reply| (reply.begun, reply.ended));
         Self {
             begun_after: begun.saturating_duration_since(due),
             took: ended.saturating_duration_since(due),
             ended,
-            is_good: reply.is_some_and(|reply| reply.is_good),
+            end,
         }
+    }
+
+    /// Whether it was answered with 200, and whole.
+    pub fn is_good(&self) -> bool {
+        self.end == End::Good
+    }
+
+    /// Whether it is among what is measured. What was given up is, though it ended too late: or who answers nothing would seem
+    /// never to have been asked.
+    fn counts(&self, window: Window) -> bool {
+        let ended_inside = self.ended >= window.begins && self.ended < window.ends;
+        ended_inside || self.end == End::GivenUp
     }
 }
 
@@ -75,7 +106,9 @@ impl Percentiles {
 /// What a load came to, in its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Measured {
-    /// Requests that ended.
+    /// Requests sent, those before and after the window included.
+    pub sent: usize,
+    /// Requests that ended, or never did.
     pub requests: usize,
     /// Those with 200 and a whole answer.
     pub good: usize,
@@ -90,16 +123,17 @@ pub struct Measured {
 impl Measured {
     /// What ended in the window.
     pub fn of(samples: Vec<Sample>, window: Window) -> Self {
-        let inside = |sample: &&Sample| sample.ended >= window.begins && sample.ended < window.ends;
+        let inside = |sample: &&Sample| sample.counts(window);
         let requests = samples.iter().filter(inside).count();
         let good: Vec<Sample> = samples
             .iter()
             .filter(inside)
-            .filter(|sample| sample.is_good)
+            .filter(|sample| sample.is_good())
             .copied()
             .collect();
         let lasted = (window.ends - window.begins).as_secs_f64();
         Self {
+            sent: samples.len(),
             requests,
             good: good.len(),
             rps: match lasted {

@@ -89,6 +89,9 @@ pub enum Pacing {
     },
 }
 
+/// How long after its end an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// A load.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -160,12 +163,35 @@ pub async fn drive<S>(plan: &Plan, mut sample: impl FnMut() -> S) -> (Measured, 
     };
     let sent = async {
         match plan.pacing {
-            Pacing::Closed => closed::send(plan, window).await,
+            Pacing::Closed => closed::send(plan, window, None).await,
             Pacing::Open { rate } => open::send(plan, rate, window).await,
         }
     };
     let (samples, sampled) = tokio::join!(sent, watched);
     (Measured::of(samples, window), sampled)
+}
+
+/// What came of a number of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Requests sent.
+    pub sent: u64,
+    /// Those answered with 200 and a whole answer.
+    pub good: u64,
+}
+
+/// Sends so many requests in a closed loop, for no longer than the plan lasts. To be called in a `LocalSet`.
+pub async fn send(plan: &Plan, number: u64) -> Sent {
+    let begins = tokio::time::Instant::now();
+    let window = Window {
+        begins,
+        ends: begins + plan.lasts,
+    };
+    let samples = closed::send(plan, window, Some(number)).await;
+    Sent {
+        sent: samples.len() as u64,
+        good: samples.iter().filter(|sample| sample.is_good()).count() as u64,
+    }
 }
 
 /// Why a load could not be put on.

@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::Plan;
 use super::ask::Author;
 use super::line::{Expected, Line};
 use super::measured::{Sample, Window};
+use super::{PATIENCE, Plan};
 
 /// Pause of a connection after a failure, so that a gateway that is gone is not asked in a tight loop.
 pub const AFTER_FAILURE: Duration = Duration::from_millis(10);
@@ -63,10 +63,10 @@ async fn one(mut line: Line, schedule: Rc<Schedule>, expected: Expected) -> Vec<
     let mut samples = Vec::new();
     while let Some((due, body)) = schedule.take() {
         sleep_until(due).await;
-        let reply = line.ask(body, expected).await;
-        let sample = Sample::of(due, reply.ok());
+        let answer = line.ask(body, expected);
+        let sample = Sample::of(answer, due, schedule.ends + PATIENCE).await;
         samples.push(sample);
-        if !sample.is_good {
+        if !sample.is_good() {
             sleep(AFTER_FAILURE).await;
         }
     }

@@ -23,6 +23,7 @@ pub fn print(plan: &Plan, measured: &Measured, as_json: bool) -> Result<()> {
         rps,
         latency_ms: latency,
         ttft_ms: ttft,
+        ..
     } = measured;
     writeln!(out, "{how}, bodies of {} bytes", plan.asking.body_bytes)?;
     writeln!(

@@ -3,6 +3,7 @@ use std::time::Duration;
 use tokio::task::LocalSet;
 
 use super::ask::Author;
+use super::measured::Sample;
 use super::*;
 use crate::engine::{Engine, EngineConfig, Instantly, Role};
 
@@ -119,4 +120,30 @@ async fn who_does_not_answer_well_is_no_success() {
         measured.requests > 0 && measured.good == 0,
         "gone: {measured:?}"
     );
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn so_many_are_sent_and_no_more() {
+    let engine = instant(Duration::ZERO).await;
+    let plan = Plan {
+        lasts: Duration::from_secs(60),
+        ..plan(engine.address, Pacing::Closed, false)
+    };
+    let sent = LocalSet::new().run_until(send(&plan, 101)).await;
+    assert_eq!((sent.sent, sent.good), (101, 101));
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn who_answers_nothing_has_no_success() {
+    let begins = tokio::time::Instant::now();
+    let window = Window {
+        begins,
+        ends: begins + Duration::from_millis(10),
+    };
+    let limit = window.ends + Duration::from_millis(10);
+    let sample = Sample::of(std::future::pending(), begins, limit).await;
+    let measured = Measured::of(vec![sample], window);
+    assert_eq!((measured.sent, measured.requests, measured.good), (1, 1, 0));
+    assert_eq!(measured.success_rate(), 0.0);
 }

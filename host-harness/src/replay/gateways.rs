@@ -134,6 +134,7 @@ mod tests {
                 sequence: vec![1],
                 ..Blocks::default()
             },
+            tail: None,
             session: Some(b"one conversation".to_vec()),
         }
     }

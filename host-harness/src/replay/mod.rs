@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-mod cache;
 mod chooser;
 mod contender;
 mod engine;
@@ -24,10 +23,11 @@ mod trace;
 use chooser::Shape;
 use contender::Asked;
 use engine::{Model, Parameters};
+pub use figures::Spread;
 use routed::RoutedError;
 use row::Row;
 use seeds::Seeds;
-use trace::{Trace, TraceError};
+pub use trace::{Request, Trace, TraceError};
 
 /// What the figures mean, for `--help`.
 const EXPLAINED: &str = "\
@@ -132,7 +132,7 @@ pub enum ReplayError {
     Routed(#[from] RoutedError),
     /// The report cannot be drawn.
     #[error("the report: {0}")]
-    Draw(#[from] report::DrawError),
+    Draw(#[from] crate::plot::DrawError),
     /// The report cannot be written.
     #[error("{}: {source}", path.display())]
     Write {

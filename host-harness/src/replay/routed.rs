@@ -176,6 +176,7 @@ mod tests {
                 sequence: vec![1, 2, 3, 4, 5, 6],
                 ..Blocks::default()
             },
+            tail: None,
             session: None,
         }
     }

@@ -32,6 +32,8 @@ pub struct Request {
     pub output_tokens: u64,
     /// The prompt's full blocks, in blocks of the engines' size.
     pub blocks: Blocks,
+    /// The name of what is behind the last full block, where the trace tells of it.
+    pub tail: Option<u64>,
     /// The conversation it belongs to, where the trace tells.
     pub session: Option<Vec<u8>>,
 }
@@ -237,15 +239,19 @@ impl Line {
             return Err(TraceError::Timestamp { line: self.number });
         }
         let full = (self.input_length / block_tokens) as usize;
+        let mut names = names(&self.hash_ids, block_tokens, own);
+        let tail = names.get(full).copied();
+        names.truncate(full);
         Ok(Request {
             arrival: Duration::from_secs_f64(seconds),
             prompt_tokens: self.input_length.into(),
             output_tokens: u64::from(self.output_length).max(1),
             blocks: Blocks {
                 scope: 0,
-                sequence: sequence(&self.hash_ids, full, block_tokens, own),
+                sequence: names,
                 ..Blocks::default()
             },
+            tail,
             session: self.session.and_then(session),
         })
     }
@@ -259,13 +265,13 @@ fn session(value: serde_json::Value) -> Option<Vec<u8>> {
     }
 }
 
-/// The names of the first `full` blocks of `block_tokens`, each chained to all that goes before it, so that ids need not be
+/// The names of blocks of `block_tokens`, each chained to all that goes before it, so that ids need not be
 /// unique to their place. A larger block of the trace is cut into parts, smaller ones are taken together.
-fn sequence(ids: &[u64], full: usize, block_tokens: u32, own: u32) -> Vec<u64> {
+fn names(ids: &[u64], block_tokens: u32, own: u32) -> Vec<u64> {
     let parts = (own / block_tokens).max(1) as u64;
     let together = (block_tokens / own).max(1) as usize;
     let mut before = 0;
-    let mut names = Vec::with_capacity(full);
+    let mut names = Vec::new();
     for group in ids.chunks(together) {
         before = group.iter().fold(before, |before, id| chained(before, *id));
         for part in 0..parts {
@@ -273,7 +279,6 @@ fn sequence(ids: &[u64], full: usize, block_tokens: u32, own: u32) -> Vec<u64> {
             names.push(before);
         }
     }
-    names.truncate(full);
     names
 }
 
@@ -368,11 +373,27 @@ mod tests {
 
     #[test]
     fn names_are_chained() {
-        let names = sequence(&[1, 2, 1, 2], 4, 512, 512);
-        let distinct: std::collections::HashSet<_> = names.iter().collect();
+        let chain = names(&[1, 2, 1, 2], 512, 512);
+        let distinct: std::collections::HashSet<_> = chain.iter().collect();
         assert_eq!(distinct.len(), 4);
-        assert_eq!(names[..2], sequence(&[1, 2, 9], 2, 512, 512));
-        assert_ne!(names[3], sequence(&[2, 2, 1, 2], 4, 512, 512)[3]);
+        assert_eq!(chain[..2], names(&[1, 2, 9], 512, 512)[..2]);
+        assert_ne!(chain[3], names(&[2, 2, 1, 2], 512, 512)[3]);
+    }
+
+    #[test]
+    fn what_is_behind_the_last_full_block_has_a_name_where_the_trace_tells() {
+        let tail = |length: u32, ids: &str| {
+            let line = format!(
+                r#"{{"timestamp": 1, "input_length": {length}, "output_length": 1, "hash_ids": {ids}}}"#
+            );
+            read(&line, 512).unwrap().requests[0].tail
+        };
+        assert_eq!(
+            tail(1100, "[1, 2, 3]"),
+            Some(names(&[1, 2, 3], 512, 512)[2])
+        );
+        assert_eq!(tail(1024, "[1, 2]"), None);
+        assert_eq!(tail(1100, "[]"), None);
     }
 
     #[test]
@@ -402,10 +423,7 @@ mod tests {
 
     #[test]
     fn parts_of_equal_blocks_are_equal_and_of_others_not() {
-        let (a, b) = (
-            sequence(&[1, 2], 8, 128, 512),
-            sequence(&[1, 3], 8, 128, 512),
-        );
+        let (a, b) = (names(&[1, 2], 128, 512), names(&[1, 3], 128, 512));
         assert_eq!(a[..4], b[..4]);
         assert!(a[4..].iter().zip(&b[4..]).all(|(a, b)| a != b));
     }

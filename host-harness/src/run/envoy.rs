@@ -16,41 +16,17 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::process::{Child, ChildStderr, ChildStdin, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin};
 use tokio::task::JoinHandle;
 
 use super::bootstrap::{self, BootstrapError, Settings};
 use super::forwarder::Forwarder;
 use super::gateway::Addresses;
+use super::supervisor;
 use crate::host::clusters::Kind;
-
-/// Runs Envoy for as long as somebody holds the other end of standard input: so it ends with the harness, however that
-/// ends, SIGKILL included. The part in braces is what watches, and ends Envoy: politely, and after 5 s not.
-const SUPERVISOR: &str = r#"
-exec 3<&0
-"$@" 3<&- </dev/null &
-envoy=$!
-{
-    read -r _ <&3
-    kill -TERM $envoy
-    patience=50
-    while [ $patience -gt 0 ] && kill -0 $envoy; do
-        sleep 0.1
-        patience=$((patience - 1))
-    done
-    kill -KILL $envoy
-} >/dev/null 2>&1 &
-watcher=$!
-wait $envoy
-status=$?
-kill $watcher
-exit $status
-"#;
 
 /// Compiling the filter takes Envoy a second or two; a loaded machine many.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// More than the supervisor takes.
-const STOP_LIMIT: Duration = Duration::from_secs(8);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Lines of Envoy's log that are repeated when it dies.
 const LAST_WORDS: usize = 6;
@@ -204,9 +180,7 @@ impl Process {
     ) -> Result<Self, EnvoyError> {
         let file = folder.path().join("bootstrap.json");
         std::fs::write(&file, bootstrap.to_string())?;
-        let mut supervisor = Command::new("sh")
-            .args(["-c", SUPERVISOR, "envoy-supervisor"])
-            .arg(config.binary)
+        let mut supervisor = supervisor::command(config.binary)
             .arg("--config-path")
             .arg(&file)
             .arg("--admin-address-path")
@@ -221,11 +195,8 @@ impl Process {
                 "--component-log-level",
                 "wasm:info",
             ])
-            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            // Ctrl-C is for the harness, which then ends Envoy in its own order.
-            .process_group(0)
             .spawn()?;
         let lifeline = supervisor.stdin.take();
         let log = supervisor
@@ -255,10 +226,8 @@ impl Process {
         }
     }
 
-    async fn stop(mut self) {
-        drop(self.lifeline.take());
-        // Beyond the limit nothing more can be done than to leave.
-        let _ = tokio::time::timeout(STOP_LIMIT, self.supervisor.wait()).await;
+    async fn stop(self) {
+        supervisor::end(self.supervisor, self.lifeline).await;
     }
 }
 

@@ -31,6 +31,11 @@ impl Files {
         &self.plugin
     }
 
+    /// Where Envoy is.
+    pub fn envoy(&self) -> &Path {
+        &self.envoy
+    }
+
     /// Whether the filter was built.
     ///
     /// # Errors

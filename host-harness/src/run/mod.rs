@@ -15,7 +15,8 @@ pub mod fleet;
 mod forwarder;
 pub mod gateway;
 mod report;
-mod stop;
+pub mod stop;
+pub mod supervisor;
 mod ways;
 
 pub use bootstrap::{Callers, Settings};

@@ -1,11 +1,10 @@
 //! What chaos says of every scenario, read as another program would read it.
 
 use std::collections::BTreeSet;
-use std::io::Read;
-use std::process::{ChildStdout, Command};
+use std::process::Command;
 
 use pd_router_e2e::gateway::name_files;
-use pd_router_e2e::process::Process;
+use pd_router_e2e::process::{Process, read_to_end};
 use pd_router_e2e::wait::count;
 use pd_router_e2e::{Proxy, paths};
 use serde::Deserialize;
@@ -124,14 +123,4 @@ fn command(proxy: Proxy, scenarios: &str, seconds: usize, at_once: usize) -> Com
         .args(["--at-once", &at_once.to_string()]);
     name_files(&mut command, proxy);
     command
-}
-
-async fn read_to_end(mut stdout: ChildStdout) -> String {
-    let read = tokio::task::spawn_blocking(move || {
-        let mut text = String::new();
-        let _ = stdout.read_to_string(&mut text);
-        text
-    });
-    read.await
-        .unwrap_or_else(|error| panic!("its output cannot be read: {error}"))
 }

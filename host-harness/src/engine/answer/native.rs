@@ -13,6 +13,8 @@ const FIRST_ID: u64 = 1000;
 pub(super) struct Native {
     /// Tokens of each prompt.
     prompts: Vec<u64>,
+    /// Tokens of each that were found in the prefix cache; empty where none were.
+    pub(super) found: Vec<u64>,
     choices: u64,
     /// Whether the answer is a list, though it may have one entry.
     listed: bool,
@@ -23,6 +25,7 @@ impl Native {
     pub(super) fn new(generation: &Generation, logprobs: Logprobs) -> Self {
         Self {
             prompts: generation.prompts.clone(),
+            found: Vec::new(),
             choices: generation.choices,
             listed: generation.batch || generation.choices > 1,
             logprobs,
@@ -62,10 +65,14 @@ impl Answer {
             true => format!("{}_{sequence}", self.id),
             false => self.id.clone(),
         };
-        // All of a prompt came with its KV, or nothing did.
-        let cached = match self.usage.prompt_tokens_details.cached_tokens {
-            0 => 0,
-            _ => prompt_tokens,
+        let cached = match (
+            native.found.get(prompt),
+            self.usage.prompt_tokens_details.cached_tokens,
+        ) {
+            (Some(found), _) => *found,
+            // All of a prompt came with its KV, or nothing did.
+            (None, 0) => 0,
+            (None, _) => prompt_tokens,
         };
         let mut meta = json!({"id": id, "finish_reason": self.native_finish(tokens),
             "prompt_tokens": prompt_tokens, "cached_tokens": cached, "completion_tokens": tokens});

@@ -35,6 +35,19 @@ impl PromptIds {
         }
     }
 
+    /// Reads the ids of every prompt of a request's body.
+    ///
+    /// # Errors
+    /// [`Refusal::BadRequest`] that names the field.
+    pub fn of_body(endpoint: Endpoint, body: &[u8]) -> Result<Vec<Vec<u32>>, Refusal> {
+        let fields = Fields::parse(body)?;
+        match endpoint {
+            Endpoint::Chat | Endpoint::Responses => Ok(vec![Self::read(endpoint, &fields)?.ids]),
+            Endpoint::Completions => Ok(Self::of_each(&fields.required("prompt")?)),
+            Endpoint::Generate => Ok(Self::of_each(&native::prompt(&fields)?)),
+        }
+    }
+
     fn first(prompt: &Prompt) -> Self {
         Self {
             ids: Self::of_each(prompt).into_iter().next().unwrap_or_default(),

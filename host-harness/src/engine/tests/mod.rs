@@ -20,6 +20,7 @@ mod faults;
 mod handoff;
 mod markers;
 mod mooncake;
+mod prefixes;
 mod rooms;
 mod surface;
 mod trtllm;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Parameters, START};
-use crate::replay::cache::Cache;
+use crate::cache::Cache;
 use crate::replay::chooser::{Chooser, Held, Status};
 use crate::replay::trace::{Request, Trace};
 

@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::{InFlight, least};
-use crate::replay::cache::Cache;
+use crate::cache::Cache;
 use crate::replay::chooser::{Chooser, Held, Place};
 use crate::replay::engine::{Parameters, computed};
 use crate::replay::trace::Request;

@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::InFlight;
-use crate::replay::cache::Already;
+use crate::cache::Already;
 use crate::replay::chooser::{Chooser, Held, Place, Shape};
 use crate::replay::trace::Request;
 
@@ -110,6 +110,7 @@ mod tests {
                 sequence: sequence.to_vec(),
                 ..Blocks::default()
             },
+            tail: None,
             session: None,
         }
     }

@@ -1,10 +1,7 @@
 //! Owns the report: one page of HTML that stands alone, with the figures, and plots over time and by worker.
 
-mod axis;
 mod plots;
 mod series;
-
-pub use plots::DrawError;
 
 use std::fmt::Write;
 
@@ -16,9 +13,11 @@ use super::figures::imbalance;
 use super::output::{COLUMNS, Column};
 use super::row::Row;
 use super::{Comparison, EXPLAINED};
-use axis::{Axis, Scale};
-use plots::{Line, bars, lines};
-use series::{Intervals, Points, distribution, hits, itl, ttft, wait};
+use crate::plot::{
+    Axis, Canvas, DrawError, Line, Points, Scale, escaped, figure, head, hex, lines, tint,
+};
+use plots::bars;
+use series::{Intervals, distribution, hits, itl, ttft, wait};
 
 /// One for each contender, in their order; no two alike, nor their tints, since the page hides a line by its colour.
 const COLORS: [RGBColor; ALL.len()] = [
@@ -41,13 +40,11 @@ const STYLE: &str = include_str!("style.css");
 /// When a plot cannot be drawn.
 pub fn page(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     let rows = &comparison.rows;
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>pd-router replay: {name}</title>\n\
-         <style>\n{STYLE}{hiding}</style></head>\n<body>\n<h1>pd-router replay</h1>\n<p>{words}.</p>\n",
-        name = escaped(&comparison.trace_name),
-        hiding = hiding(rows),
-        words = escaped(&comparison.in_words()),
+    let title = format!("pd-router replay: {}", comparison.trace_name);
+    let mut page = head(&title, &format!("{STYLE}{}", hiding(rows)));
+    page += &format!(
+        "<h1>pd-router replay</h1>\n<p>{}.</p>\n",
+        escaped(&comparison.in_words())
     );
     page += &table(rows);
     page += &legend(rows, comparison);
@@ -63,7 +60,7 @@ pub fn page(comparison: &Comparison<'_>) -> Result<String, DrawError> {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut table = "<table>\n<thead><tr>".to_owned();
+    let mut table = "<div class=\"scroll\"><table>\n<thead><tr>".to_owned();
     for column in &COLUMNS {
         let _ = write!(
             table,
@@ -84,7 +81,7 @@ fn table(rows: &[Row]) -> String {
         }
         table += "</tr>\n";
     }
-    table += "</tbody></table>\n";
+    table += "</tbody></table></div>\n";
     if rows.len() > 1 {
         table += "<p class=\"note\">The best of each column is marked.</p>\n";
     }
@@ -114,20 +111,6 @@ fn color(row: &Row, rows: &[Row]) -> RGBColor {
         .filter(|other| other.contender == row.contender)
         .count();
     tint(own, paler)
-}
-
-/// A colour `paler` steps nearer to white.
-fn tint(RGBColor(red, green, blue): RGBColor, paler: usize) -> RGBColor {
-    let part = |channel: u8| {
-        let missing = f64::from(u8::MAX - channel) * 2.5 / (paler as f64 + 2.5);
-        u8::MAX - missing.round() as u8
-    };
-    RGBColor(part(red), part(green), part(blue))
-}
-
-/// As plots write it.
-fn hex(RGBColor(red, green, blue): RGBColor) -> String {
-    format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
 /// What the page calls a row, among others.
@@ -264,7 +247,12 @@ fn axis(label: &'static str, scale: Scale) -> Axis {
 
 impl Plot<'_> {
     fn draw(&self, rows: &[Row]) -> Result<String, DrawError> {
-        let drawn = lines(self.x, self.y, &policy_lines(rows, self.points.as_ref()))?;
+        let drawn = lines(
+            Canvas::Wide,
+            self.x,
+            self.y,
+            &policy_lines(rows, self.points.as_ref()),
+        )?;
         Ok(figure(&self.title, &drawn))
     }
 }
@@ -279,13 +267,6 @@ fn policy_lines(rows: &[Row], points: &dyn Fn(&Row) -> Points) -> Vec<Line> {
             points: points(row),
         })
         .collect()
-}
-
-fn figure(title: &str, svg: &str) -> String {
-    format!(
-        "<figure><figcaption>{}</figcaption>\n{svg}</figure>\n",
-        escaped(title)
-    )
 }
 
 /// What is shown of each worker.
@@ -360,11 +341,6 @@ fn explained() -> String {
         "<h2>What was simulated</h2>\n{}",
         paragraphs.collect::<String>()
     )
-}
-
-fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;");
-    text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::plot::Points;
 use crate::replay::engine::Served;
 use crate::replay::figures::{Spread, hit_rate};
 
@@ -19,9 +20,6 @@ pub struct Intervals {
     /// How many there are; at least 1.
     pub count: usize,
 }
-
-/// One value for each interval in which requests came, by its middle in minutes.
-pub type Points = Vec<(f64, f64)>;
 
 impl Intervals {
     /// Intervals for a trace that lasts that long.
@@ -52,7 +50,7 @@ impl Intervals {
         self.width as f64 * self.count as f64 / 60.0
     }
 
-    /// A value for each interval from the requests that came in it.
+    /// A value for each interval in which requests came, by its middle in minutes.
     pub fn points(self, served: &[Served], value: impl Fn(&[&Served]) -> f64) -> Points {
         let mut by_interval: Vec<Vec<&Served>> = vec![Vec::new(); self.count];
         for one in served {

@@ -1,4 +1,4 @@
-//! Owns one worker's KV cache: which blocks it holds, and which one goes first when it is full.
+//! Owns the KV cache of one engine, simulated or in a replay: which blocks it holds, and which one goes first when it is full.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,0 +1,153 @@
+//! Owns who is compared, and the plugin configuration of those that are pd-router.
+
+use serde_json::{Value, json};
+
+use super::fleet::{Engines, MODEL};
+use super::peers::{Fleet, Peer};
+
+/// One gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// Envoy, to the decode engines alone.
+    Envoy,
+    /// Envoy with a filter in Wasm that does less than pd-router.
+    Lesser(Lesser),
+    /// Envoy with pd-router.
+    Ours(Ours),
+    /// The wasmtime host with pd-router, NIXL.
+    Wasmtime,
+    /// Another router.
+    Peer(Peer),
+    /// Envoy in front of another router.
+    Behind(Peer),
+}
+
+/// What a lesser filter does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lesser {
+    /// Nothing.
+    Empty,
+    /// It buffers the body.
+    Buffer,
+    /// It parses it as well.
+    Parse,
+    /// Twice.
+    ParseTwice,
+}
+
+impl Lesser {
+    /// Its configuration.
+    pub fn configuration(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Buffer => "buffer",
+            Self::Parse => "parse",
+            Self::ParseTwice => "parse2",
+        }
+    }
+}
+
+/// How pd-router is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ours {
+    /// Engines that run whole requests.
+    Aggregated,
+    /// Dynamo frontends, which run the legs.
+    Direct,
+    /// The same, answers not read.
+    Unread,
+    /// vLLM's hand-off.
+    Nixl,
+    /// SGLang's.
+    Sglang,
+}
+
+impl Contender {
+    /// In reports.
+    pub fn name(self) -> String {
+        match self {
+            Self::Envoy => "envoy".to_owned(),
+            Self::Lesser(lesser) => format!("envoy+{}", lesser.configuration()),
+            Self::Ours(ours) => format!("pd-router {}", ours.name()),
+            Self::Wasmtime => "pd-router wasmtime".to_owned(),
+            Self::Peer(peer) => peer.name().to_owned(),
+            Self::Behind(peer) => format!("envoy+{}", peer.name()),
+        }
+    }
+}
+
+impl Ours {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Aggregated => "aggregated",
+            Self::Direct => "direct",
+            Self::Unread => "direct, no accounting",
+            Self::Nixl => "nixl",
+            Self::Sglang => "sglang",
+        }
+    }
+
+    /// The plugin's configuration in front of these engines: defaults, but for what must be said.
+    pub fn configuration(self, engines: &Engines) -> Value {
+        let pool = match self {
+            Self::Aggregated => json!({
+                "protocol": "aggregated",
+                "discovery": workers(engines.whole().into_iter().map(|at| json!({
+                    "address": at, "role": "aggregated", "model": MODEL}))),
+            }),
+            Self::Direct => direct(engines),
+            Self::Unread => {
+                let mut pool = direct(engines);
+                pool["output"] = json!({"accounting": false});
+                pool
+            }
+            Self::Nixl => nixl(&engines.vllm.fleet()),
+            Self::Sglang => sglang(&engines.sglang.fleet()),
+        };
+        document(pool)
+    }
+}
+
+/// A pool of vLLM's engines.
+pub fn nixl(fleet: &Fleet) -> Value {
+    json!({"protocol": "nixl", "discovery": workers(legs(fleet))})
+}
+
+/// A pool of SGLang's.
+pub fn sglang(fleet: &Fleet) -> Value {
+    json!({"protocol": "sglang", "discovery": workers(legs(fleet))})
+}
+
+/// The configuration of one pool.
+pub fn document(mut pool: Value) -> Value {
+    pool["name"] = json!("bench");
+    json!({"pools": [pool]})
+}
+
+fn direct(engines: &Engines) -> Value {
+    let role_of = |role: &str, ids: [u64; 2]| {
+        let role = role.to_owned();
+        ids.map(move |id| json!({"id": id, "role": role, "model": MODEL}))
+    };
+    json!({
+        "protocol": "direct",
+        "frontends": engines.whole(),
+        "discovery": workers(role_of("prefill", [11, 12]).into_iter().chain(role_of("decode", [21, 22]))),
+    })
+}
+
+fn legs(fleet: &Fleet) -> impl Iterator<Item = Value> {
+    let prefill = fleet.prefill.iter().map(|(at, bootstrap)| {
+        let mut worker = json!({"address": at, "role": "prefill", "model": MODEL});
+        if let Some(bootstrap) = bootstrap {
+            worker["bootstrap_port"] = json!(bootstrap.port());
+        }
+        worker
+    });
+    let decode = fleet.decode.iter();
+    prefill.chain(decode.map(|at| json!({"address": at, "role": "decode", "model": MODEL})))
+}
+
+fn workers(list: impl Iterator<Item = Value>) -> Value {
+    json!({"static": {"workers": list.collect::<Vec<_>>()}})
+}

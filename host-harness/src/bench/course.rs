@@ -1,0 +1,275 @@
+//! Owns the order of a benchmark: stages of contenders under loads, then memory, then the trace. Who cannot be measured is
+//! named, and the rest goes on.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+
+use super::contender::Contender;
+use super::fleet::Engines;
+use super::loads::Stage;
+use super::quality::{Game, Player};
+use super::results::{MemoryRow, Results, Row, TraceRow};
+use super::rounds::{self, Entrant, Numbers, Rounds, WARM_UP};
+use super::stand::{Parts, Stand};
+use super::{BenchError, machine, memory};
+
+/// What is to be measured.
+#[derive(Debug)]
+pub struct Agenda {
+    /// Contenders under loads.
+    pub stages: Vec<Stage>,
+    /// How often and how long.
+    pub rounds: Rounds,
+    /// Whose memory is measured.
+    pub memory: Vec<Contender>,
+    /// After how many prompts it is judged; 0: not at all.
+    pub memory_prompts: u64,
+    /// Who is given the trace.
+    pub players: Vec<Player>,
+    /// The trace.
+    pub trace: PathBuf,
+    /// How many of its requests are sent; 0: it is not played.
+    pub trace_requests: usize,
+    /// How much faster than recorded.
+    pub speedup: f64,
+}
+
+impl Agenda {
+    /// Keeps only what is pd-router, or Envoy with less in it.
+    pub fn leave_peers_out(&mut self) {
+        let is_own =
+            |contender: Contender| !matches!(contender, Contender::Peer(_) | Contender::Behind(_));
+        self.keep_contenders(is_own);
+        self.players
+            .retain(|player| !matches!(player, Player::Peer(_)));
+    }
+
+    /// Keeps only those with such a name.
+    pub fn keep(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.keep_contenders(|contender| is_kept(&contender.name()));
+        self.players.retain(|player| is_kept(player.name()));
+    }
+
+    fn keep_contenders(&mut self, is_kept: impl Fn(Contender) -> bool) {
+        for stage in &mut self.stages {
+            stage.keep(&is_kept);
+        }
+        self.stages.retain(|stage| !stage.trials.is_empty());
+        self.memory.retain(|contender| is_kept(*contender));
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.stages.is_empty() && self.memory.is_empty() && self.players.is_empty()
+    }
+}
+
+/// What starting a contender takes, for the bar: most take two seconds, some of the others ten.
+const START: Duration = Duration::from_secs(3);
+/// What a prompt of memory takes, for the bar.
+const PROMPT: Duration = Duration::from_micros(800);
+
+/// A benchmark under way.
+pub struct Course<'a> {
+    agenda: Agenda,
+    parts: &'a Parts,
+    bar: ProgressBar,
+    numbers: Numbers,
+    absent: Vec<String>,
+}
+
+impl<'a> Course<'a> {
+    /// To be run.
+    pub fn new(agenda: Agenda, parts: &'a Parts, bar: ProgressBar) -> Self {
+        Self {
+            agenda,
+            parts,
+            bar,
+            numbers: Numbers::default(),
+            absent: Vec::new(),
+        }
+    }
+
+    /// Measures all of it.
+    ///
+    /// # Errors
+    /// When engines cannot be had; a contender that cannot is no error.
+    pub async fn run(mut self) -> Result<Results, BenchError> {
+        let date = machine::now();
+        let game = self.game();
+        self.bar
+            .set_length(milliseconds(self.expected(game.as_ref())));
+        let mut rows = Vec::new();
+        for stage in std::mem::take(&mut self.agenda.stages) {
+            rows.extend(self.stage(&stage).await?);
+        }
+        let memory = self.memory().await?;
+        let trace = match &game {
+            Some(game) => self.trace(game).await,
+            None => Vec::new(),
+        };
+        Ok(Results {
+            machine: machine::this(),
+            date,
+            versions: machine::versions(self.parts),
+            round_s: self.agenda.rounds.lasts.as_secs_f64(),
+            rows,
+            memory,
+            trace,
+            absent: self.absent,
+        })
+    }
+
+    /// How long all of it will take; only for the bar.
+    fn expected(&self, game: Option<&Game>) -> Duration {
+        let Agenda { stages, rounds, .. } = &self.agenda;
+        let measurement = WARM_UP + rounds.lasts;
+        let of_stage = |stage: &Stage| {
+            let measurements = stage.measurements() * rounds.number;
+            measurement * count(measurements) + START * count(stage.contenders().len())
+        };
+        let stages: Duration = stages.iter().map(of_stage).sum();
+        let steps: u64 = self
+            .memory_contenders()
+            .map(|one| memory::steps(*one))
+            .sum();
+        let players = count(self.agenda.players.len());
+        let trace = game.map(Game::lasts).unwrap_or_default() * players;
+        stages + self.step() * count(usize::try_from(steps).unwrap_or(usize::MAX)) + trace
+    }
+
+    fn step(&self) -> Duration {
+        let prompts = self.agenda.memory_prompts / memory::STEPS;
+        PROMPT * u32::try_from(prompts).unwrap_or(u32::MAX)
+    }
+
+    fn passed(&self, time: Duration) {
+        self.bar.inc(milliseconds(time));
+    }
+
+    /// Says once why somebody or something was not measured.
+    fn miss(&mut self, what: &str, why: &impl std::error::Error) {
+        let lines = why.to_string();
+        let why: Vec<&str> = lines.lines().map(str::trim).collect();
+        let sentence = format!("{what}: {}", why.join(" "));
+        if !self.absent.contains(&sentence) {
+            self.absent.push(sentence);
+        }
+    }
+
+    async fn stage(&mut self, stage: &Stage) -> Result<Vec<Row>, BenchError> {
+        let gap = Duration::from_secs_f64(stage.gap_ms / 1000.0);
+        let engines = Engines::start(gap).await?;
+        let mut entrants = Vec::new();
+        for contender in stage.contenders() {
+            let started = self.start(contender, &engines, stage.threads).await;
+            entrants.extend(started.map(|stand| Entrant { contender, stand }));
+            self.passed(START);
+        }
+        let (bar, rounds) = (self.bar.clone(), self.agenda.rounds);
+        let measured = rounds::measure(stage, &entrants, rounds, &mut self.numbers, |who| {
+            bar.set_message(who.name());
+            bar.inc(milliseconds(WARM_UP + rounds.lasts));
+        });
+        let rows = measured.await;
+        for entrant in entrants {
+            entrant.stand.stop().await;
+        }
+        engines.stop().await;
+        Ok(rows)
+    }
+
+    /// Starts a contender; none, and a sentence, where it does not start.
+    async fn start(
+        &mut self,
+        contender: Contender,
+        engines: &Engines,
+        threads: u16,
+    ) -> Option<Stand> {
+        self.bar
+            .set_message(format!("starting {}", contender.name()));
+        match Stand::start(contender, engines, threads, self.parts).await {
+            Ok(stand) => Some(stand),
+            Err(why) => {
+                self.miss(&contender.name(), &why);
+                None
+            }
+        }
+    }
+
+    fn memory_contenders(&self) -> impl Iterator<Item = &Contender> {
+        let all = self.agenda.memory.iter();
+        all.filter(|_| self.agenda.memory_prompts > 0)
+    }
+
+    async fn memory(&mut self) -> Result<Vec<MemoryRow>, BenchError> {
+        let contenders: Vec<Contender> = self.memory_contenders().copied().collect();
+        let mut rows = Vec::new();
+        for contender in contenders {
+            let engines = Engines::start(Duration::ZERO).await?;
+            if let Some(stand) = self.start(contender, &engines, memory::THREADS).await {
+                rows.extend(self.memory_of(contender, &stand).await);
+                stand.stop().await;
+            }
+            engines.stop().await;
+        }
+        Ok(rows)
+    }
+
+    async fn memory_of(&mut self, contender: Contender, stand: &Stand) -> Option<MemoryRow> {
+        let what = format!("memory of {}", contender.name());
+        self.bar.set_message(what.clone());
+        let (bar, step) = (self.bar.clone(), self.step());
+        let prompts = self.agenda.memory_prompts;
+        let passed = || bar.inc(milliseconds(step));
+        let measured = memory::measure(contender, stand, prompts, &mut self.numbers, passed).await;
+        measured.map_err(|why| self.miss(&what, &why)).ok()
+    }
+
+    /// The trace, if it is there and to be played.
+    fn game(&mut self) -> Option<Game> {
+        let Agenda {
+            players,
+            trace,
+            trace_requests: requests,
+            speedup,
+            ..
+        } = &self.agenda;
+        if players.is_empty() || *requests == 0 {
+            return None;
+        }
+        let game = Game::read(trace, *requests, *speedup);
+        game.map_err(|why| self.miss("the trace", &why)).ok()
+    }
+
+    async fn trace(&mut self, game: &Game) -> Vec<TraceRow> {
+        let mut rows = Vec::new();
+        for player in self.agenda.players.clone() {
+            let what = format!("the trace through {}", player.name());
+            self.bar.set_message(what.clone());
+            let (bar, before) = (self.bar.clone(), self.bar.position());
+            let (lasts, requests) = (game.lasts(), count(game.requests()).max(1));
+            let passed = |ended: usize| {
+                bar.set_position(before + milliseconds(lasts * count(ended) / requests));
+            };
+            match game.play(player, self.parts, passed).await {
+                Ok(outcome) => {
+                    self.absent.extend(outcome.complaint());
+                    rows.push(outcome.row);
+                }
+                Err(why) => self.miss(&what, &why),
+            }
+        }
+        rows
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

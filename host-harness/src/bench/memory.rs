@@ -1,0 +1,127 @@
+//! Owns what memory comes to as prompts go by that are all different: each contender alone, freshly started.
+
+use std::time::Duration;
+
+use super::contender::{Contender, Lesser, Ours};
+use super::fleet::MODEL;
+use super::peers::Peer;
+use super::results::MemoryRow;
+use super::rounds::{Numbers, megabytes};
+use super::stand::Stand;
+use crate::load::{self, Asking, Pacing, Plan};
+
+/// Bytes of a body.
+const BODY_BYTES: usize = 16 * 1024;
+const CONNECTIONS: usize = 16;
+/// Worker threads of the proxies.
+pub const THREADS: u16 = 1;
+/// After each tenth of the prompts memory is read.
+pub const STEPS: u64 = 10;
+/// Beyond the last tenth, where memory is to stay as it is.
+const FURTHER_STEPS: u64 = 5;
+/// How long one step may take; most take seconds.
+const STEP_LIMIT: Duration = Duration::from_secs(180);
+
+/// Who is measured.
+pub fn contenders() -> Vec<Contender> {
+    let mut all = vec![
+        Contender::Lesser(Lesser::Buffer),
+        Contender::Ours(Ours::Direct),
+        Contender::Ours(Ours::Nixl),
+    ];
+    all.extend(Peer::ALL.map(Contender::Peer));
+    all
+}
+
+/// How many steps a contender takes.
+pub fn steps(contender: Contender) -> u64 {
+    match contender {
+        Contender::Peer(_) => STEPS,
+        _ => STEPS + FURTHER_STEPS,
+    }
+}
+
+/// Why there is no row.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// It took too long.
+    #[error("only {sent} of {asked} prompts could be sent within {} s", STEP_LIMIT.as_secs())]
+    Slow {
+        /// Sent in a step.
+        sent: u64,
+        /// To be sent.
+        asked: u64,
+    },
+    /// Its memory would be that of somebody who does nothing.
+    #[error("only {good} of {asked} prompts were answered")]
+    Failing {
+        /// Answered in a step.
+        good: u64,
+        /// Sent.
+        asked: u64,
+    },
+}
+
+/// Sends prompts, `prompts` in ten steps and some more behind them, and reads memory after each; calls `passed` then.
+///
+/// # Errors
+/// When they cannot be sent, or more than one in a hundred is not answered.
+pub async fn measure(
+    contender: Contender,
+    stand: &Stand,
+    prompts: u64,
+    numbers: &mut Numbers,
+    passed: impl Fn(),
+) -> Result<MemoryRow, MemoryError> {
+    let resident = || megabytes(stand.usage().resident);
+    let step = (prompts / STEPS).max(1);
+    let mut points = vec![(0, resident())];
+    for number in 1..=steps(contender) {
+        send(stand, step, numbers).await?;
+        points.push((number * step, resident()));
+        passed();
+    }
+    Ok(MemoryRow {
+        contender: contender.name(),
+        body_bytes: BODY_BYTES,
+        threads: THREADS,
+        points,
+    })
+}
+
+async fn send(stand: &Stand, asked: u64, numbers: &mut Numbers) -> Result<(), MemoryError> {
+    let plan = Plan {
+        to: stand.address,
+        pacing: Pacing::Closed,
+        connections: CONNECTIONS,
+        warm_up: Duration::ZERO,
+        lasts: STEP_LIMIT,
+        asking: Asking {
+            model: MODEL.to_owned(),
+            body_bytes: BODY_BYTES,
+            streamed: false,
+            tokens: 1,
+            prompts: numbers.prompts(),
+        },
+    };
+    let load::Sent { sent, good } = load::send(&plan, asked).await;
+    if sent < asked {
+        return Err(MemoryError::Slow { sent, asked });
+    }
+    match good * 100 < asked * 99 {
+        true => Err(MemoryError::Failing { good, asked }),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_whose_memory_is_to_stay_as_it_is_are_watched_beyond() {
+        assert_eq!(steps(Contender::Ours(Ours::Nixl)), 15);
+        assert_eq!(steps(Contender::Peer(Peer::SmgNixl)), 10);
+        assert_eq!(contenders().len(), 7);
+    }
+}

@@ -1,0 +1,239 @@
+//! `pd-harness bench`: contenders side by side under the same loads, and a report of it.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::task::LocalSet;
+
+mod contender;
+mod course;
+mod fleet;
+mod loads;
+mod machine;
+mod memory;
+mod peers;
+mod plain;
+mod quality;
+mod report;
+mod results;
+mod rounds;
+mod router;
+mod stand;
+mod trace;
+mod usage;
+
+use course::{Agenda, Course};
+use results::Results;
+use rounds::Rounds;
+use stand::Parts;
+
+use crate::engine::EngineError;
+use crate::run::RunError;
+use crate::run::stop;
+
+/// What the figures mean, for `--help`.
+const EXPLAINED: &str = "\
+Engines, client and requests are the same for all contenders, which take turns under each load: A B C A B C …, in each round all \
+loads. Figures are medians over the rounds, with the smallest and the largest. The engines answer at once (as pd-harness engine \
+--instant does) and live in this process, as does the client; each contender has processes of its own.
+
+Figures: rps is good answers a second; p50_ms, p90_ms, p99_ms the times to the end of an answer, ttft_p50_ms to its first piece; with \
+an open loop they count from when a request was due. cpu_us_per_request is the user and system time of all processes of the \
+contender, Envoy and what is behind it together, over the requests that ended; rss_mb is their resident memory at the end of a round. success_rate \
+is the part of requests answered with 200 and a whole answer.
+
+memory: each contender alone, 16 connections, prompts of 16 KB of which no two are alike. trace: a recorded conversation \
+trace, in a part of its time, onto engines that keep prefixes and take their time to compute the rest; its times are the trace's own.
+
+What cannot be measured, as a peer that is not installed, is named in the report's `absent`, and the rest goes on.";
+
+/// Arguments of `pd-harness bench`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXPLAINED)]
+pub struct Args {
+    /// How often each contender is measured under each load [default: 5; 1 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// How long, each time.
+    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    seconds: f64,
+    /// One round of a few rows, fewer prompts for memory, and no trace.
+    #[arg(long)]
+    quick: bool,
+    /// Only contenders whose name has one of these words in it.
+    #[arg(long, value_name = "WORD,…", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Leave other routers out.
+    #[arg(long)]
+    no_peers: bool,
+    /// Prompts after which memory is judged; 0: it is not measured [default: 100000; 5000 with --quick].
+    #[arg(long, value_name = "N")]
+    memory_prompts: Option<u64>,
+    /// The trace that is played to see how well contenders route.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "../shared/traces/mooncake_conversation_trace.jsonl"
+    )]
+    trace: PathBuf,
+    /// Requests of the trace that are sent, from its first; 0: it is not played [default: 2000; 0 with --quick].
+    #[arg(long, value_name = "N")]
+    trace_requests: Option<usize>,
+    /// How much faster than recorded the trace is played, and its engines compute.
+    #[arg(long, value_name = "F", default_value_t = 10.0, value_parser = speedup)]
+    speedup: f64,
+    /// Where report.json, report.md and report.html are put.
+    #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
+    out: PathBuf,
+    #[command(flatten)]
+    parts: Parts,
+    /// Print the results in one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, &'static str> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("seconds, from 0.1 to 3600"),
+    }
+}
+
+fn speedup(text: &str) -> Result<f64, &'static str> {
+    match text.parse() {
+        Ok(speedup) if (0.1..=1000.0).contains(&speedup) => Ok(speedup),
+        _ => Err("a number from 0.1 to 1000"),
+    }
+}
+
+/// Prompts after which memory is judged: as many as a target names, or enough to see that all is in order.
+const MEMORY_PROMPTS: u64 = 100_000;
+const QUICK_MEMORY_PROMPTS: u64 = 5000;
+const ROUNDS: u16 = 5;
+/// Ten minutes of the trace, in which caches fill.
+const TRACE_REQUESTS: usize = 2000;
+
+impl Args {
+    fn agenda(&self) -> Agenda {
+        let (rounds, prompts, requests) = match self.quick {
+            true => (1, QUICK_MEMORY_PROMPTS, 0),
+            false => (ROUNDS, MEMORY_PROMPTS, TRACE_REQUESTS),
+        };
+        let mut agenda = Agenda {
+            stages: match self.quick {
+                true => loads::quick(),
+                false => loads::all(),
+            },
+            rounds: Rounds {
+                number: self.rounds.unwrap_or(rounds).into(),
+                lasts: Duration::from_secs_f64(self.seconds),
+            },
+            memory: memory::contenders(),
+            memory_prompts: self.memory_prompts.unwrap_or(prompts),
+            players: quality::Player::all(),
+            trace: self.trace.clone(),
+            trace_requests: self.trace_requests.unwrap_or(requests),
+            speedup: self.speedup,
+        };
+        if self.no_peers {
+            agenda.leave_peers_out();
+        }
+        if !self.only.is_empty() {
+            agenda.keep(|name| self.only.iter().any(|word| name.contains(word.as_str())));
+        }
+        agenda
+    }
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// Something that is always needed is not there.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// An engine did not start.
+    #[error("an engine: {0}")]
+    Engine(#[from] EngineError),
+    /// The system refused a runtime or a signal handler.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The report cannot be written.
+    #[error("the report: {0}")]
+    Report(#[from] report::ReportError),
+    /// The results cannot be written as JSON.
+    #[error("the results: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Nobody is left of those who could be measured.
+    #[error("nobody has such a name; names are those in the report")]
+    Nobody,
+    /// Somebody had enough of it.
+    #[error("interrupted: nothing was written")]
+    Interrupted,
+}
+
+/// Measures, writes the report, and prints what it came to.
+///
+/// # Errors
+/// When something that is always needed is not there, or the report cannot be written.
+pub fn run(args: &Args) -> Result<(), BenchError> {
+    // That contenders fail is told in the report; RUST_LOG asks for more.
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .try_init();
+    args.parts.files.check_plugin()?;
+    let agenda = args.agenda();
+    if agenda.is_empty() {
+        return Err(BenchError::Nobody);
+    }
+    // One thread for the client, as each engine has one.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let results = LocalSet::new().block_on(&runtime, measured(args, agenda))?;
+    report::write(&results, &args.out)?;
+    let text = match args.json {
+        true => serde_json::to_string(&results)? + "\n",
+        false => for_people(&results, args),
+    };
+    // Whoever started this may not be reading any more.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// Measures, under a bar that only a person at a terminal sees, unless somebody has enough of it: then all that was started ends.
+async fn measured(args: &Args, agenda: Agenda) -> Result<Results, BenchError> {
+    let enough = stop::requested(false)?;
+    let bar = bar();
+    let course = Course::new(agenda, &args.parts, bar.clone());
+    let results = tokio::select! {
+        results = course.run() => results,
+        () = enough => Err(BenchError::Interrupted),
+    };
+    bar.finish_and_clear();
+    results
+}
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let template = "{msg:44} {wide_bar} {percent:>3} %  {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn for_people(results: &Results, args: &Args) -> String {
+    let mut text = format!("\n{}\n", report::for_people(results));
+    for why in &results.absent {
+        text += &format!("not measured: {why}\n");
+    }
+    text + &format!(
+        "\nAll figures are in {}\n",
+        args.out.join("report.html").display()
+    )
+}

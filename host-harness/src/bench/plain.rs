@@ -1,0 +1,76 @@
+//! Owns the Envoys that pd-router is measured against: the bootstrap that is shipped, with a lesser filter in pd-router's place
+//! or none, and round robin in the place of a named destination.
+
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+use super::contender::Lesser;
+use super::stand::{BUFFER_LIMIT, Parts, StandError, anywhere, balanced};
+use crate::host::routes::{Route, Routes};
+use crate::run::gateway::{Amended, Gateway};
+use crate::run::{Callers, EnvoyLog, Settings};
+
+/// What stands in pd-router's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Within {
+    /// No filter.
+    Nothing,
+    /// One that does less.
+    Filter(Lesser),
+}
+
+/// Starts an Envoy that balances between these hosts.
+///
+/// # Errors
+/// When it does not get ready.
+pub async fn start(
+    within: Within,
+    hosts: Vec<SocketAddr>,
+    threads: u16,
+    parts: &Parts,
+) -> Result<Gateway, StandError> {
+    let (configuration, amend): (_, fn(&mut Value)) = match within {
+        Within::Nothing => ("", without_filter),
+        Within::Filter(lesser) => (lesser.configuration(), balance),
+    };
+    let routes = Routes::all(Route {
+        cluster: "decode".to_owned(),
+        pool: None,
+    });
+    let amended = Amended {
+        concurrency: threads,
+        log: EnvoyLog::Errors,
+        amend,
+    };
+    let settings = Settings {
+        listen: anywhere(),
+        admin: anywhere(),
+        plugin: &std::path::absolute(&parts.lesser)?,
+        plugin_config: configuration,
+        clusters: &balanced(hosts),
+        routes: &routes,
+        buffer_limit: BUFFER_LIMIT,
+        callers: Callers::Anybody,
+    };
+    Ok(Gateway::start_amended(&parts.files, settings, amended).await?)
+}
+
+fn without_filter(bootstrap: &mut Value) {
+    balance(bootstrap);
+    let filters = bootstrap.pointer_mut(
+        "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters",
+    );
+    if let Some(filters) = filters.and_then(Value::as_array_mut) {
+        filters.retain(|filter| filter["name"] != "pd_router");
+    }
+}
+
+fn balance(bootstrap: &mut Value) {
+    let clusters = bootstrap.pointer_mut("/static_resources/clusters");
+    for cluster in clusters.and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(cluster) = cluster.as_object_mut() {
+            cluster.remove("load_balancing_policy");
+            cluster.insert("lb_policy".to_owned(), json!("ROUND_ROBIN"));
+        }
+    }
+}

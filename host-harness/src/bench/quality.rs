@@ -1,0 +1,313 @@
+//! Owns how well contenders route: a recorded trace through each of them in turn, onto fresh engines that keep the prefixes of
+//! their prompts, take their time to compute the rest, and are strict about the hand-off.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::contender;
+use super::fleet::{EngineCounts, Legs, MODEL};
+use super::peers::{Fleet, Peer};
+use super::results::TraceRow;
+use super::stand::{Parts, Stand, StandError};
+use super::trace::{self, Options, Unanswered};
+use crate::engine::{Dialect, EngineConfig, EngineError, PrefixCache, Role};
+use crate::replay::{Trace, TraceError};
+
+/// Engines of each role: prefill is what a trace of long prompts keeps busy.
+const COUNTS: EngineCounts = EngineCounts {
+    prefill: 8,
+    decode: 2,
+};
+/// Those of the trace, so that what is known by its ids is what is cached.
+const BLOCK_TOKENS: u32 = 512;
+/// Of each prefill engine; the trace's own have much more than eight times that.
+const KV_BLOCKS: u32 = 4000;
+/// Prompt tokens computed per second of the trace.
+const PREFILL_RATE: f64 = 8000.0;
+/// Tokens of each answer: decode is not what is measured.
+const MAX_TOKENS: u64 = 1;
+/// How long an answer is waited for, on the wall's clock.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long engines may take to say what they did.
+const STATE_LIMIT: Duration = Duration::from_secs(10);
+/// Worker threads of the proxies.
+const THREADS: u16 = 1;
+
+/// Who is given the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Player {
+    /// Envoy with pd-router.
+    Ours(Policy),
+    /// Another router.
+    Peer(Peer),
+}
+
+/// How pd-router chooses among prefill workers, and in front of which engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// By default, of vLLM's.
+    Nixl,
+    /// By default, of SGLang's.
+    Sglang,
+    /// In turn, of vLLM's: what is gained by choosing at all is what it is worse by.
+    RoundRobin,
+}
+
+impl Player {
+    /// All of them.
+    pub fn all() -> Vec<Self> {
+        let policies = [Policy::Nixl, Policy::Sglang, Policy::RoundRobin];
+        let ours = policies.map(Self::Ours);
+        ours.into_iter().chain(Peer::ALL.map(Self::Peer)).collect()
+    }
+
+    /// In reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ours(Policy::Nixl) => "pd-router nixl",
+            Self::Ours(Policy::Sglang) => "pd-router sglang",
+            Self::Ours(Policy::RoundRobin) => "pd-router round_robin",
+            Self::Peer(peer) => peer.name(),
+        }
+    }
+
+    fn dialect(self) -> Dialect {
+        match self {
+            Self::Ours(Policy::Sglang) => Dialect::Sglang,
+            Self::Ours(_) => Dialect::Vllm,
+            Self::Peer(peer) => peer.dialect(),
+        }
+    }
+}
+
+impl Policy {
+    fn configuration(self, fleet: &Fleet) -> Value {
+        let mut pool = match self {
+            Self::Nixl | Self::RoundRobin => contender::nixl(fleet),
+            Self::Sglang => contender::sglang(fleet),
+        };
+        pool["block_tokens"] = json!(BLOCK_TOKENS);
+        pool["kv_blocks"] = json!(KV_BLOCKS);
+        if self == Self::RoundRobin {
+            pool["selection"] = json!({"prefill": "round_robin"});
+        }
+        contender::document(pool)
+    }
+}
+
+/// What came of a trace.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// For the report.
+    pub row: TraceRow,
+    /// How late the client itself was, in milliseconds of the trace: 99 in a hundred requests were sent no later.
+    pub late_ms: f64,
+}
+
+/// What part of the mean time to a first token may be the client's doing.
+const MOST_OF_TTFT: f64 = 0.1;
+
+impl Outcome {
+    /// What is to be said of it, if anything.
+    pub fn complaint(&self) -> Option<String> {
+        let TraceRow {
+            contender,
+            ttft_mean_ms,
+            ..
+        } = &self.row;
+        (self.late_ms > ttft_mean_ms * MOST_OF_TTFT).then(|| {
+            format!(
+                "the trace through {contender}: the client was late itself, one request in a hundred by {:.0} ms of the trace or more; \
+                 a lower speedup would measure better",
+                self.late_ms
+            )
+        })
+    }
+}
+
+/// The trace, and how it is played.
+pub struct Game {
+    trace: Trace,
+    options: Options,
+}
+
+/// Why there is no row.
+#[derive(Debug, thiserror::Error)]
+pub enum QualityError {
+    /// There is no trace.
+    #[error("{} is not there", .0.display())]
+    Missing(PathBuf),
+    /// It cannot be read.
+    #[error("{}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: TraceError,
+    },
+    /// An engine did not start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The contender did not.
+    #[error(transparent)]
+    Stand(#[from] StandError),
+    /// An engine does not say what it did.
+    #[error("an engine's state: {0}")]
+    State(#[from] Unanswered),
+    /// One says nothing.
+    #[error("an engine did not tell its state within {} s", STATE_LIMIT.as_secs())]
+    Silent,
+}
+
+impl Game {
+    /// Reads a trace, of which so many requests are to be sent.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn read(path: &Path, requests: usize, speedup: f64) -> Result<Self, QualityError> {
+        let unreadable = |source| QualityError::Trace {
+            path: path.to_owned(),
+            source,
+        };
+        if !path.exists() {
+            return Err(QualityError::Missing(path.to_owned()));
+        }
+        let file = File::open(path).map_err(|error| unreadable(error.into()))?;
+        let trace = Trace::read(BufReader::new(file), BLOCK_TOKENS, None).map_err(unreadable)?;
+        let requests = requests.min(trace.requests.len());
+        Ok(Self {
+            trace,
+            options: Options {
+                speedup,
+                requests,
+                model: MODEL.to_owned(),
+                max_tokens: MAX_TOKENS,
+                block_tokens: BLOCK_TOKENS,
+                patience: PATIENCE,
+            },
+        })
+    }
+
+    /// How many requests are sent.
+    pub fn requests(&self) -> usize {
+        self.options.requests
+    }
+
+    /// On the wall's clock, from the first request to the last.
+    pub fn lasts(&self) -> Duration {
+        let last = self.trace.requests.get(self.requests().saturating_sub(1));
+        let arrival = last.map(|request| request.arrival);
+        arrival.unwrap_or_default().div_f64(self.options.speedup)
+    }
+
+    /// Plays it; calls `passed` with how many requests have ended.
+    ///
+    /// # Errors
+    /// When the engines or the contender do not start, or an engine does not say what it did.
+    pub async fn play(
+        &self,
+        player: Player,
+        parts: &Parts,
+        passed: impl Fn(usize),
+    ) -> Result<Outcome, QualityError> {
+        let legs = Legs::start(COUNTS, |role| self.engine(role, player.dialect())).await?;
+        let fleet = legs.fleet();
+        let stand = match player {
+            Player::Ours(policy) => {
+                Stand::routed(policy.configuration(&fleet), THREADS, parts).await?
+            }
+            Player::Peer(peer) => Stand::router(peer, &fleet, parts).await?,
+        };
+        let played = trace::play(&self.trace, stand.address, &self.options, passed).await;
+        let engines = addresses(&fleet);
+        let states = timeout(STATE_LIMIT, trace::states(&engines)).await;
+        stand.stop().await;
+        legs.stop().await;
+        let states = states.map_err(|_| QualityError::Silent)??;
+        Ok(Outcome {
+            row: trace::row(player.name(), &played, &states),
+            late_ms: played.late_ms().p99,
+        })
+    }
+
+    fn engine(&self, role: Role, dialect: Dialect) -> EngineConfig {
+        EngineConfig {
+            dialect,
+            model: MODEL.to_owned(),
+            speedup: self.options.speedup,
+            block_tokens: BLOCK_TOKENS,
+            kv_blocks: KV_BLOCKS,
+            prefill_rate: PREFILL_RATE,
+            prefix_cache: match role {
+                Role::Decode => PrefixCache::Off,
+                Role::Prefill | Role::Aggregated => PrefixCache::Lru,
+            },
+            ..EngineConfig::new(role)
+        }
+    }
+}
+
+fn addresses(fleet: &Fleet) -> Vec<SocketAddr> {
+    let prefill = fleet.prefill.iter().map(|(address, _)| *address);
+    prefill.chain(fleet.decode.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use routing::config::Config;
+
+    #[test]
+    fn configurations_are_right() {
+        let fleet = Fleet {
+            prefill: vec![(
+                SocketAddr::from(([127, 0, 0, 1], 1)),
+                Some(SocketAddr::from(([127, 0, 0, 1], 2))),
+            )],
+            decode: vec![SocketAddr::from(([127, 0, 0, 1], 3))],
+        };
+        for policy in [Policy::Nixl, Policy::Sglang, Policy::RoundRobin] {
+            let document = policy.configuration(&fleet).to_string();
+            let read = Config::parse(document.as_bytes());
+            assert!(read.is_ok(), "{:?} of {document}", read.err());
+        }
+    }
+
+    #[test]
+    fn a_client_that_is_late_says_so() {
+        let outcome = |late_ms| Outcome {
+            row: TraceRow {
+                contender: "smg nixl".to_owned(),
+                requests: 1,
+                speedup: 10.0,
+                success_rate: 1.0,
+                hit_rate: 0.0,
+                ttft_mean_ms: 1000.0,
+                ttft_p50_ms: 0.0,
+                ttft_p90_ms: 0.0,
+                ttft_p99_ms: 0.0,
+                imbalance: 1.0,
+            },
+            late_ms,
+        };
+        assert_eq!(outcome(99.0).complaint(), None);
+        let said = outcome(101.0).complaint().unwrap();
+        assert!(
+            said.contains("smg nixl") && said.contains("101 ms"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_trace_that_is_not_there_is_named() {
+        let error = Game::read(Path::new("/no/trace"), 1, 1.0).err();
+        let said = error.map(|error| error.to_string());
+        assert_eq!(said.as_deref(), Some("/no/trace is not there"));
+    }
+}

@@ -1,0 +1,163 @@
+//! Owns the findings: what the figures come to, beside what they are to reach.
+
+mod effort;
+mod endurance;
+
+use super::numbers::short;
+use super::select::{Lack, in_words};
+use crate::bench::results::{Load, Results};
+
+/// One thing that a benchmark is to show.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// Its place among the findings, such as `1a`.
+    pub number: &'static str,
+    /// What is measured.
+    pub what: String,
+    /// What it is to be.
+    pub target: String,
+    /// What it came to; empty where it was not measured.
+    pub measured: String,
+    /// Whether that is enough.
+    pub verdict: Verdict,
+}
+
+/// Whether a target is reached.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// It is.
+    Reached,
+    /// It is not: by how much.
+    Missed(String),
+    /// Nobody knows: why.
+    NotMeasured(String),
+}
+
+/// All findings, by number.
+pub fn all(results: &Results) -> Vec<Finding> {
+    let mut all = effort::all(&results.rows);
+    all.extend(endurance::memory(&results.memory));
+    all.extend(endurance::trace(&results.trace));
+    all
+}
+
+/// A line for each: what it came to first, since what was asked is long.
+pub fn in_lines(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let Finding {
+            number,
+            what,
+            target,
+            measured,
+            verdict,
+        } = finding;
+        let verdict = match verdict {
+            Verdict::Reached => format!("reached: {measured}"),
+            Verdict::Missed(by) => format!("MISSED {by}: {measured}"),
+            Verdict::NotMeasured(why) => format!("not measured: {why}"),
+        };
+        text += &format!("{number:3} {what}, {target}\n    {verdict}\n");
+    }
+    text
+}
+
+/// What is asked.
+struct Asked {
+    number: &'static str,
+    what: String,
+    target: String,
+}
+
+/// What was measured and whether it is enough; or why nobody knows.
+type Judged = Result<(String, Verdict), Lack>;
+
+impl Asked {
+    fn finding(&self, judged: Judged) -> Finding {
+        let (measured, verdict) = match judged {
+            Ok(judged) => judged,
+            Err(why) => (String::new(), Verdict::NotMeasured(why.words())),
+        };
+        Finding {
+            number: self.number,
+            what: self.what.clone(),
+            target: self.target.clone(),
+            measured,
+            verdict,
+        }
+    }
+
+    /// A finding for each of several circumstances, said which, so that none of them is chosen after the fact. Those under
+    /// which something was not measured are left out where another one is complete.
+    fn findings<T>(
+        &self,
+        each: &[T],
+        words: impl Fn(&T) -> String,
+        judge: impl Fn(&T) -> Judged,
+    ) -> Vec<Finding> {
+        let judged = || each.iter().map(|one| (one, judge(one)));
+        let complete: Vec<_> = judged()
+            .filter(|(_, judged)| !matches!(judged, Err(Lack::Absent(_))))
+            .collect();
+        match complete.len() {
+            0 => {
+                let why = judged().find_map(|(_, judged)| judged.err());
+                let none = || Lack::Absent("there is no such row".to_owned());
+                vec![self.finding(Err(why.unwrap_or_else(none)))]
+            }
+            1 => complete
+                .into_iter()
+                .map(|(_, judged)| self.finding(judged))
+                .collect(),
+            _ => {
+                let named = complete.into_iter().map(|(one, judged)| Finding {
+                    what: format!("{} ({})", self.what, words(one)),
+                    ..self.finding(judged)
+                });
+                named.collect()
+            }
+        }
+    }
+
+    fn under(&self, loads: &[&Load], judge: impl Fn(&Load) -> Judged) -> Vec<Finding> {
+        self.findings(loads, |load| in_words(load), |load| judge(load))
+    }
+}
+
+/// How far a figure may go.
+#[derive(Debug, Clone, Copy)]
+enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Limit {
+    /// Of a figure, in a unit that is written behind it.
+    ///
+    /// # Errors
+    /// When it is none: what it is made from came to nothing.
+    fn verdict(self, value: f64, unit: &str) -> Result<Verdict, Lack> {
+        if !value.is_finite() {
+            return Err(Lack::Unfit("what was measured is no number".to_owned()));
+        }
+        let beyond = match self {
+            Self::AtMost(most) => value - most,
+            Self::AtLeast(least) => least - value,
+        };
+        Ok(match beyond {
+            ..=0.0 => Verdict::Reached,
+            _ => Verdict::Missed(format!("by {}{unit}", difference(beyond))),
+        })
+    }
+}
+
+/// A difference that is never written as none.
+fn difference(value: f64) -> String {
+    match value {
+        ..0.005 => "less than 0.01".to_owned(),
+        _ => short(value),
+    }
+}
+
+#[cfg(test)]
+mod tests;

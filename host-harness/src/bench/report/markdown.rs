@@ -1,0 +1,135 @@
+//! Owns the tables for README, in Markdown.
+
+use super::contenders::name::{BUFFER, DIRECT, NIXL, PARSE, PARSE_TWICE};
+use super::findings::{Finding, Verdict};
+use super::numbers::thousands;
+use super::select::{by_all_but, by_load, is_usual, unique};
+use super::tables::{BRIEF, Table, of_bodies, of_load, of_memory, of_trace};
+use crate::bench::results::{Loading, Results};
+
+/// Whose CPU is shown by the size of bodies.
+const BY_BODY: [&str; 5] = [BUFFER, PARSE, PARSE_TWICE, DIRECT, NIXL];
+
+/// All of it.
+pub fn document(results: &Results, findings: &[Finding]) -> String {
+    let mut parts = vec![measured_on(results), in_table(findings)];
+    parts.extend(tables(results).iter().map(written));
+    if !results.absent.is_empty() {
+        let lines = results
+            .absent
+            .iter()
+            .map(|why| format!("- {}\n", plain(why)));
+        parts.push(format!("Not measured:\n\n{}", lines.collect::<String>()));
+    }
+    parts.join("\n")
+}
+
+/// Where, when, of what and how often, in a line.
+pub fn in_a_line(results: &Results) -> String {
+    let machine = &results.machine;
+    let versions: Vec<String> = results
+        .versions
+        .iter()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let counts = unique(results.rows.iter().map(|row| row.rounds));
+    let rounds = match (counts.iter().min(), counts.iter().max()) {
+        (Some(1), Some(1)) => format!("one round of {} s", results.round_s),
+        (Some(least), Some(most)) if least == most => {
+            format!("medians of {least} rounds of {} s", results.round_s)
+        }
+        (Some(least), Some(most)) => {
+            format!(
+                "medians of {least} to {most} rounds of {} s",
+                results.round_s
+            )
+        }
+        _ => "no rounds".to_owned(),
+    };
+    format!(
+        "{}, {} cores, {} MB, Linux {}; {}; {}; {rounds}",
+        machine.cpu,
+        machine.cores,
+        thousands(machine.memory_mb as f64),
+        machine.kernel,
+        results.date,
+        versions.join(", ")
+    )
+}
+
+fn measured_on(results: &Results) -> String {
+    format!("{}.\n", plain(&in_a_line(results)))
+}
+
+fn in_table(findings: &[Finding]) -> String {
+    let mut text = "| | what | target | measured | |\n|---|---|---|---|---|\n".to_owned();
+    for finding in findings {
+        let Finding {
+            number,
+            what,
+            target,
+            measured,
+            verdict,
+        } = finding;
+        let verdict = match verdict {
+            Verdict::Reached => "reached".to_owned(),
+            Verdict::Missed(by) => format!("**missed** {}", plain(by)),
+            Verdict::NotMeasured(why) => format!("not measured: {}", plain(why)),
+        };
+        let words = [*number, what, target, measured].into_iter().map(plain);
+        text += &line(words.chain([verdict]));
+    }
+    text
+}
+
+fn tables(results: &Results) -> Vec<Table> {
+    let groups = by_load(&results.rows);
+    let usual = groups.iter().filter(|group| is_usual(group.load));
+    let mut tables: Vec<Table> = usual.map(|group| of_load(group, &BRIEF)).collect();
+    let bodies = by_all_but(&results.rows, |load| load.body_bytes = 0);
+    for (load, rows) in &bodies {
+        let plain = load.load == Loading::Closed && load.connections == 16 && !load.streamed;
+        if plain {
+            tables.push(of_bodies(load, rows, |name| BY_BODY.contains(&name)));
+        }
+    }
+    if !results.trace.is_empty() {
+        tables.push(of_trace(&results.trace));
+    }
+    if !results.memory.is_empty() {
+        tables.push(of_memory(&results.memory));
+    }
+    tables
+}
+
+fn written(table: &Table) -> String {
+    let head = table
+        .head
+        .iter()
+        .map(|(heading, unit)| match unit.as_str() {
+            "" => plain(heading),
+            unit => plain(&format!("{heading}, {unit}")),
+        });
+    let mut text = format!("{}:\n\n{}", plain(&table.title), line(head));
+    text += &format!("|---|{}\n", "--:|".repeat(table.head.len() - 1));
+    for row in &table.rows {
+        let cells = row.iter().map(|cell| match cell.best {
+            true => format!("**{}**", plain(&cell.in_line())),
+            false => plain(&cell.in_line()),
+        });
+        text += &line(cells);
+    }
+    text
+}
+
+fn line(cells: impl Iterator<Item = String>) -> String {
+    let cells: Vec<String> = cells.collect();
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// Text that is nothing but text in a table's cell.
+fn plain(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('|', "\\|");
+    let text = text.replace('<', "&lt;").replace('*', "\\*");
+    text.replace(['\n', '\r'], " ")
+}

@@ -1,0 +1,72 @@
+//! Owns the report of a benchmark: the results for machines, the tables of README, and one page of HTML with plots.
+//! All of it is made from the results alone.
+
+mod charts;
+mod contenders;
+mod findings;
+mod markdown;
+mod memory;
+mod numbers;
+mod page;
+mod select;
+mod strips;
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use super::results::Results;
+use crate::plot::DrawError;
+
+/// Why a report cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A plot of the page cannot be drawn.
+    #[error(transparent)]
+    Draw(#[from] DrawError),
+    /// The results cannot be written as JSON.
+    #[error("results as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A file cannot be written.
+    #[error("{}: {source}", path.display())]
+    Write {
+        /// The file, or its folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Writes `report.json`, `report.md` and `report.html` into a folder, which is made where there is none.
+///
+/// # Errors
+/// When a plot cannot be drawn, or a file not be written. What was written before stays.
+pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
+    let in_folder = |source| ReportError::Write {
+        path: folder.to_owned(),
+        source,
+    };
+    std::fs::create_dir_all(folder).map_err(in_folder)?;
+    let json = serde_json::to_string_pretty(results)? + "\n";
+    // The figures first: whatever happens to the rest, it can be made from them.
+    put(folder.join("report.json"), &json)?;
+    let findings = findings::all(results);
+    put(
+        folder.join("report.md"),
+        &markdown::document(results, &findings),
+    )?;
+    put(folder.join("report.html"), &page::page(results, &findings)?)
+}
+
+/// The findings, for a person at a terminal.
+pub fn for_people(results: &Results) -> String {
+    findings::in_lines(&findings::all(results))
+}
+
+fn put(path: PathBuf, text: &str) -> Result<(), ReportError> {
+    std::fs::write(&path, text).map_err(|source| ReportError::Write { path, source })
+}
+
+#[cfg(test)]
+mod sample;
+#[cfg(test)]
+mod tests;

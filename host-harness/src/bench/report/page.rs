@@ -1,0 +1,171 @@
+//! Owns the page: findings, plots and all figures, in one file that stands alone.
+
+use std::fmt::Write;
+
+use super::charts;
+use super::contenders::{Palette, meaning};
+use super::findings::{Finding, Verdict};
+use super::markdown::in_a_line;
+use super::select::by_load;
+use super::tables::{FULL, Table, of_load, of_memory, of_trace};
+use crate::bench::results::Results;
+use crate::plot::{DrawError, escaped, head, hex};
+
+const STYLE: &str = include_str!("style.css");
+
+/// The page.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub fn page(results: &Results, findings: &[Finding]) -> Result<String, DrawError> {
+    let palette = Palette::of(results);
+    let mut page = head("pd-router bench", &format!("{STYLE}{}", hiding(&palette)));
+    let _ = writeln!(
+        page,
+        "<h1>pd-router bench</h1>\n<p>{}.</p>",
+        escaped(&in_a_line(results))
+    );
+    page += &in_table(findings);
+    page += "<h2>By contender</h2>\n<div class=\"plots\">\n";
+    page += &charts::of_requests(results, &palette)?;
+    page += &charts::of_trace(&results.trace, &palette)?;
+    page += "</div>\n<section>\n<h2>By load</h2>\n";
+    page += &legend(results, &palette);
+    page += "<div class=\"plots lines\">\n";
+    page += &charts::of_lines(results, &palette)?;
+    page += "</div>\n</section>\n";
+    page += &figures(results);
+    page += &contenders(&palette);
+    page += &absent(results);
+    Ok(page + "</body></html>\n")
+}
+
+fn in_table(findings: &[Finding]) -> String {
+    let mut text = "<h2>Findings</h2>\n<table class=\"findings\"><tbody>\n".to_owned();
+    for finding in findings {
+        let (class, word, why) = match &finding.verdict {
+            Verdict::Reached => ("good", "reached", ""),
+            Verdict::Missed(by) => ("bad", "missed", by.as_str()),
+            Verdict::NotMeasured(why) => ("open", "not measured", why.as_str()),
+        };
+        let _ = writeln!(
+            text,
+            "<tr><td>{}</td><td>{}<br><small>{}</small></td><td>{}</td><td class=\"{class}\"><b>{word}</b> {}</td></tr>",
+            finding.number,
+            escaped(&finding.what),
+            escaped(&finding.target),
+            escaped(&finding.measured),
+            escaped(why)
+        );
+    }
+    text + "</tbody></table>\n"
+}
+
+/// The name of a contender's box in the legend, by its place: its own name may be anything.
+fn id(at: usize) -> String {
+    format!("show-{at}")
+}
+
+/// Rules by which a contender's box in the legend hides its lines and dots.
+fn hiding(palette: &Palette) -> String {
+    let rules = palette.iter().enumerate().map(|(at, (_, color))| {
+        let (id, hex) = (id(at), hex(color));
+        format!(
+            "body:has(#{id}:not(:checked)) .lines :is([stroke=\"{hex}\"], [fill=\"{hex}\"]) {{ display: none; }}\n"
+        )
+    });
+    rules.collect()
+}
+
+/// A box for each contender that has a line somewhere.
+fn legend(results: &Results, palette: &Palette) -> String {
+    let has_line = |name: &str| {
+        results.rows.iter().any(|row| row.contender == name)
+            || results.memory.iter().any(|row| row.contender == name)
+    };
+    let mut legend = "<div class=\"legend\">\n".to_owned();
+    let boxes = palette.iter().enumerate();
+    for (at, (name, color)) in boxes.filter(|(_, (name, _))| has_line(name)) {
+        let (id, hex, name) = (id(at), hex(color), escaped(name));
+        let _ = writeln!(
+            legend,
+            "<label><input type=\"checkbox\" id=\"{id}\" checked><i style=\"background:{hex}\"></i>{name}</label>"
+        );
+    }
+    legend + "</div>\n"
+}
+
+fn figures(results: &Results) -> String {
+    let mut text = "<h2>All figures</h2>\n<p class=\"note\">Medians, and below them the least and the greatest of the rounds. The best \
+                    of each column is marked, among routers whose requests were answered: Envoy alone, and with the filters that \
+                    only measure, does less.</p>\n"
+        .to_owned();
+    for group in by_load(&results.rows) {
+        text += &written(&of_load(&group, &FULL));
+    }
+    if !results.trace.is_empty() {
+        text += &written(&of_trace(&results.trace));
+    }
+    if !results.memory.is_empty() {
+        text += &written(&of_memory(&results.memory));
+    }
+    text
+}
+
+fn written(table: &Table) -> String {
+    let mut text = format!(
+        "<h3>{}</h3>\n<div class=\"scroll\"><table>\n<thead><tr>",
+        escaped(&table.title)
+    );
+    for (heading, unit) in &table.head {
+        let _ = write!(
+            text,
+            "<th>{}<br><small>{}</small></th>",
+            escaped(heading),
+            escaped(unit)
+        );
+    }
+    text += "</tr></thead>\n<tbody>\n";
+    for row in &table.rows {
+        text += "<tr>";
+        for cell in row {
+            let best = if cell.best { " class=\"best\"" } else { "" };
+            let _ = write!(text, "<td{best}>{}", escaped(&cell.text));
+            if let Some((min, max)) = &cell.range {
+                let _ = write!(text, "<br><small>{}–{}</small>", escaped(min), escaped(max));
+            }
+            text += "</td>";
+        }
+        text += "</tr>\n";
+    }
+    text + "</tbody></table></div>\n"
+}
+
+fn contenders(palette: &Palette) -> String {
+    let mut text = "<h2>Contenders</h2>\n<dl>\n".to_owned();
+    for (name, _) in palette.iter() {
+        if let Some(meaning) = meaning(name) {
+            let _ = writeln!(
+                text,
+                "<dt>{}</dt><dd>{}</dd>",
+                escaped(name),
+                escaped(meaning)
+            );
+        }
+    }
+    text + "</dl>\n"
+}
+
+fn absent(results: &Results) -> String {
+    if results.absent.is_empty() {
+        return String::new();
+    }
+    let lines = results
+        .absent
+        .iter()
+        .map(|why| format!("<li>{}</li>\n", escaped(why)));
+    format!(
+        "<h2>Not measured</h2>\n<ul>\n{}</ul>\n",
+        lines.collect::<String>()
+    )
+}

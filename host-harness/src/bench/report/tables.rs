@@ -1,0 +1,363 @@
+//! Owns what the tables hold, however they are written.
+
+use super::contenders::Family;
+use super::memory::{Growth, MARK};
+use super::numbers::{bytes, percent, ranged, short, thousands};
+use super::select::{Group, Lack, answers, connections, in_words, manner, threads, unique};
+use crate::bench::results::{Figures, Load, MemoryRow, Row, TraceRow};
+
+/// A table.
+pub struct Table {
+    /// Of what.
+    pub title: String,
+    /// Its columns: what, and the unit; the first is the contender.
+    pub head: Vec<(String, String)>,
+    /// Its rows, as long as the head.
+    pub rows: Vec<Vec<Cell>>,
+}
+
+/// A cell.
+#[derive(Default)]
+pub struct Cell {
+    /// The figure.
+    pub text: String,
+    /// The least and the greatest of the rounds, where that is shown.
+    pub range: Option<(String, String)>,
+    /// Whether no router has a better one.
+    pub best: bool,
+}
+
+impl Cell {
+    fn of(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            ..Self::default()
+        }
+    }
+
+    /// The figure and its range in one line.
+    pub fn in_line(&self) -> String {
+        match &self.range {
+            None => self.text.clone(),
+            Some((min, max)) => ranged(self.text.clone(), min.clone(), max.clone()),
+        }
+    }
+}
+
+/// Which of two figures is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Better {
+    Less,
+    More,
+}
+
+/// Whether a column shows the range of its figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Range {
+    Shown,
+    Hidden,
+}
+
+/// A column of a table of rows.
+#[derive(Clone, Copy)]
+pub struct Column {
+    heading: &'static str,
+    unit: &'static str,
+    figure: fn(&Figures) -> f64,
+    written: fn(f64) -> String,
+    better: Better,
+    range: Range,
+}
+
+impl Column {
+    const fn new(heading: &'static str, unit: &'static str, figure: fn(&Figures) -> f64) -> Self {
+        Self {
+            heading,
+            unit,
+            figure,
+            written: short,
+            better: Better::Less,
+            range: Range::Shown,
+        }
+    }
+
+    const fn more_is_better(self) -> Self {
+        Self {
+            better: Better::More,
+            ..self
+        }
+    }
+
+    const fn written(self, written: fn(f64) -> String) -> Self {
+        Self { written, ..self }
+    }
+
+    const fn without_range(self) -> Self {
+        Self {
+            range: Range::Hidden,
+            ..self
+        }
+    }
+
+    fn cell(&self, row: &Row) -> Cell {
+        let written = |figures: &Figures| (self.written)((self.figure)(figures));
+        let range = (written(&row.min), written(&row.max));
+        Cell {
+            text: written(&row.median),
+            range: (self.range == Range::Shown && range.0 != range.1).then_some(range),
+            best: false,
+        }
+    }
+}
+
+const CPU: Column = Column::new("CPU", "µs/request", |of| of.cpu_us_per_request);
+const P50: Column = Column::new("p50", "ms", |of| of.p50_ms);
+const P90: Column = Column::new("p90", "ms", |of| of.p90_ms);
+const P99: Column = Column::new("p99", "ms", |of| of.p99_ms);
+const TTFT: Column = Column::new("TTFT p50", "ms", |of| of.ttft_p50_ms);
+const RPS: Column = Column::new("throughput", "answers/s", |of| of.rps)
+    .more_is_better()
+    .written(thousands);
+const RSS: Column = Column::new("memory", "MB", |of| of.rss_mb).written(thousands);
+const SUCCESS: Column = Column::new("success", "", |of| of.success_rate)
+    .more_is_better()
+    .written(percent);
+
+/// All that was measured.
+pub const FULL: [Column; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
+
+/// What README shows.
+pub const BRIEF: [Column; 5] = [
+    CPU,
+    P50.without_range(),
+    P99.without_range(),
+    RPS.without_range(),
+    SUCCESS.without_range(),
+];
+
+/// The rows under one load, in these columns.
+pub fn of_load(group: &Group<'_>, columns: &[Column]) -> Table {
+    let cells = group.rows.iter().map(|row| {
+        let figures = columns.iter().map(|column| column.cell(row));
+        std::iter::once(Cell::of(&row.contender))
+            .chain(figures)
+            .collect()
+    });
+    let mut table = Table {
+        title: format!("{}; {}", in_words(group.load), rounds(&group.rows)),
+        head: head(columns.iter().map(|column| (column.heading, column.unit))),
+        rows: cells.collect(),
+    };
+    let rivals: Vec<bool> = group
+        .rows
+        .iter()
+        .map(|row| Family::of(&row.contender) != Family::Control && answers(&row.median))
+        .collect();
+    for (at, column) in columns.iter().enumerate() {
+        let figures = group.rows.iter().map(|row| (column.figure)(&row.median));
+        mark(&mut table, at + 1, &rivals, figures, column.better);
+    }
+    table
+}
+
+fn rounds(rows: &[&Row]) -> String {
+    let counts: Vec<String> = unique(rows.iter().map(|row| row.rounds))
+        .iter()
+        .map(usize::to_string)
+        .collect();
+    match &counts[..] {
+        [one] if one == "1" => "one round".to_owned(),
+        _ => format!("medians of {} rounds", counts.join(" or ")),
+    }
+}
+
+fn head<'a>(columns: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(String, String)> {
+    let contender = std::iter::once(("contender", ""));
+    let all = contender.chain(columns);
+    all.map(|(heading, unit)| (heading.to_owned(), unit.to_owned()))
+        .collect()
+}
+
+/// Marks the best cells of a column, as far as figures are shown.
+fn mark(
+    table: &mut Table,
+    column: usize,
+    rivals: &[bool],
+    figures: impl Iterator<Item = f64>,
+    better: Better,
+) {
+    let figures: Vec<f64> = figures.collect();
+    let among = || (0..figures.len()).filter(|at| rivals[*at] && figures[*at].is_finite());
+    let least = |one: &usize, other: &usize| figures[*one].total_cmp(&figures[*other]);
+    let best = match better {
+        Better::Less => among().min_by(least),
+        Better::More => among().max_by(least),
+    };
+    let Some(best) = best else {
+        return;
+    };
+    let text = table.rows[best][column].text.clone();
+    // Where all are alike, none is better.
+    if among().all(|at| table.rows[at][column].text == text) {
+        return;
+    }
+    for at in among() {
+        table.rows[at][column].best = table.rows[at][column].text == text;
+    }
+}
+
+/// CPU by the size of bodies: rows that differ in nothing else.
+pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Table {
+    let mut sizes = unique(rows.iter().map(|row| row.load.body_bytes));
+    sizes.sort_unstable();
+    let names = unique(rows.iter().map(|row| row.contender.as_str()));
+    let cells = names.iter().filter(|name| shown(name)).map(|name| {
+        let of_size = |size: &usize| {
+            let mut of = rows.iter().filter(|row| row.contender == **name);
+            let row = of.find(|row| row.load.body_bytes == *size);
+            row.map_or_else(|| Cell::of("–"), |row| CPU.cell(row))
+        };
+        let figures = sizes.iter().map(of_size);
+        std::iter::once(Cell::of(*name)).chain(figures).collect()
+    });
+    let words: Vec<String> = sizes.iter().map(|size| bytes(*size)).collect();
+    Table {
+        title: format!(
+            "CPU by body, µs/request: {}, {}, {}; {}",
+            manner(load),
+            connections(load),
+            threads(load.threads),
+            rounds(rows)
+        ),
+        head: head(words.iter().map(|size| (size.as_str(), ""))),
+        rows: cells.collect(),
+    }
+}
+
+/// Memory as prompts go by.
+pub fn of_memory(rows: &[MemoryRow]) -> Table {
+    let cells = rows.iter().map(|row| {
+        let growth = Growth::of(row);
+        let or_none = |figure: Result<f64, Lack>| figure.map_or("–".to_owned(), short);
+        let end = growth.end.map_or("–".to_owned(), |(prompts, mb)| {
+            format!("{} at {}", short(mb), thousands(prompts as f64))
+        });
+        let cells = [
+            row.contender.clone(),
+            bytes(row.body_bytes),
+            row.threads.to_string(),
+            or_none(growth.start),
+            or_none(growth.at_mark),
+            end,
+            or_none(growth.each_vm),
+            or_none(growth.after_mark),
+        ];
+        cells.map(Cell::of).into()
+    });
+    let mark = thousands(MARK as f64);
+    let (at_mark, to_mark) = (format!("at {mark} prompts"), format!("MB to {mark}"));
+    Table {
+        title: "Memory of the gateway as prompts go by that are all different".to_owned(),
+        head: head(
+            [
+                ("body", ""),
+                ("threads", ""),
+                ("at the start", "MB"),
+                (at_mark.as_str(), "MB"),
+                ("at the end", "MB"),
+                ("growth of each VM", to_mark.as_str()),
+                ("growth after", "MB/10,000 prompts"),
+            ]
+            .into_iter(),
+        ),
+        rows: cells.collect(),
+    }
+}
+
+/// A column of the trace's table.
+struct OfTrace {
+    heading: &'static str,
+    unit: &'static str,
+    figure: fn(&TraceRow) -> f64,
+    written: fn(f64) -> String,
+    better: Better,
+}
+
+const TRACE: [OfTrace; 7] = [
+    OfTrace::times("TTFT mean", |row| row.ttft_mean_ms),
+    OfTrace::times("p50", |row| row.ttft_p50_ms),
+    OfTrace::times("p90", |row| row.ttft_p90_ms),
+    OfTrace::times("p99", |row| row.ttft_p99_ms),
+    OfTrace::parts("hit rate", |row| row.hit_rate),
+    OfTrace {
+        heading: "imbalance",
+        unit: "busiest / mean",
+        figure: |row| row.imbalance,
+        written: short,
+        better: Better::Less,
+    },
+    OfTrace::parts("success", |row| row.success_rate),
+];
+
+impl OfTrace {
+    const fn times(heading: &'static str, figure: fn(&TraceRow) -> f64) -> Self {
+        Self {
+            heading,
+            unit: "ms",
+            figure,
+            written: short,
+            better: Better::Less,
+        }
+    }
+
+    const fn parts(heading: &'static str, figure: fn(&TraceRow) -> f64) -> Self {
+        Self {
+            heading,
+            unit: "",
+            figure,
+            written: percent,
+            better: Better::More,
+        }
+    }
+}
+
+/// A recorded trace through each contender.
+pub fn of_trace(rows: &[TraceRow]) -> Table {
+    let cells = rows.iter().map(|row| {
+        let figures = TRACE
+            .iter()
+            .map(|of| Cell::of((of.written)((of.figure)(row))));
+        std::iter::once(Cell::of(&row.contender))
+            .chain(figures)
+            .collect()
+    });
+    let played = unique(rows.iter().map(|row| (row.requests, row.speedup)));
+    let played: Vec<String> = played
+        .iter()
+        .map(|(count, speedup)| {
+            format!(
+                "{} requests, {speedup} times as fast as recorded",
+                thousands(*count as f64)
+            )
+        })
+        .collect();
+    let mut table = Table {
+        title: format!(
+            "The conversation trace: {}; times are the trace's",
+            played.join("; ")
+        ),
+        head: head(TRACE.iter().map(|of| (of.heading, of.unit))),
+        rows: cells.collect(),
+    };
+    let rivals = vec![true; rows.len()];
+    for (at, of) in TRACE.iter().enumerate() {
+        mark(
+            &mut table,
+            at + 1,
+            &rivals,
+            rows.iter().map(of.figure),
+            of.better,
+        );
+    }
+    table
+}

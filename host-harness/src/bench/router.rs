@@ -1,0 +1,225 @@
+//! Owns a child process that is another router: starts it, tells it what it must be told, finds out when it can be used, ends it.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::header::CONTENT_TYPE;
+use hyper::{Method, Request};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tempfile::NamedTempFile;
+use tokio::process::{Child, ChildStdin};
+use tokio::time::{sleep, timeout};
+
+use super::peers::{Fleet, Next, Peer, Put, WORKERS};
+use crate::run::supervisor;
+
+/// How long a router may take until it can be used: those in Python take seconds to load.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take over one answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Lines of its log that are repeated where it does not start.
+const LAST_WORDS: usize = 6;
+
+/// Why a router does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterError {
+    /// It is not there.
+    #[error("{} is not there: `scripts/peers.sh` puts it there", .0.display())]
+    Missing(PathBuf),
+    /// A file, a port or a process could not be had.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It ended by itself.
+    #[error("it ended ({status}){}", in_words(.last_words))]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// The last lines of its log.
+        last_words: Vec<String>,
+    },
+    /// It runs, and cannot be used.
+    #[error("it was not ready after {} s{}", START_LIMIT.as_secs(), in_words(.last_words))]
+    NotReady {
+        /// The last lines of its log.
+        last_words: Vec<String>,
+    },
+}
+
+fn in_words(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n  {line}")).collect()
+}
+
+/// A running router.
+pub struct Router {
+    /// Where clients come in.
+    pub address: SocketAddr,
+    supervisor: Child,
+    lifeline: Option<ChildStdin>,
+    log: NamedTempFile,
+}
+
+impl Router {
+    /// Starts a router in front of engines that run, and waits until it can be used.
+    ///
+    /// # Errors
+    /// When it does not come to that; the error repeats what its log says last.
+    pub async fn start(peer: Peer, venvs: &Path, fleet: &Fleet) -> Result<Self, RouterError> {
+        let [listen, metrics] = free_ports()?;
+        let mut router = Self::spawn(peer, venvs, [listen, metrics], fleet)?;
+        let ready = tokio::select! {
+            () = ready(peer, listen, fleet) => Ok(()),
+            status = router.supervisor.wait() => Err(status),
+            () = sleep(START_LIMIT) => {
+                let last_words = router.last_words();
+                router.stop().await;
+                return Err(RouterError::NotReady { last_words });
+            }
+        };
+        match ready {
+            Ok(()) => Ok(router),
+            Err(status) => Err(RouterError::Ended {
+                status: status?,
+                last_words: router.last_words(),
+            }),
+        }
+    }
+
+    fn spawn(
+        peer: Peer,
+        venvs: &Path,
+        [listen, metrics]: [SocketAddr; 2],
+        fleet: &Fleet,
+    ) -> Result<Self, RouterError> {
+        let start = peer.command(venvs, listen, metrics, fleet);
+        if !start.program.exists() {
+            return Err(RouterError::Missing(start.program));
+        }
+        let log = NamedTempFile::new()?;
+        let mut supervisor = supervisor::command(&start.program)
+            .args(&start.args)
+            .stdout(Stdio::from(log.reopen()?))
+            .stderr(Stdio::from(log.reopen()?))
+            .spawn()?;
+        Ok(Self {
+            address: listen,
+            lifeline: supervisor.stdin.take(),
+            supervisor,
+            log,
+        })
+    }
+
+    /// The process that the router is a child of.
+    pub fn process(&self) -> Option<u32> {
+        self.supervisor.id()
+    }
+
+    /// Ends it.
+    pub async fn stop(self) {
+        supervisor::end(self.supervisor, self.lifeline).await;
+    }
+
+    fn last_words(&self) -> Vec<String> {
+        let log = std::fs::read(self.log.path()).unwrap_or_default();
+        last_lines(&String::from_utf8_lossy(&log))
+    }
+}
+
+fn last_lines(log: &str) -> Vec<String> {
+    let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut last: Vec<String> = lines.rev().take(LAST_WORDS).map(str::to_owned).collect();
+    last.reverse();
+    last
+}
+
+/// Ports that nobody has. Routers take none by themselves, so others may be quicker: then they end, and say so.
+fn free_ports() -> io::Result<[SocketAddr; 2]> {
+    let listener = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    // Both at once, or they could be one.
+    let (one, other) = (listener()?, listener()?);
+    Ok([one.local_addr()?, other.local_addr()?])
+}
+
+/// Asks it how it is, and tells it what it must be told, until it can be used.
+async fn ready(peer: Peer, address: SocketAddr, fleet: &Fleet) {
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    loop {
+        if let Some(workers) = exchange(&client, Method::GET, address, WORKERS, Bytes::new()).await
+        {
+            match peer.next(&workers, fleet) {
+                Next::Go => return,
+                Next::Wait => {}
+                Next::Tell(puts) => tell(&client, address, puts).await,
+            }
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// What it does not hear it is told again, since its list of workers lacks it then.
+async fn tell(client: &Client<HttpConnector, Full<Bytes>>, address: SocketAddr, puts: Vec<Put>) {
+    for Put { path, body } in puts {
+        let _ = exchange(client, Method::PUT, address, &path, body.into()).await;
+    }
+}
+
+/// The body of the answer, if there is one in time.
+async fn exchange(
+    client: &Client<HttpConnector, Full<Bytes>>,
+    method: Method,
+    address: SocketAddr,
+    path: &str,
+    body: Bytes,
+) -> Option<Bytes> {
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"))
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(body))
+        .ok()?;
+    let answer = async {
+        let response = client.request(request).await.ok()?;
+        Some(response.into_body().collect().await.ok()?.to_bytes())
+    };
+    timeout(ANSWER_LIMIT, answer).await.ok()?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_words_are_the_last_lines_that_say_something() {
+        assert_eq!(last_lines("a\n\n b \n"), ["a", "b"]);
+        let many: String = (0..20).map(|number| format!("{number}\n")).collect();
+        assert_eq!(last_lines(&many), ["14", "15", "16", "17", "18", "19"]);
+    }
+
+    #[tokio::test]
+    async fn a_router_that_ends_says_why_and_one_that_is_not_there_who_brings_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let fleet = Fleet::default();
+        let start = || Router::start(Peer::VllmRouter, folder.path(), &fleet);
+        let missing = start().await.err().map(|error| error.to_string());
+        assert!(missing.is_some_and(|why| why.contains("scripts/peers.sh")));
+
+        let bin = folder.path().join("vllm-router/bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        let program = bin.join("vllm-router");
+        std::fs::write(&program, "#!/bin/sh\necho no such option >&2\nexit 3\n").unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, executable).unwrap();
+        let ended = start().await.err().map(|error| error.to_string());
+        assert_eq!(
+            ended.as_deref(),
+            Some("it ended (exit status: 3)\n  no such option")
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! Owns one contender that runs: its processes, and where it is reached.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::contender::{Contender, Ours};
+use super::fleet::Engines;
+use super::peers::{Fleet, Peer};
+use super::plain::{self, Within};
+use super::router::{Router, RouterError};
+use super::usage::{self, Usage};
+use crate::host::clusters::Kind;
+use crate::run::fleet::Members;
+use crate::run::gateway::{Files, Gateway, GatewayConfig};
+use crate::run::{EnvoyLog, Proxy, RunError};
+use routing::config::{Config, ConfigError};
+
+/// What contenders are made of.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Parts {
+    #[command(flatten)]
+    pub files: Files,
+    /// The filters that do less than pd-router.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "target/pd_router_bench_filters.wasm"
+    )]
+    pub lesser: PathBuf,
+    /// Where the other routers' virtual environments are.
+    #[arg(long, value_name = "FOLDER", default_value = "target/peers")]
+    pub peers: PathBuf,
+}
+
+/// A running contender.
+pub struct Stand {
+    /// Where clients come in.
+    pub address: SocketAddr,
+    processes: Vec<Process>,
+}
+
+/// One of a contender's processes.
+enum Process {
+    /// Envoy.
+    Envoy(Gateway),
+    /// The wasmtime host.
+    Host(Child),
+    /// Another router.
+    Router(Router),
+}
+
+/// Why a contender does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum StandError {
+    /// Envoy or the host.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// Another router.
+    #[error(transparent)]
+    Peer(#[from] RouterError),
+    /// The configuration written for the plugin is wrong.
+    #[error("the plugin's configuration: {0}")]
+    Config(#[from] ConfigError),
+    /// Files or processes could not be made.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The host ended before it was ready.
+    #[error("the wasmtime host did not get ready")]
+    NotReady,
+}
+
+/// Bytes of the largest body, as the bootstrap that is shipped has it.
+pub const BUFFER_LIMIT: usize = 32 << 20;
+
+/// Compiling the filter takes the host a second or two; a loaded machine many.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// The host ends at once when it is asked to.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// The line by which `pd-harness run --json` says that it serves.
+#[derive(Deserialize)]
+struct ReadyLine {
+    listen: SocketAddr,
+}
+
+impl Stand {
+    /// Starts a contender in front of the engines, with so many worker threads where it is a proxy, and waits until it serves.
+    ///
+    /// # Errors
+    /// When it does not come to that.
+    pub async fn start(
+        contender: Contender,
+        engines: &Engines,
+        threads: u16,
+        parts: &Parts,
+    ) -> Result<Self, StandError> {
+        match contender {
+            Contender::Envoy => {
+                let hosts = engines.vllm.fleet().decode;
+                let envoy = plain::start(Within::Nothing, hosts, threads, parts).await?;
+                Ok(Self::envoy(envoy))
+            }
+            Contender::Lesser(lesser) => {
+                let within = Within::Filter(lesser);
+                let envoy = plain::start(within, engines.whole(), threads, parts).await?;
+                Ok(Self::envoy(envoy))
+            }
+            Contender::Ours(ours) => {
+                Self::routed(ours.configuration(engines), threads, parts).await
+            }
+            Contender::Wasmtime => {
+                Self::wasmtime(Ours::Nixl.configuration(engines), threads, parts).await
+            }
+            Contender::Peer(peer) => Self::router(peer, &engines.of(peer.dialect()), parts).await,
+            Contender::Behind(peer) => {
+                let mut stand = Self::router(peer, &engines.of(peer.dialect()), parts).await?;
+                let hosts = vec![stand.address];
+                let envoy = plain::start(Within::Nothing, hosts, threads, parts).await?;
+                stand.address = envoy.addresses().listen;
+                stand.processes.push(Process::Envoy(envoy));
+                Ok(stand)
+            }
+        }
+    }
+
+    fn of(process: Process, address: SocketAddr) -> Self {
+        Self {
+            address,
+            processes: vec![process],
+        }
+    }
+
+    fn envoy(envoy: Gateway) -> Self {
+        let address = envoy.addresses().listen;
+        Self::of(Process::Envoy(envoy), address)
+    }
+
+    /// Envoy with pd-router, configured so.
+    ///
+    /// # Errors
+    /// When it does not get ready.
+    pub async fn routed(config: Value, threads: u16, parts: &Parts) -> Result<Self, StandError> {
+        let document = config.to_string().into_bytes();
+        let members = Members::of(&Config::parse(&document)?);
+        let gateway = GatewayConfig {
+            proxy: Proxy::Envoy,
+            listen: anywhere(),
+            admin: anywhere(),
+            concurrency: threads,
+            buffer_limit: BUFFER_LIMIT,
+            files: parts.files.clone(),
+            log: EnvoyLog::Errors,
+        };
+        let envoy = Gateway::start(&gateway, document, &members).await?;
+        Ok(Self::envoy(envoy))
+    }
+
+    /// Another router, alone.
+    ///
+    /// # Errors
+    /// When it does not get ready.
+    pub async fn router(peer: Peer, fleet: &Fleet, parts: &Parts) -> Result<Self, StandError> {
+        let router = Router::start(peer, &parts.peers, fleet).await?;
+        let address = router.address;
+        Ok(Self::of(Process::Router(router), address))
+    }
+
+    /// The wasmtime host, in a process of its own, so that what it costs can be told from what this one does.
+    async fn wasmtime(config: Value, threads: u16, parts: &Parts) -> Result<Self, StandError> {
+        // Read when it starts, and not again.
+        let configuration = NamedTempFile::new()?;
+        std::fs::write(configuration.path(), config.to_string())?;
+        let mut host = Command::new(std::env::current_exe()?)
+            .args(["run", "--json", "--until-stdin-closes"])
+            .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args(["--concurrency", &threads.to_string()])
+            .args([OsStr::new("--config"), configuration.path().as_os_str()])
+            .args([OsStr::new("--plugin"), parts.files.plugin().as_os_str()])
+            .env("RUST_LOG", "error")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let out = host.stdout.take().ok_or(StandError::NotReady)?;
+        let mut lines = BufReader::new(out).lines();
+        let line = timeout(START_LIMIT, lines.next_line()).await;
+        let line = line.map_err(|_| StandError::NotReady)??;
+        let ready: ReadyLine = line
+            .and_then(|line| serde_json::from_str(&line).ok())
+            .ok_or(StandError::NotReady)?;
+        Ok(Self::of(Process::Host(host), ready.listen))
+    }
+
+    /// What its processes have used until now.
+    pub fn usage(&self) -> Usage {
+        let roots = self.processes.iter().filter_map(Process::id);
+        usage::of(&roots.collect::<Vec<u32>>())
+    }
+
+    /// Ends its processes.
+    pub async fn stop(self) {
+        // Who stands in front first.
+        for process in self.processes.into_iter().rev() {
+            process.stop().await;
+        }
+    }
+}
+
+impl Process {
+    fn id(&self) -> Option<u32> {
+        match self {
+            Self::Envoy(envoy) => envoy.process(),
+            Self::Host(host) => host.id(),
+            Self::Router(router) => router.process(),
+        }
+    }
+
+    async fn stop(self) {
+        match self {
+            Self::Envoy(envoy) => envoy.stop().await,
+            Self::Router(router) => router.stop().await,
+            Self::Host(mut host) => {
+                drop(host.stdin.take());
+                // Dropped, it is killed.
+                let _ = timeout(STOP_LIMIT, host.wait()).await;
+            }
+        }
+    }
+}
+
+/// A free port of the loopback interface.
+pub fn anywhere() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
+}
+
+/// The clusters of a proxy that balances between these by itself.
+pub fn balanced(hosts: Vec<SocketAddr>) -> BTreeMap<String, Kind> {
+    BTreeMap::from([("decode".to_owned(), Kind::Static(hosts))])
+}

@@ -1,0 +1,146 @@
+//! Owns the reading of a streamed chat completion: whether text has come, and whether it is whole.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+/// What was read of a stream.
+#[derive(Default)]
+pub struct Reader {
+    /// The beginning of an event whose end has not come.
+    begun: Vec<u8>,
+    text: bool,
+    /// Whether the answer said why it ended.
+    finished: bool,
+    failed: bool,
+    done: bool,
+}
+
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    error: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    delta: Delta,
+    finish_reason: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Delta {
+    content: Option<String>,
+}
+
+/// What ends an event.
+const END: &[u8] = b"\n\n";
+
+impl Reader {
+    /// Reads a piece of the body, however it was cut.
+    pub fn read(&mut self, piece: &[u8]) {
+        self.begun.extend_from_slice(piece);
+        let begun = std::mem::take(&mut self.begun);
+        let mut rest = begun.as_slice();
+        while let Some(end) = rest.windows(END.len()).position(|bytes| bytes == END) {
+            self.event(&rest[..end]);
+            rest = &rest[end + END.len()..];
+        }
+        self.begun = rest.to_vec();
+    }
+
+    /// Whether there was an event with text.
+    pub fn has_text(&self) -> bool {
+        self.text
+    }
+
+    /// Whether it ended as a whole answer does: with a reason, and `[DONE]` after all else.
+    pub fn is_whole(&self) -> bool {
+        self.done && self.finished && !self.failed && self.begun.is_empty()
+    }
+
+    fn event(&mut self, event: &[u8]) {
+        let Some(data) = event.strip_prefix(b"data: ") else {
+            // A comment, which keeps connections open.
+            self.failed |= !event.starts_with(b":");
+            return;
+        };
+        if data == b"[DONE]" {
+            self.failed |= self.done;
+            self.done = true;
+            return;
+        }
+        match serde_json::from_slice(data) {
+            Ok(Chunk {
+                error: None,
+                choices,
+            }) => self.choices(&choices),
+            Ok(Chunk { error: Some(_), .. }) | Err(_) => self.failed = true,
+        }
+        self.failed |= self.done;
+    }
+
+    fn choices(&mut self, choices: &[Choice]) {
+        for choice in choices {
+            let content = choice.delta.content.as_deref();
+            self.text |= content.is_some_and(|text| !text.is_empty());
+            self.finished |= choice.finish_reason.is_some();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROLE: &str = r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+    const TEXT: &str =
+        r#"data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
+    const LAST: &str =
+        r#"data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"length"}]}"#;
+    const USAGE: &str = r#"data: {"choices":[],"usage":{"prompt_tokens":1}}"#;
+    const ERROR: &str = r#"data: {"error":{"message":"gone"}}"#;
+    const DONE: &str = "data: [DONE]";
+
+    fn read(events: &[&str]) -> Reader {
+        let mut reader = Reader::default();
+        for event in events {
+            reader.read(format!("{event}\n\n").as_bytes());
+        }
+        reader
+    }
+
+    #[test]
+    fn text_is_seen_when_it_comes_however_the_stream_is_cut() {
+        assert!(!read(&[ROLE]).has_text());
+        assert!(read(&[ROLE, TEXT]).has_text());
+        let stream = [ROLE, TEXT, ": ping", LAST, USAGE, DONE, ""].join("\n\n");
+        let mut reader = Reader::default();
+        for byte in stream.as_bytes() {
+            assert!(!reader.is_whole());
+            reader.read(&[*byte]);
+        }
+        assert!(reader.is_whole() && reader.has_text());
+    }
+
+    #[test]
+    fn an_answer_is_whole_when_it_says_so() {
+        assert!(read(&[ROLE, TEXT, LAST, USAGE, DONE]).is_whole());
+        let not_whole: [&[&str]; 7] = [
+            &[],
+            &[ROLE, TEXT, LAST],
+            &[ROLE, TEXT, DONE],
+            &[ROLE, TEXT, ERROR, DONE],
+            &[ROLE, TEXT, LAST, ERROR, DONE],
+            &[ROLE, TEXT, LAST, DONE, TEXT],
+            &[r#"{"object":"chat.completion"}"#, DONE],
+        ];
+        for events in not_whole {
+            assert!(!read(events).is_whole(), "{events:?}");
+        }
+        let mut reader = read(&[ROLE, LAST, DONE]);
+        reader.read(b"data: {");
+        assert!(!reader.is_whole());
+    }
+}

@@ -1,0 +1,264 @@
+//! Owns a recorded trace played against a real proxy, in real time: who was answered, how soon, and what the engines had to compute.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::StatusCode;
+use serde::Deserialize;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::results::TraceRow;
+use crate::engine::Role;
+use crate::replay::{Request, Spread, Trace};
+use events::Reader;
+use pool::Pool;
+pub use pool::Unanswered;
+
+mod events;
+mod pool;
+mod prompt;
+#[cfg(test)]
+mod tests;
+
+/// How a trace is played.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How much faster than recorded. The engines' times are divided by the same.
+    pub speedup: f64,
+    /// How many of its requests are sent, from the first.
+    pub requests: usize,
+    /// The model asked for.
+    pub model: String,
+    /// Tokens of every answer: few, since decode is not what is measured.
+    pub max_tokens: u64,
+    /// Tokens of the blocks that the trace was read for.
+    pub block_tokens: u32,
+    /// How long an answer may take, on the wall's clock; then the request is given up.
+    pub patience: Duration,
+}
+
+/// How one request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    /// With 200 and a whole answer.
+    Whole,
+    /// With another status.
+    Refused(StatusCode),
+    /// With 200 and an error, or before the answer was over.
+    CutShort,
+    /// Without an answer.
+    Unanswered,
+    /// With a client that had waited long enough.
+    GivenUp,
+}
+
+/// What became of one request; times are on the wall's clock, from when it was to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// How it ended.
+    pub end: End,
+    /// To its first text, where any came.
+    pub ttft: Option<Duration>,
+    /// To when it was sent.
+    pub late: Duration,
+}
+
+/// A trace that was played.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// How much faster than recorded.
+    pub speedup: f64,
+    /// One for each request, in no order.
+    pub outcomes: Vec<Outcome>,
+}
+
+impl Played {
+    /// How late requests were sent, in milliseconds of the trace.
+    pub fn late_ms(&self) -> Spread {
+        let late = self.outcomes.iter().map(|one| one.late);
+        Spread::of(late.map(|late| late.as_secs_f64() * 1000.0 * self.speedup))
+    }
+}
+
+/// What one engine had to do, from its `/__state`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct EngineState {
+    /// What the engine does.
+    pub role: Role,
+    /// Prompt tokens that it had.
+    pub cached_tokens: u64,
+    /// Prompt tokens that it computed.
+    pub computed_tokens: u64,
+}
+
+/// Sends the requests of a trace at their times, whatever becomes of those before; calls `progress` with how many have ended.
+pub async fn play(
+    trace: &Trace,
+    at: SocketAddr,
+    options: &Options,
+    progress: impl Fn(usize),
+) -> Played {
+    let pool = Arc::new(Pool::new(at));
+    let count = trace.requests.len().min(options.requests);
+    let requests = &trace.requests[..count];
+    let mut bodies = Bodies::new(requests, options);
+    let mut asked = JoinSet::new();
+    let mut outcomes = Vec::new();
+    let begun = Instant::now();
+    for request in requests {
+        let due = begun + request.arrival.div_f64(options.speedup);
+        let body = bodies.next(due).await;
+        sleep_until(due).await;
+        asked.spawn(ask(Arc::clone(&pool), body, due, options.patience));
+        while let Some(ended) = asked.try_join_next() {
+            outcomes.extend(ended);
+        }
+        progress(outcomes.len());
+    }
+    while let Some(ended) = asked.join_next().await {
+        outcomes.extend(ended);
+        progress(outcomes.len());
+    }
+    Played {
+        speedup: options.speedup,
+        outcomes,
+    }
+}
+
+/// Bodies made before their time: traces come in bursts, whose requests would wait for each other's bodies.
+struct Bodies<'a> {
+    requests: &'a [Request],
+    options: &'a Options,
+    made: VecDeque<Bytes>,
+    /// The number of the next one to be made.
+    next: usize,
+}
+
+/// How many bodies there are at most: more than a burst has.
+const AHEAD: usize = 128;
+
+impl<'a> Bodies<'a> {
+    fn new(requests: &'a [Request], options: &'a Options) -> Self {
+        Self {
+            requests,
+            options,
+            made: VecDeque::new(),
+            next: 0,
+        }
+    }
+
+    /// The next request's, which is not needed before `due`; makes others until then, and lets other tasks go first.
+    async fn next(&mut self, due: Instant) -> Bytes {
+        while self.made.len() < AHEAD && self.next < self.requests.len() && Instant::now() < due {
+            let body = self.make();
+            self.made.push_back(body);
+            yield_now().await;
+        }
+        match self.made.pop_front() {
+            Some(body) => body,
+            None => self.make(),
+        }
+    }
+
+    fn make(&mut self) -> Bytes {
+        let number = self.next;
+        self.next += 1;
+        prompt::body(&self.requests[number], number, self.options)
+    }
+}
+
+/// Sends one request that was due at `due`, and reads its answer to the end.
+async fn ask(pool: Arc<Pool>, body: Bytes, due: Instant, patience: Duration) -> Outcome {
+    let late = due.elapsed();
+    let mut ttft = None;
+    let answer = answer(&pool, body, || {
+        ttft.get_or_insert(due.elapsed());
+    });
+    let end = match timeout_at(due + patience, answer).await {
+        Ok(Ok(end)) => end,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "not answered");
+            End::Unanswered
+        }
+        Err(_) => End::GivenUp,
+    };
+    Outcome { end, ttft, late }
+}
+
+/// Reads an answer; calls `has_text` when its first text has come, and maybe again.
+async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<End, Unanswered> {
+    let (mut response, line) = pool.send(body).await?;
+    let mut reader = Reader::default();
+    while let Some(frame) = response.frame().await {
+        let Ok(frame) = frame else {
+            return Ok(End::CutShort);
+        };
+        let Ok(piece) = frame.into_data() else {
+            continue;
+        };
+        reader.read(&piece);
+        if reader.has_text() {
+            has_text();
+        }
+    }
+    pool.keep(line);
+    Ok(match response.status() {
+        StatusCode::OK if reader.is_whole() => End::Whole,
+        StatusCode::OK => End::CutShort,
+        status => End::Refused(status),
+    })
+}
+
+/// What engines have had to do.
+///
+/// # Errors
+/// When one does not tell.
+pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, Unanswered> {
+    let mut states = Vec::new();
+    for engine in engines {
+        let page = Pool::new(*engine).get("/__state").await?;
+        states.push(serde_json::from_slice(&page).map_err(Unanswered::Page)?);
+    }
+    Ok(states)
+}
+
+/// What a trace came to, in the trace's time. First tokens count where the answer was whole; of the engines those count that compute
+/// prompts.
+pub fn row(contender: &str, played: &Played, engines: &[EngineState]) -> TraceRow {
+    let whole = || played.outcomes.iter().filter(|one| one.end == End::Whole);
+    let ttft = whole().filter_map(|one| one.ttft);
+    let ttft_ms = Spread::of(ttft.map(|ttft| ttft.as_secs_f64() * 1000.0 * played.speedup));
+    let computing = || engines.iter().filter(|engine| engine.role != Role::Decode);
+    let computed: u64 = computing().map(|engine| engine.computed_tokens).sum();
+    let cached: u64 = computing().map(|engine| engine.cached_tokens).sum();
+    let busiest = computing().map(|engine| engine.computed_tokens).max();
+    let mean = share(computed, computing().count() as u64);
+    TraceRow {
+        contender: contender.to_owned(),
+        requests: played.outcomes.len(),
+        speedup: played.speedup,
+        success_rate: share(whole().count() as u64, played.outcomes.len() as u64),
+        hit_rate: share(cached, cached + computed),
+        ttft_mean_ms: ttft_ms.mean,
+        ttft_p50_ms: ttft_ms.p50,
+        ttft_p90_ms: ttft_ms.p90,
+        ttft_p99_ms: ttft_ms.p99,
+        imbalance: match mean > 0.0 {
+            true => busiest.unwrap_or_default() as f64 / mean,
+            false => 0.0,
+        },
+    }
+}
+
+/// 0 of nothing.
+fn share(part: u64, of: u64) -> f64 {
+    match of {
+        0 => 0.0,
+        _ => part as f64 / of as f64,
+    }
+}

@@ -1,0 +1,120 @@
+//! Owns the client's connections: kept alive, and as many as are needed at once.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+const PATH: &str = "/v1/chat/completions";
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// No connection.
+    #[error("cannot connect: {0}")]
+    Connect(#[from] std::io::Error),
+    /// The connection broke.
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    /// What was asked for cannot be written.
+    #[error(transparent)]
+    Request(#[from] hyper::http::Error),
+    /// A page is not what it should be.
+    #[error("not read: {0}")]
+    Page(serde_json::Error),
+}
+
+/// A connection on which one request is under way at a time.
+pub type Line = SendRequest<Full<Bytes>>;
+
+/// Connections to one address.
+pub struct Pool {
+    at: SocketAddr,
+    idle: Mutex<Vec<Line>>,
+}
+
+impl Pool {
+    /// No connections yet.
+    pub fn new(at: SocketAddr) -> Self {
+        Self {
+            at,
+            idle: Mutex::default(),
+        }
+    }
+
+    /// Asks for a completion, on the connection used last or on a new one. What comes with the answer is to be given to
+    /// [`Pool::keep`] when the answer has been read.
+    ///
+    /// # Errors
+    /// When there is no answer; a kept connection that turns out to be closed is none.
+    pub async fn send(&self, body: Bytes) -> Result<(Response<Incoming>, Line), Unanswered> {
+        while let Some(mut line) = self.take() {
+            if line.ready().await.is_err() {
+                continue;
+            }
+            let request = self.request(Method::POST, PATH, body.clone())?;
+            match line.try_send_request(request).await {
+                Ok(response) => return Ok((response, line)),
+                // Closed before anything of it was sent.
+                Err(error) if error.message().is_some() => {}
+                Err(error) => return Err(error.into_error().into()),
+            }
+        }
+        let mut line = self.connect().await?;
+        let request = self.request(Method::POST, PATH, body)?;
+        Ok((line.send_request(request).await?, line))
+    }
+
+    /// Keeps a connection for the next request.
+    pub fn keep(&self, line: Line) {
+        self.idle().push(line);
+    }
+
+    /// A page, on a connection of its own.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn get(&self, path: &str) -> Result<Bytes, Unanswered> {
+        let request = self.request(Method::GET, path, Bytes::new())?;
+        let answer = self.connect().await?.send_request(request).await?;
+        Ok(answer.into_body().collect().await?.to_bytes())
+    }
+
+    fn take(&self) -> Option<Line> {
+        self.idle().pop()
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Line>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connect(&self) -> Result<Line, Unanswered> {
+        let stream = TcpStream::connect(self.at).await?;
+        stream.set_nodelay(true)?;
+        let (line, connection) = handshake(TokioIo::new(stream)).await?;
+        // Its end is seen by whoever uses it.
+        tokio::spawn(connection);
+        Ok(line)
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, self.at.to_string())
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::from(body))
+    }
+}

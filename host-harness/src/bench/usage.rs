@@ -1,0 +1,107 @@
+//! Owns what processes cost: their processor time and memory, and those of all they have started, from `/proc`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::Duration;
+
+/// What some processes have used until now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// User and system time of the threads that live.
+    pub cpu: Duration,
+    /// Resident set, in bytes.
+    pub resident: u64,
+}
+
+/// Linux's page on the machines that this runs on.
+const PAGE: u64 = 4096;
+
+/// Of these processes and all that descend from them.
+pub fn of(roots: &[u32]) -> Usage {
+    let mut usage = Usage::default();
+    for process in family(roots) {
+        usage.cpu += cpu(process);
+        usage.resident += resident(process);
+    }
+    usage
+}
+
+fn family(roots: &[u32]) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for process in processes() {
+        if let Some(parent) = parent(process) {
+            children.entry(parent).or_default().push(process);
+        }
+    }
+    let mut all = roots.to_vec();
+    let mut next = 0;
+    while let Some(process) = all.get(next) {
+        all.extend(children.remove(process).unwrap_or_default());
+        next += 1;
+    }
+    all
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    numbers_in("/proc")
+}
+
+fn numbers_in(folder: &str) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The second field behind the name, which ends with the last parenthesis.
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, behind) = stat.rsplit_once(')')?;
+    behind.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The scheduler's own count, in nanoseconds, where `stat` has hundredths of a second.
+fn cpu(process: u32) -> Duration {
+    let tasks = format!("/proc/{process}/task");
+    let of_task = |task: u32| -> Option<u64> {
+        let counts = fs::read_to_string(format!("{tasks}/{task}/schedstat")).ok()?;
+        counts.split_whitespace().next()?.parse().ok()
+    };
+    let nanoseconds = numbers_in(&tasks).filter_map(of_task).sum();
+    Duration::from_nanos(nanoseconds)
+}
+
+fn resident(process: u32) -> u64 {
+    let pages = || -> Option<u64> {
+        let counts = fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
+        counts.split_whitespace().nth(1)?.parse().ok()
+    };
+    pages().unwrap_or_default() * PAGE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn time_and_memory_of_children_count() {
+        let own = of(&[std::process::id()]);
+        assert!(own.resident > 1 << 20, "{own:?}");
+        let mut child = Command::new("sh")
+            .args([
+                "-c",
+                "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; exec sleep 10",
+            ])
+            .spawn()
+            .expect("a shell");
+        let process = child.id();
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while of(&[process]).cpu < Duration::from_millis(1) {
+            assert!(std::time::Instant::now() < deadline, "it has used nothing");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(of(&[std::process::id()]).cpu > of(&[process]).cpu);
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+        assert_eq!(of(&[process]), Usage::default());
+    }
+}

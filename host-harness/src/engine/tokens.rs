@@ -1,0 +1,106 @@
+//! Owns what a vLLM server tells of itself and of a prompt without running it: its version, and the prompt's token ids.
+
+use bytes::Bytes;
+use hyper::{Response, StatusCode};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+
+use super::body::{self, Body};
+use super::node::Node;
+use super::refusal::Refusal;
+use super::request::{Endpoint, PromptIds};
+
+/// Recent enough for all that is simulated here.
+const VERSION: &str = "0.16.0";
+
+/// Tokens of the vocabulary told of. Ids inside an engine are hashes and longer, and a router that reads them would have more to
+/// read than a real engine gives it.
+const VOCABULARY: u32 = 128_000;
+
+/// The answer to `GET /version`.
+pub fn version() -> String {
+    format!(r#"{{"version":"{VERSION}"}}"#)
+}
+
+/// What can be asked about a prompt.
+#[derive(Clone, Copy, Debug)]
+pub enum Question {
+    /// Its ids, alone.
+    Tokenize,
+    /// The chat request as the engine would run it, ids in the place of messages.
+    Render,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    messages: Option<IgnoredAny>,
+}
+
+#[derive(Serialize)]
+struct Tokenized<'a> {
+    count: usize,
+    max_model_len: u64,
+    tokens: &'a [u32],
+    token_strs: Option<()>,
+}
+
+#[derive(Serialize)]
+struct Rendered<'a> {
+    request_id: String,
+    token_ids: &'a [u32],
+    features: Option<()>,
+    model: &'a str,
+}
+
+impl Question {
+    /// The question that is asked at `path`, if it is one.
+    pub fn at(path: &str) -> Option<Self> {
+        match path {
+            "/tokenize" => Some(Self::Tokenize),
+            "/v1/chat/completions/render" => Some(Self::Render),
+            _ => None,
+        }
+    }
+
+    /// Answers it.
+    pub fn answer(self, node: &Node, content: &[u8]) -> Response<Body> {
+        match self.ids(content) {
+            Ok(ids) => body::json(StatusCode::OK, self.write(node, &ids)),
+            Err(refusal) => refusal.response(node.config.dialect),
+        }
+    }
+
+    /// The ids of the first prompt.
+    fn ids(self, content: &[u8]) -> Result<Vec<u32>, Refusal> {
+        let endpoint = match self {
+            Self::Render => Endpoint::Chat,
+            Self::Tokenize => match serde_json::from_slice(content) {
+                Ok(Asked { messages: Some(_) }) => Endpoint::Chat,
+                // What is wrong with it is said when it is read.
+                _ => Endpoint::Completions,
+            },
+        };
+        let prompts = PromptIds::of_body(endpoint, content)?;
+        let first = prompts.into_iter().next().unwrap_or_default();
+        Ok(first.into_iter().map(|id| id % VOCABULARY).collect())
+    }
+
+    fn write(self, node: &Node, ids: &[u32]) -> Bytes {
+        let written = match self {
+            Self::Tokenize => serde_json::to_vec(&Tokenized {
+                count: ids.len(),
+                max_model_len: node.longest_prompt(),
+                tokens: ids,
+                token_strs: None,
+            }),
+            Self::Render => serde_json::to_vec(&Rendered {
+                request_id: format!("chatcmpl-{:032x}", rand::random::<u128>()),
+                token_ids: ids,
+                features: None,
+                model: &node.config.model,
+            }),
+        };
+        // Strings and numbers only: writing them to memory cannot fail.
+        Bytes::from(written.unwrap_or_default())
+    }
+}

@@ -1,0 +1,90 @@
+//! Owns what reports are made with: the style of a page, plots as SVG, and the words around them.
+
+mod axis;
+mod lines;
+
+pub use axis::{Axis, Scale};
+pub use lines::{Canvas, Line, Points, lines};
+
+use plotters::drawing::DrawingAreaErrorKind;
+use plotters::style::RGBColor;
+
+/// The style of every report, for light and dark screens.
+pub const STYLE: &str = include_str!("style.css");
+
+/// What is written and ruled in a plot; the style knows it by its colour, and makes it light on a dark screen.
+pub const INK: RGBColor = RGBColor(31, 41, 55);
+
+/// The lines behind a plot; the style knows them as well.
+pub const GRID: RGBColor = RGBColor(226, 230, 236);
+
+/// The letters of a plot.
+pub const FONT: &str = "system-ui, sans-serif";
+
+/// Why a plot cannot be drawn.
+#[derive(Debug, thiserror::Error)]
+#[error("a plot: {0}")]
+pub struct DrawError(String);
+
+impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for DrawError {
+    fn from(error: DrawingAreaErrorKind<E>) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// The beginning of a page, up to its heading.
+pub fn head(title: &str, style: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{}</title>\n\
+         <style>\n{STYLE}{style}</style></head>\n<body>\n",
+        escaped(title)
+    )
+}
+
+/// A plot with its title.
+pub fn figure(title: &str, svg: &str) -> String {
+    format!(
+        "<figure><figcaption>{}</figcaption>\n{svg}</figure>\n",
+        escaped(title)
+    )
+}
+
+/// A text as a page has it.
+pub fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// A colour `paler` steps nearer to white.
+pub fn tint(RGBColor(red, green, blue): RGBColor, paler: usize) -> RGBColor {
+    let part = |channel: u8| {
+        let missing = f64::from(u8::MAX - channel) * 2.5 / (paler as f64 + 2.5);
+        u8::MAX - missing.round() as u8
+    };
+    RGBColor(part(red), part(green), part(blue))
+}
+
+/// A colour as plots write it.
+pub fn hex(RGBColor(red, green, blue): RGBColor) -> String {
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+/// A number as short as it is exact, to three decimals.
+pub fn tick(value: &f64) -> String {
+    let rounded = (value * 1000.0).round() / 1000.0;
+    format!("{rounded}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_style_knows_the_colours_that_a_dark_screen_changes() {
+        for color in [INK, GRID] {
+            let rule = format!("svg [stroke=\"{}\"]", hex(color));
+            assert!(STYLE.contains(&rule), "{rule}");
+        }
+    }
+}
