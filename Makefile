@@ -31,7 +31,7 @@ soak: ## The long versions: of the end-to-end tests, and ten minutes of each fuz
 gpu-check: ## The gateway in front of a real engine in PyTorch, on a GPU where there is one (PYTHON=one that has PyTorch)
 	@scripts/gpu.sh
 
-bench: ## What a routing decision costs beside Dynamo's, then Envoy with pd-router beside other routers, under load (QUICK=1: a minute of it)
+bench: ## Envoy with pd-router beside other routers, under load (QUICK=1: a minute of it), then what a routing decision costs beside Dynamo's
 	@scripts/bench.sh
 
 plugin: ## Build target/pd_router.wasm

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures what one routing decision costs: natively, inside wasm, and NVIDIA Dynamo's own beside them; and what it costs
-# that threads share what they know; prints a table. Then pd-router in Envoy beside other routers, under load: target/bench/report.html.
-# ROUTING=1 only the first, PROXIES=1 only the second, QUICK=1 a few rows of the second.
-# Of the first: DYNAMO=0 leaves Dynamo out, and what compiling it takes. ONLY=words measures what has these words in its name.
+# Measures pd-router in Envoy beside other routers, under load: target/bench/report.html. Then what one routing decision costs: natively,
+# inside wasm, and NVIDIA Dynamo's own beside them; and what it costs that threads share what they know; prints a table.
+# PROXIES=1 only the first, QUICK=1 a few rows of it; ROUTING=1 only the second.
+# Of the second: DYNAMO=0 leaves Dynamo out, and what compiling it takes. ONLY=words measures what has these words in its name.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -46,7 +46,7 @@ elif [ "${QUICK:-}" = 1 ]; then
 elif [ "${PROXIES:-}" = 1 ]; then
     proxies
 else
-    routing
     say "measuring proxies beside each other, which takes about an hour …"
     proxies
+    routing
 fi
