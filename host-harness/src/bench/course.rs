@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use indicatif::ProgressBar;
 
 use super::contender::Contender;
@@ -174,9 +175,8 @@ impl<'a> Course<'a> {
             bar.inc(milliseconds(WARM_UP + rounds.lasts));
         });
         let rows = measured.await;
-        for entrant in entrants {
-            entrant.stand.stop().await;
-        }
+        let stopping = entrants.into_iter().map(|entrant| entrant.stand.stop());
+        join_all(stopping).await;
         engines.stop().await;
         Ok(rows)
     }

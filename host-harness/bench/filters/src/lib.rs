@@ -9,10 +9,15 @@ use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType, LogLevel};
 use serde::Deserialize;
 
-proxy_wasm::main! {{
-    proxy_wasm::set_log_level(LogLevel::Warn);
-    proxy_wasm::set_root_context(|_| Box::new(Root(Task::Nothing)));
-}}
+/// The function that the ABI asks for is exported without a word said of it; nobody outside can see it here.
+mod entry {
+    use super::*;
+
+    proxy_wasm::main! {{
+        proxy_wasm::set_log_level(LogLevel::Warn);
+        proxy_wasm::set_root_context(|_| Box::new(Root(Task::Nothing)));
+    }}
+}
 
 /// What is done to each request.
 #[derive(Clone, Copy)]

@@ -176,12 +176,3 @@ fn a_folder_that_cannot_be_made_is_named() {
     let error = write(&nothing(), &file.path().join("bench")).unwrap_err();
     assert!(error.to_string().contains("bench: "), "{error}");
 }
-
-/// Not a check: `cargo test a_sample -- --ignored` leaves a report to look at in a browser.
-#[test]
-#[ignore = "leaves a page for a person"]
-fn a_sample() {
-    let folder = std::env::temp_dir().join("pd-bench-sample");
-    write(&everything(), &folder).unwrap();
-    println!("{}", folder.join("report.html").display());
-}
