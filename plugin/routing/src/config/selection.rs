@@ -116,7 +116,7 @@ impl Default for SessionAffinity {
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixKnowledge {
     /// Blocks remembered in all, each for each worker that has it, per worker thread: a hard bound on memory, at most
-    /// 32 bytes each.
+    /// 32 bytes each. Further back in a long prompt a run of up to 256 blocks counts as one.
     #[cfg_attr(feature = "schema", schemars(range(max = super::check::MAX_REMEMBERED)))]
     pub max_blocks: usize,
     /// Milliseconds that a block is remembered on a worker whose `kv_blocks` are not known.

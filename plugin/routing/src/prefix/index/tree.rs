@@ -54,7 +54,7 @@ pub(super) fn weight(tag: u32) -> u32 {
 /// A tag with a hash in it, and the kind of its run.
 #[inline]
 pub(super) fn tag(hash: u32, kind: u32) -> u32 {
-    hash.wrapping_mul(KINDS) | kind % KINDS
+    hash.wrapping_mul(KINDS) | (kind % KINDS)
 }
 
 impl Vacant for Node {
