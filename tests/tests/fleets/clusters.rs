@@ -85,6 +85,8 @@ pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
     let traffic = Traffic::start(gateway.listen, 4);
     decode.list(&both);
     traffic.until_answered_by(&decodes[1..]).await;
+    // One thread knows of the joiner, and the other soon will: before that it knows of nobody but the one that leaves.
+    until_workers_are(&gateway, &[&prefills[..], &decodes[..]].concat()).await;
     decode.list(&both[1..]);
     until_workers_are(&gateway, &[&prefills[..], &decodes[1..]].concat()).await;
     let before = fleet.decode[0].state().await.requests;
