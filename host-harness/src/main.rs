@@ -12,6 +12,7 @@ mod check;
 mod engine;
 mod host;
 mod load;
+mod logging;
 mod plot;
 mod replay;
 mod run;

@@ -30,6 +30,7 @@ use rounds::Rounds;
 use stand::Parts;
 
 use crate::engine::EngineError;
+use crate::logging;
 use crate::run::RunError;
 use crate::run::stop;
 
@@ -179,12 +180,7 @@ pub enum BenchError {
 /// When something that is always needed is not there, or the report cannot be written.
 pub fn run(args: &Args) -> Result<(), BenchError> {
     // That contenders fail is told in the report; RUST_LOG asks for more.
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
-    let _ = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(filter)
-        .try_init();
+    logging::begin("error");
     args.parts.files.check_plugin()?;
     let agenda = args.agenda();
     if agenda.is_empty() {

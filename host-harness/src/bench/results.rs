@@ -17,7 +17,7 @@ pub struct Results {
     pub round_s: f64,
     /// Contenders under loads.
     pub rows: Vec<Row>,
-    /// What a body costs: figures of their own, made from rows that ran side by side.
+    /// What memory comes to as prompts go by of which no two are alike.
     pub memory: Vec<MemoryRow>,
     /// A recorded trace, through each contender.
     pub trace: Vec<TraceRow>,

@@ -8,6 +8,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::engine::Dialect;
+use crate::logging;
 use crate::run::gateway::{Files, GatewayConfig};
 use crate::run::{EnvoyLog, Proxy, RunError};
 
@@ -144,12 +145,7 @@ pub enum ChaosError {
 /// When one cannot be played, or breaks a rule.
 pub fn run(args: Args) -> Result<(), ChaosError> {
     // What the plugin and the host say, on standard error; RUST_LOG asks for more. That workers fail is no news here.
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
-    let _ = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(filter)
-        .try_init();
+    logging::begin("error");
     args.files.check_plugin()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -8,6 +8,7 @@ use routing::config::{Config, ConfigError};
 
 use crate::engine::EngineError;
 use crate::host::HostError;
+use crate::logging;
 
 mod bootstrap;
 mod envoy;
@@ -149,12 +150,7 @@ pub enum RunError {
 /// When a part of the gateway cannot be started, or Envoy ends by itself.
 pub fn run(args: Args) -> Result<(), RunError> {
     // What the plugin and the host say, on standard error; RUST_LOG asks for more.
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    let _ = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(filter)
-        .try_init();
+    logging::begin("warn");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

@@ -220,6 +220,7 @@ pub fn set_buffer(kind: Buffer, bytes: &[u8]) -> Result<(), HostError> {
 pub type Header = (Vec<u8>, Vec<u8>);
 
 /// All headers of a map, where they lie: one call, and no copy of each.
+#[derive(Default)]
 pub struct Headers(Vec<u8>);
 
 impl Headers {

@@ -50,9 +50,7 @@ impl Reading {
         }
         self.has_ended = end;
         stream.response.set(Response::Held);
-        let Ok(received) = Headers::of(Map::Response) else {
-            return Action::Continue;
-        };
+        let received = Headers::of(Map::Response).unwrap_or_default();
         let status = received.first(":status").unwrap_or_default();
         stream.code.set(first_digit(status));
         let action = match status.first() {
@@ -187,8 +185,14 @@ impl Reading {
             _ => return Action::Continue,
         }
         self.has_ended |= end;
-        if self.watch.is_none() || passes_unread(gateway, stream) {
+        if self.watch.is_none() {
             stream.clock.stir();
+            return Action::Continue;
+        }
+        if passes_unread(gateway, stream) {
+            stream.clock.stir();
+            // It is the piece that renews a booking, whatever is in it.
+            stream.seat.borrow_mut().generated(stream.tokens.get());
             return Action::Continue;
         }
         let bytes = match size {

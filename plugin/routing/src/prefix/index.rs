@@ -254,10 +254,11 @@ impl Index {
         let Some(holder) = self.holders.get_mut(usize::from(id)) else {
             return (0, 0);
         };
-        let room = holder
-            .capacity
-            .map_or(usize::MAX, |capacity| capacity as usize);
-        let count = fitting(tags.clone(), room).min(self.max_pairs);
+        let room = match holder.capacity {
+            Some(capacity) => fitting(tags.clone(), capacity),
+            None => tags.len(),
+        };
+        let count = room.min(self.max_pairs);
         if count == 0 {
             return (0, 0);
         }
@@ -489,14 +490,11 @@ fn tags(blocks: &Blocks) -> impl ExactSizeIterator<Item = u32> + Clone {
 }
 
 /// How many of the leading tags stand for no more than `room` blocks together.
-fn fitting(tags: impl ExactSizeIterator<Item = u32>, room: usize) -> usize {
+fn fitting(tags: impl Iterator<Item = u32>, room: u32) -> usize {
     let mut left = room;
-    tags.take_while(|tag| match left.checked_sub(weight(*tag) as usize) {
-        Some(rest) => {
-            left = rest;
-            true
-        }
-        None => false,
+    tags.map_while(|tag| {
+        left = left.checked_sub(weight(tag))?;
+        Some(())
     })
     .count()
 }

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use routing::load::Load;
+use routing::prefix::Grain;
 use routing::route::{Refusal, Router, Seat};
 use routing::sharing::{Board, Desk, PoolShares, Totals, Wrote};
 use serde_json::{Value, json};
@@ -157,7 +158,10 @@ fn stuck(sharing: Sharing) -> usize {
     let count = (0..8).filter(same).count();
     // What was heard is not told on: A would hear its own.
     let told = two.b.router.take_decisions();
-    assert!(told.iter().all(|it| it.path.len() > 40));
+    assert!(
+        told.iter()
+            .all(|it| it.path.len() > Grain::Graded.names(4096 / 16))
+    );
     count
 }
 
