@@ -282,10 +282,9 @@ fn conversations(situation: &Situation) -> Vec<Conversation> {
 }
 
 fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
-    Blocks {
-        scope: hash::scope(MODEL, Known::ByIds),
-        sequence: hash::ids(ids, block_tokens, Salt::new(None, None)),
-    }..Blocks::default()
+    let scope = hash::scope(MODEL, Known::ByIds);
+    let names = hash::ids(ids, block_tokens, Salt::new(None, None));
+    Blocks::named(scope, names, Grain::of(block_tokens))
 }
 
 /// Blocks that nobody asks for.
@@ -295,5 +294,6 @@ fn stuffed(cache: u32, first: u32, count: u32) -> Blocks {
         sequence: (first..first + count)
             .map(|block| stuffing(cache, block))
             .collect(),
-    }..Blocks::default()
+        grain: Grain::Even,
+    }
 }
