@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::engine_metrics::MAX_TEXT;
-use routing::route::{Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
+use routing::fleet::Worker;
+use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
 
 use crate::cleanup::{self, CleanUp};
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::prefill_call::{self, Job};
-use crate::recovery::{self, DecodeCall, Failure};
+use crate::recovery::{self, DecodeCall, End, Failure};
 use crate::shared;
 use crate::stream::{Stream, destination_headers};
 
@@ -27,7 +28,9 @@ pub enum Task {
     /// Its prefill worker is to be called.
     Prefill(Box<Job>),
     /// Its decode leg has failed before the client read anything.
-    Recover(Rc<Stream>, Failure),
+    Recover(Rc<Stream>, Failure, End),
+    /// What its prefill worker has computed is to be fetched for nobody.
+    CleanUp(Rc<Stream>, Box<CleanUpLeg>, Rc<Worker>),
 }
 
 /// A call that has been made.
@@ -38,6 +41,8 @@ pub enum Call {
     Decode(DecodeCall),
     /// The leg that fetches what a client has left behind.
     CleanUp(CleanUp),
+    /// A worker drops what it does for a request that was given up.
+    Abort,
 }
 
 /// The tasks and calls of one root context.
@@ -70,7 +75,7 @@ impl Calls {
     pub fn prefills(&self) -> impl Iterator<Item = &Job> {
         self.running.values().filter_map(|call| match call {
             Call::Prefill(job) => Some(&**job),
-            Call::Decode(_) | Call::CleanUp(_) => None,
+            Call::Decode(_) | Call::CleanUp(_) | Call::Abort => None,
         })
     }
 }
@@ -94,7 +99,12 @@ pub fn start_waiting(gateway: &Gateway, queue: u32) {
         let task = gateway.calls.borrow_mut().waiting.pop_front();
         match task {
             Some(Task::Prefill(job)) => prefill_call::start(gateway, *job),
-            Some(Task::Recover(client, failure)) => recovery::recover(gateway, &client, failure),
+            Some(Task::Recover(client, failure, end)) => {
+                recovery::recover(gateway, &client, failure, end);
+            }
+            Some(Task::CleanUp(client, leg, prefill)) => {
+                cleanup::start(gateway, &client, &leg, &prefill);
+            }
             None => break,
         }
     }
@@ -119,6 +129,8 @@ pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
         Call::Prefill(job) => prefill_call::answered(gateway, *job, answer),
         Call::Decode(call) => recovery::answered(gateway, call, answer),
         Call::CleanUp(leg) => cleanup::answered(gateway, &leg, answer),
+        // Whatever it says: there is nothing more to be done.
+        Call::Abort => {}
     }
     true
 }
@@ -142,13 +154,16 @@ pub fn headers_for_client() -> Vec<Header> {
 }
 
 /// Calls a worker with a leg that is not forwarded: the client's headers and body, changed as the leg says. The context that was
-/// the effective one is so no more. None where the proxy would not make the call.
+/// the effective one is so no more.
+///
+/// # Errors
+/// How a call that is not made ends.
 pub fn call_decode(
     gateway: &Gateway,
     dispatch: &Dispatch,
     request: &Asked<'_>,
     timeout: Duration,
-) -> Option<u32> {
+) -> Result<u32, PrefillAnswer<'static>> {
     let mut own = dispatch.headers.clone();
     own.extend(destination_headers(dispatch));
     own.push((headers::REQUEST_ID, request.id.to_owned()));
@@ -159,9 +174,18 @@ pub fn call_decode(
         .map(|edits| edits.apply(request.body));
     let cluster = gateway.router.borrow().pool().clusters.decode.clone();
     // The call must be the root's: the client's context may be gone when the answer comes.
-    host::enter_context(gateway.root_id).ok()?;
+    host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = edited.as_deref().unwrap_or(request.body);
-    host::call(&cluster, sent, Some(body), timeout).ok()
+    host::call(&cluster, sent, Some(body), timeout).map_err(not_made)
+}
+
+/// How a call ends that the proxy would not make: it takes no argument of ours that is not text where it must be; all else is about
+/// where the call goes.
+pub fn not_made(status: host::Status) -> PrefillAnswer<'static> {
+    match status {
+        host::Status::BadArgument => PrefillAnswer::Unsendable,
+        _ => PrefillAnswer::NotSent,
+    }
 }
 
 /// Asks with `GET`: one member of a cluster or, where none is named, whom the cluster picks. To be called on the root.

@@ -1,11 +1,12 @@
 //! Owns the leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use routing::fleet::Worker;
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
-use crate::calls::{self, Asked, Call};
+use crate::calls::{self, Asked, Call, Task};
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host;
@@ -76,7 +77,7 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
     };
     let called = calls::call_decode(gateway, &leg.dispatch, &asked, timeout);
     match called {
-        Some(token) => {
+        Ok(token) => {
             gateway.telemetry.cleaning_up();
             let call = Call::CleanUp(CleanUp {
                 blocks: leg.blocks,
@@ -85,7 +86,28 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
             });
             gateway.calls.borrow_mut().run(token, call);
         }
-        None => leaked(gateway, client, leg.blocks, prefill),
+        Err(_) => leaked(gateway, client, leg.blocks, prefill),
+    }
+}
+
+/// What prefill has computed for a decode leg that did not begin with it is fetched, for nobody. From whichever context is the
+/// effective one.
+pub fn give_up(gateway: &Gateway, client: &Rc<Stream>) {
+    let Some(blocks) = client.staged.take() else {
+        return;
+    };
+    let mut router = gateway.router.borrow_mut();
+    let leg = router.give_up_handoff(&mut client.seat.borrow_mut());
+    drop(router);
+    let prefill = client.seat.borrow().prefill.clone();
+    let (Some(leg), Some(prefill)) = (leg, prefill) else {
+        gateway.telemetry.leaked(blocks);
+        return;
+    };
+    client.leave_copy(gateway);
+    let task = Task::CleanUp(Rc::clone(client), Box::new(leg), prefill);
+    if calls::submit(gateway, task).is_err() {
+        gateway.telemetry.leaked(blocks);
     }
 }
 

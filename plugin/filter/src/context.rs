@@ -171,6 +171,11 @@ impl HttpContext for StreamContext {
         };
         self.pools.come_alive();
         self.pools.vm.request_came();
+        if !received.iter().all(headers::is_sendable) {
+            self.pools.vm.telemetry.refused(Refusal::Unsendable.code());
+            endpoints::refuse(&Refusal::Unsendable);
+            return Action::Pause;
+        }
         #[cfg(feature = "trap")]
         crate::trap::step_on(&received);
         if let Some(visit) = Visit::of(&self.pools, head, &received) {

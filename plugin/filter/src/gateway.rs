@@ -315,6 +315,12 @@ impl Gateway {
         found.cloned().collect()
     }
 
+    /// Whether another stream of the same worker has moved since this one did.
+    pub fn has_moved_since(&self, client: &Stream) -> bool {
+        let open = self.open.borrow();
+        open.values().any(|other| other.has_moved_since(client))
+    }
+
     /// Tells the outside of workers that were ejected.
     pub fn tell_of_health(&self) {
         let mut router = self.router.borrow_mut();

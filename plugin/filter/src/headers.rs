@@ -1,5 +1,6 @@
 //! Owns the names of headers: those that steer the proxy, those a client must not set, those a prefill leg does not carry.
 
+use crate::host::Header;
 use routing::request::steering::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
 
 /// Where a request or a call goes: an ordered list of `ip:port`, read by the clusters' `override_host` policy.
@@ -83,6 +84,16 @@ const NOT_ON_A_CALL: &[&str] = &[
     "transfer-encoding",
     "upgrade",
 ];
+
+/// Whether a header can be set on a call: the proxy's own, as the path is, must be text without control characters. Others that are
+/// not stay behind.
+pub fn is_sendable((name, value): &Header) -> bool {
+    let is_text = || {
+        let text = std::str::from_utf8(value);
+        text.is_ok_and(|text| !text.chars().any(char::is_control))
+    };
+    !name.starts_with(b":") || is_text()
+}
 
 /// Whether a client must not set this header.
 pub fn is_not_a_clients(name: &[u8]) -> bool {

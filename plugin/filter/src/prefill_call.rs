@@ -7,16 +7,17 @@ use routing::answer::Form;
 use routing::config::Legs;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::terminal::Terminal;
+use routing::outcome::{self, Came, Cost, Follows, Held, LeftOut, Meaning};
 use routing::route::{
     AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
 };
 
-use crate::calls::{Call, headers_for_client, with_clients_headers};
+use crate::calls::{Call, headers_for_client, not_made, with_clients_headers};
 use crate::cleanup;
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer};
-use crate::recovery::{self, Failure};
+use crate::recovery::{self, End, Failure};
 use crate::rewrite;
 use crate::stream::{Beside, Doom, Stage, Stream};
 use crate::telemetry::Leg;
@@ -58,9 +59,9 @@ pub fn start(gateway: &Gateway, job: Job) {
     }
     let racing = &job.client.racing;
     racing.set(racing.get().saturating_add(1));
-    let Some(token) = make_call(gateway, &job) else {
-        answered(gateway, job, PrefillAnswer::NotSent);
-        return;
+    let token = match make_call(gateway, &job) {
+        Ok(token) => token,
+        Err(answer) => return answered(gateway, job, answer),
     };
     gateway.telemetry.prefill_called();
     decode_beside(gateway, &job);
@@ -92,13 +93,14 @@ fn decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch) {
     }
 }
 
-fn make_call(gateway: &Gateway, job: &Job) -> Option<u32> {
-    let destination = job.phase.destination()?.to_string();
+fn make_call(gateway: &Gateway, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
+    let destination = job.phase.destination();
+    let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
     let body = prefill_body(job);
     // The call must be the root's: the client's context may be gone when the answer comes.
-    host::enter_context(gateway.root_id).ok()?;
-    let body = body.ok()?;
+    host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
+    let body = body.map_err(|_| PrefillAnswer::NotSent)?;
     let client_headers = job.client.headers();
 
     let mut own = job.phase.headers();
@@ -114,7 +116,7 @@ fn make_call(gateway: &Gateway, job: &Job) -> Option<u32> {
                 job.client.request_id()
             );
         })
-        .ok()
+        .map_err(not_made)
 }
 
 /// The prefill leg's body, made from the client's: the proxy has that, unless the request was forwarded already.
@@ -210,15 +212,18 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
             dispatch,
             blocks,
             target: (worker, key),
+            staged,
         } => {
             if !client.enter() {
                 gateway.telemetry.leaked(blocks);
                 return;
             }
-            gateway
-                .router
-                .borrow_mut()
-                .seat_decode(&mut client.seat.borrow_mut(), &worker, key);
+            gateway.router.borrow_mut().seat_decode(
+                &mut client.seat.borrow_mut(),
+                &worker,
+                key,
+                staged,
+            );
             client.staged.set(Some(blocks));
             rewrite::report_cached(gateway, &client, cached);
             decode(gateway, &client, &dispatch);
@@ -237,10 +242,11 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
         }
         AfterPrefill::Good => {
             rewrite::add_logprobs(&client, answer);
-            client.prefill_is_good();
+            client.prefill_is_good(gateway);
         }
         AfterPrefill::CallOff { leg, blocks } => cleanup::call_off(gateway, &client, &leg, blocks),
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
+        AfterPrefill::AnswerUnlessPair => ask_another_pair(gateway, &client, answer),
         AfterPrefill::Terminal(terminal) => end_here(gateway, &client, terminal),
         AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
         AfterPrefill::CleanUp(leg) => cleanup::start(gateway, &client, &leg, &worker),
@@ -281,6 +287,37 @@ fn pass_on(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     }
 }
 
+/// The worker has refused the request, and decode waits beside: there may be another pair for both.
+fn ask_another_pair(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
+    let PrefillAnswer::Whole { status, body } = answer else {
+        return;
+    };
+    if client.answer_has_begun() {
+        return pass_on(gateway, client, answer);
+    }
+    let told = Failure::Told {
+        status,
+        headers: headers_for_client(),
+        body: body.to_vec(),
+    };
+    client.beside.set(Beside::Nothing);
+    client.abort.replace(None);
+    recovery::recover(gateway, client, told, end_of_prefill(Came::Status(status)));
+}
+
+/// The prefill beside decode has ended badly; against whom that is held, and who is left out, has been seen to.
+fn end_of_prefill(came: Came) -> End {
+    End {
+        leg: outcome::Leg::Prefill,
+        came,
+        meaning: Meaning {
+            held: Held::Nothing,
+            follows: Follows::Anew(LeftOut::WorkerAtFirst),
+            cost: Cost::Work,
+        },
+    }
+}
+
 fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
     if client.enter() {
         let kind = (
@@ -303,11 +340,12 @@ fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
         (Beside::Running, _) if client.answer_has_begun() => doom(gateway, client, refusal),
         (Beside::Running, _) => {
             client.abort.replace(None);
-            recovery::recover(gateway, client, Failure::Prefill(refusal));
+            let end = end_of_prefill(Came::NoHandoff);
+            recovery::recover(gateway, client, Failure::Refused(refusal), end);
         }
         (Beside::Nothing, Stage::Recovering) => {
             let failure = client.failure.take();
-            let failure = failure.unwrap_or(Failure::Prefill(refusal));
+            let failure = failure.unwrap_or(Failure::Refused(refusal));
             recovery::give_up(gateway, client, &failure);
         }
         (Beside::Nothing, _) if client.enter() => client.refuse(gateway, &refusal),

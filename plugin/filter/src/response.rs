@@ -9,13 +9,15 @@ use std::rc::Rc;
 use proxy_wasm::types::Action;
 use routing::answer::{Form, Watch};
 use routing::handoff::usage;
-use routing::route::{Outcome, Refusal, Seat};
+use routing::outcome::{Came, Follows, of_words};
+use routing::route::{Refusal, Seat};
 
+use crate::cleanup;
 use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
-use crate::recovery::{self, Failure};
+use crate::recovery::{self, End, Failure};
 use crate::stream::{Beside, Response, Stage, Stream};
 
 /// So many bytes say something, whatever they are: nobody's first event is longer.
@@ -54,9 +56,8 @@ impl Reading {
         let status = received.first(":status").unwrap_or_default();
         stream.code.set(first_digit(status));
         let action = match status.first() {
-            Some(b'4' | b'5') => self.error(gateway, stream, status, end),
             Some(b'2') => self.success(gateway, stream, &received, end),
-            _ => Action::Continue,
+            _ => self.error(gateway, stream, status, end),
         };
         if action == Action::Continue {
             stream.response.set(Response::Flowing);
@@ -75,7 +76,7 @@ impl Reading {
         mark(gateway, stream);
         let is_changed = stream.change.borrow().is_some();
         if stream.seat.borrow().decode.is_none() && !is_changed {
-            stream.answer_begins();
+            stream.answer_begins(gateway);
             return Action::Continue;
         }
         let told = Form::of(received.first("content-type").unwrap_or_default());
@@ -95,7 +96,9 @@ impl Reading {
         let expects_tokens = stream.seat.borrow().expects_tokens();
         match (expects_tokens, end) {
             // Its length is told in its headers, and will be another one.
-            (false, false) if is_changed && told == Form::Whole => hold_to_change(stream, received),
+            (false, false) if is_changed && told == Form::Whole => {
+                hold_to_change(gateway, stream, received)
+            }
             (false, _) => Action::Continue,
             (true, true) => self.empty(gateway, stream),
             (true, false) => Action::Pause,
@@ -105,8 +108,8 @@ impl Reading {
     /// An answer that has ended without having said anything.
     fn empty(&mut self, gateway: &Gateway, stream: &Rc<Stream>) -> Action {
         log::warn!("[{}] its worker answered nothing", stream.request_id());
-        heard(gateway, stream, Outcome::Failed);
-        recovery::begin(gateway, stream, Failure::Empty);
+        let end = ended(gateway, stream, Came::Empty);
+        recovery::begin(gateway, stream, Failure::Empty, end);
         Action::Pause
     }
 
@@ -118,18 +121,27 @@ impl Reading {
         end: bool,
     ) -> Action {
         let details = host::property(&["response", "code_details"]).unwrap_or_default();
-        let is_failure = status.first() == Some(&b'5');
         if details == b"via_upstream" {
             mark(gateway, stream);
-            heard(gateway, stream, outcome_of(status));
-            if is_failure && stream.may_recover() {
-                recovery::begin(gateway, stream, Failure::Status);
+            let code = code(status);
+            let ended = ended(gateway, stream, Came::Status(code));
+            // Neither a redirect nor a switch of protocols is an answer to a request for text.
+            let is_unusable = code < 400 && stream.seat.borrow().expects_tokens();
+            let failure = match is_unusable {
+                true => Failure::Unusable { status: code },
+                false => Failure::Status,
+            };
+            let is_to_be_replaced =
+                ended.meaning.follows != Follows::PassedOn && stream.may_recover();
+            if is_unusable || is_to_be_replaced {
+                recovery::begin(gateway, stream, failure, ended);
                 return Action::Pause;
             }
-        } else if is_failure {
-            let failure = blame(gateway, stream, &details);
+            cleanup::give_up(gateway, stream);
+        } else if status.first() == Some(&b'5') {
+            let (failure, ended) = blame(gateway, stream, &details);
             if stream.may_recover() {
-                recovery::begin(gateway, stream, failure);
+                recovery::begin(gateway, stream, failure, ended);
                 return Action::Pause;
             }
             if status == b"503" && !end {
@@ -270,8 +282,8 @@ impl Reading {
         // The worker says that it failed, in an event in place of a status.
         let is_error = self.watch.as_ref().is_some_and(Watch::is_error_alone);
         if is_error && stream.may_recover() {
-            heard(gateway, stream, Outcome::Failed);
-            recovery::begin(gateway, stream, Failure::Status);
+            let end = ended(gateway, stream, Came::FailedInside);
+            recovery::begin(gateway, stream, Failure::Status, end);
             return Action::Pause;
         }
         let is_beside = stream.beside.get() == Beside::Running;
@@ -285,7 +297,7 @@ impl Reading {
         if !end && (waits_for_prefill || waits_for_end) {
             return Action::Pause;
         }
-        stream.answer_begins();
+        stream.answer_begins(gateway);
         stream.response.set(Response::Flowing);
         self.pass(stream, &bytes, end)
     }
@@ -344,11 +356,15 @@ impl Reading {
     pub fn settle(&self, gateway: &Gateway, stream: &Stream) {
         let has_begun = self.watch.as_ref().map(Watch::has_begun);
         match (stream.stage.get(), has_begun) {
-            (Stage::Forwarded, Some(_)) if self.has_ended => heard(gateway, stream, Outcome::Good),
-            (Stage::Forwarded, Some(_)) if is_broken_off(gateway, stream) => {
-                heard(gateway, stream, Outcome::Failed);
+            (Stage::Forwarded, Some(_)) if self.has_ended => {
+                ended(gateway, stream, Came::Good);
             }
-            (Stage::Forwarded, Some(true)) => heard(gateway, stream, Outcome::Good),
+            (Stage::Forwarded, Some(_)) if is_broken_off(gateway, stream) => {
+                ended(gateway, stream, Came::Cut);
+            }
+            (Stage::Forwarded, Some(true)) => {
+                ended(gateway, stream, Came::Good);
+            }
             // Who was at fault is known already.
             (Stage::Recovering, _) => {
                 is_broken_off(gateway, stream);
@@ -380,24 +396,25 @@ fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
     is_so
 }
 
-/// What its answer says of the worker; of those behind a frontend, which sees to them itself, it says nothing.
-pub fn heard(gateway: &Gateway, stream: &Stream, outcome: Outcome) {
+/// The leg that the client waits for has ended so: what that means.
+pub fn ended(gateway: &Gateway, stream: &Stream, came: Came) -> End {
     let mut router = gateway.router.borrow_mut();
-    if router.pool().protocol.reaches_workers() {
-        router.heard_of_decode(&stream.seat.borrow(), outcome);
-    }
+    let mut seat = stream.seat.borrow_mut();
+    let leg = seat.leg(router.pool().protocol);
+    let meaning = router.leg_ended(&mut seat, came);
+    End { leg, came, meaning }
 }
 
 /// An answer in one piece that generates nothing, as embeddings, is held until it can be changed; one that may be too long to be
 /// held goes on as it is.
-fn hold_to_change(stream: &Stream, received: &Headers) -> Action {
+fn hold_to_change(gateway: &Gateway, stream: &Stream, received: &Headers) -> Action {
     let length = received.first("content-length");
     let length = length.and_then(|length| std::str::from_utf8(length).ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length <= MOST_CHANGED) {
         return Action::Pause;
     }
     stream.change.replace(None);
-    stream.answer_begins();
+    stream.answer_begins(gateway);
     Action::Continue
 }
 
@@ -406,12 +423,12 @@ fn first_digit(status: &[u8]) -> usize {
     usize::from(digit)
 }
 
-fn outcome_of(status: &[u8]) -> Outcome {
-    match status {
-        b"429" => Outcome::Overloaded,
-        [b'5', ..] => Outcome::Failed,
-        _ => Outcome::Good,
-    }
+/// A status as a number; 0 where it is none.
+fn code(status: &[u8]) -> u16 {
+    let text = std::str::from_utf8(status);
+    text.ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_default()
 }
 
 /// Marks an answer of a worker's for people, and notes who gave it.
@@ -495,30 +512,27 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
     gateway.telemetry.decode_retried();
 }
 
-/// The proxy got no answer: those that it tried before the last took no connection, nor did the last, or it broke off.
-fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) -> Failure {
-    let mut router = gateway.router.borrow_mut();
-    let is_refused = recovery::took_no_connection(details);
-    let failure = match is_refused {
-        true => Failure::Unreached,
-        false => Failure::Broken,
-    };
-    if !router.pool().protocol.reaches_workers() {
-        note_asked(stream);
-        return failure;
+/// The proxy got no answer: those that it tried before the last took no connection; what became of the last, its words say.
+fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) -> (Failure, End) {
+    let last = last_tried();
+    if let Some(last) = last {
+        let mut router = gateway.router.borrow_mut();
+        if router.pool().protocol.reaches_workers() {
+            router.took_no_connection(&stream.tried_before(last));
+            router.served_by(&mut stream.seat.borrow_mut(), last);
+        }
     }
-    let Some(last) = last_tried() else {
-        router.heard_of_decode(&stream.seat.borrow(), Outcome::Unreachable);
-        return Failure::Unreached;
-    };
-    router.took_no_connection(&stream.tried_before(last));
     // Those behind it in the list have not been asked.
     note_asked(stream);
-    if is_refused {
-        router.took_no_connection(&[last]);
-    } else {
-        router.served_by(&mut stream.seat.borrow_mut(), last);
-        router.heard_of_decode(&stream.seat.borrow(), Outcome::Failed);
-    }
-    failure
+    let unknown = match last {
+        Some(_) => Came::Cut,
+        None => Came::NotSent,
+    };
+    let came = of_words(details).unwrap_or(unknown);
+    let failure = match came {
+        Came::NotSent | Came::Refused => Failure::Unreached,
+        Came::TimedOut => Failure::Silent,
+        _ => Failure::Broken,
+    };
+    (failure, ended(gateway, stream, came))
 }

@@ -106,6 +106,11 @@ impl Clock {
         patience.first.is_some() || patience.silence.is_some() || patience.total.is_some()
     }
 
+    /// Whether something came after all that came by another one.
+    fn moved_after(&self, other: &Self) -> bool {
+        self.stirred.get() || self.since.get() > other.since.get()
+    }
+
     /// A piece of the answer has come.
     pub fn stir(&self) {
         self.stirred.set(true);
@@ -243,6 +248,18 @@ impl Stream {
             abort: RefCell::default(),
             estate: RefCell::default(),
         }
+    }
+
+    /// Whether something of its answer has come since another one's came last, and from the same worker.
+    pub fn has_moved_since(&self, other: &Self) -> bool {
+        let is_same = |(one, other): (&Rc<Worker>, &Rc<Worker>)| one.id == other.id;
+        let (seat, others) = (self.seat.borrow(), other.seat.borrow());
+        let is_same = seat
+            .decode
+            .as_ref()
+            .zip(others.decode.as_ref())
+            .is_some_and(is_same);
+        is_same && self.id != other.id && self.clock.moved_after(&other.clock)
     }
 
     /// Whether its worker is late with the answer.
@@ -418,11 +435,13 @@ impl Stream {
     }
 
     /// The client has begun to read: there is no way back.
-    pub fn answer_begins(&self) {
+    pub fn answer_begins(&self, gateway: &Gateway) {
         self.staged.set(None);
         self.spare.replace(None);
         self.headers.replace(Rc::default());
-        self.seat.borrow_mut().take_recovery();
+        let mut router = gateway.router.borrow_mut();
+        router.answer_begins(&mut self.seat.borrow_mut());
+        drop(router);
         // While prefill runs beside, a client that leaves calls it off; then decode has fetched what it computed.
         if self.beside.get() == Beside::Nothing {
             self.abort.replace(None);
@@ -430,7 +449,7 @@ impl Stream {
     }
 
     /// The prefill beside decode has done its part: what was held back of the answer goes on.
-    pub fn prefill_is_good(&self) {
+    pub fn prefill_is_good(&self, gateway: &Gateway) {
         self.beside.set(Beside::Nothing);
         if self.answer_has_begun() {
             self.abort.replace(None);
@@ -440,7 +459,7 @@ impl Stream {
             Response::Awaited | Response::Held | Response::Flowing => false,
         };
         if is_there && self.enter() {
-            self.answer_begins();
+            self.answer_begins(gateway);
             self.rewrite_rest();
             self.response.set(Response::Flowing);
             self.resume_response();
@@ -501,6 +520,9 @@ impl Stream {
         self.call_off(gateway);
         self.tell_of_end(gateway, stage);
         self.seat.borrow_mut().release();
+        let mut router = gateway.router.borrow_mut();
+        router.request_ended(&self.seat.borrow());
+        drop(router);
         self.body.replace(None);
         self.spare.replace(None);
         gateway.watch_no_more(self);
@@ -574,11 +596,10 @@ impl Stream {
     }
 
     /// Tells the prefill worker to drop the request, where it can be told and holds anything. Its answer, made from a stream that
-    /// is gone, reaches nobody.
-    pub fn call_off(&self, gateway: &Gateway) {
-        if let Some(abort) = self.abort.take() {
-            let _ = cleanup::send(gateway, self, &abort);
-        }
+    /// is gone, reaches nobody. The call's token, where one is made.
+    pub fn call_off(&self, gateway: &Gateway) -> Option<u32> {
+        let abort = self.abort.take()?;
+        cleanup::send(gateway, self, &abort)
     }
 }
 

@@ -23,6 +23,7 @@ pub mod fleet;
 pub mod handoff;
 pub mod json;
 pub mod load;
+pub mod outcome;
 pub mod prefill_router;
 pub mod prefix;
 pub mod rendezvous;

@@ -4,6 +4,8 @@
 //! client's body with that object put in. Sources: vLLM's NIXL connector and its proxy; the rules on `stream_options` and
 //! `min_tokens` are vLLM's request validation.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::one_token;
@@ -14,6 +16,8 @@ pub(super) const PARAMS: &str = "kv_transfer_params";
 const BLOCK_IDS: &str = "remote_block_ids";
 /// Says that blocks wait to be fetched: without it decode would compute the prompt itself.
 const TO_FETCH: &str = "do_remote_prefill";
+/// When the prefill worker frees the blocks, in seconds since 1970; null where it does not say.
+const EXPIRY: &str = "remote_blocks_expiry_time";
 
 /// What the prefill leg carries: the engine is to keep the blocks for a decode worker not yet told to it.
 const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -49,6 +53,7 @@ fn without_params(request: &Request<'_>, mut edits: Edits) -> Edits {
 pub struct Handoff {
     params: String,
     blocks: u64,
+    expires: Option<Duration>,
 }
 
 impl Handoff {
@@ -57,12 +62,17 @@ impl Handoff {
         self.blocks
     }
 
+    /// When the prefill worker frees them, since 1970, where it says so.
+    pub fn expires(&self) -> Option<Duration> {
+        self.expires
+    }
+
     /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an
     /// object, or one that says of nothing that it waits to be fetched).
     pub fn parse(answer: &[u8]) -> Option<Self> {
         let object = Object::parse(answer, &[PARAMS]).ok()?;
         let params = object.get(PARAMS)?.value;
-        let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS, TO_FETCH]).ok()?;
+        let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS, TO_FETCH, EXPIRY]).ok()?;
         if fields.get(TO_FETCH)?.value != "true" {
             return None;
         }
@@ -70,6 +80,7 @@ impl Handoff {
         Some(Self {
             params: params.to_owned(),
             blocks: blocks.unwrap_or_default(),
+            expires: fields.get(EXPIRY).and_then(|at| seconds(at.value)),
         })
     }
 
@@ -77,6 +88,14 @@ impl Handoff {
     pub fn put_into(self, edits: &mut Edits) {
         edits.insert(PARAMS, self.params);
     }
+}
+
+/// A time of the wall clock: some releases write one that counts from their own start, which says nothing here.
+fn seconds(text: &str) -> Option<Duration> {
+    const YEAR_2001: Duration = Duration::from_secs(1_000_000_000);
+    let seconds = text.parse().ok()?;
+    let time = Duration::try_from_secs_f64(seconds).ok()?;
+    (time > YEAR_2001).then_some(time)
 }
 
 /// Block ids come as one list, or as a list of groups.

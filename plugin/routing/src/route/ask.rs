@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::explain;
 use super::roster::Roster;
+use super::trail::SharedTrail;
 use super::{Explain, Refusal, Router, Told};
 use crate::config::KvWeights;
 use crate::fleet::WorkerId;
@@ -114,6 +115,8 @@ pub(super) struct Case<'a> {
     pub(super) admit: Admit,
     /// Workers that have failed this request already.
     pub(super) excluded: &'a [WorkerId],
+    /// What the request has met at workers so far, where it is placed again.
+    pub(super) trail: Option<SharedTrail>,
 }
 
 impl Router {

@@ -146,6 +146,11 @@ impl Router {
         let prefill = self.choose_prefill(case, decode.as_ref(), step)?;
         let constraints = constraints(case, &prefill.target.worker)?;
         let (decode, others) = self.choose_decode(case, &constraints)?;
+        // It is the last choice: all others are full as well, and what prefill computed would wait for nobody.
+        let is_named = case.steering.decode_pin().worker.is_some();
+        if !is_named && self.is_in_back_off(decode.target.worker.id) {
+            return Err(Refusal::Overloaded { role: Role::Decode });
+        }
         // Only now: a request that is refused for want of the other worker takes nobody's turn.
         if step == Step::Commit {
             self.take(Role::Prefill, case, case.steering.prefill_pin(), &prefill);

@@ -1,10 +1,12 @@
 //! Owns what must be known of a request to place it again after its body is gone.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
 use super::ask::{Admit, Asked, Case};
 use super::dispatch::Patience;
+use super::trail::SharedTrail;
 use crate::fleet::WorkerId;
 use crate::handoff::terminal::Form;
 use crate::prefill_router::Place;
@@ -22,6 +24,8 @@ pub(super) struct Errand {
     pub(super) max_tokens: Option<u64>,
     /// Whether the client wants the prompt's logprobs, which SGLang's prefill worker alone knows.
     pub(super) wants_logprobs: bool,
+    /// What the request has met at workers so far.
+    pub(super) trail: SharedTrail,
 }
 
 impl Errand {
@@ -34,6 +38,7 @@ impl Errand {
             generation: request.generation,
             max_tokens: request.max_tokens(),
             wants_logprobs: wants_logprobs(request),
+            trail: case.trail.clone().unwrap_or_default(),
         }
     }
 
@@ -42,6 +47,7 @@ impl Errand {
         Case {
             admit: Admit::Anyone,
             excluded,
+            trail: Some(Rc::clone(&self.trail)),
             ..router.case(&self.place, &self.steering, &self.asked)
         }
     }

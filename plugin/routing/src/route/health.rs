@@ -4,6 +4,7 @@
 //! keeps failing while another one of its kind works is ejected for a time that grows, and let back in by one request, its
 //! trial. What the whole cluster does wrong ejects nobody, since nobody works then.
 
+mod pairs;
 mod record;
 
 use std::rc::Rc;
@@ -11,10 +12,13 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use self::record::{Held, Record, Verdict, are_peers};
+use self::pairs::Pairs;
+use self::record::{Held, Record, Row, Verdict, are_peers};
 use super::Router;
+use super::trail::{SharedTrail, Suspect};
 use crate::config;
 use crate::fleet::{Fleet, Worker, WorkerId};
+use crate::outcome::{self, Came, Leg};
 
 /// What the end of a call says of the worker that was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +31,10 @@ pub enum Outcome {
     Unreachable,
     /// It gave an error of its own, or nothing in time, or broke off, or ended without a token.
     Failed,
+    /// Its call could not be made, for no fault of its own that is known.
+    PassedOver,
+    /// The call says nothing of it: the request or the gateway was at fault.
+    Nothing,
 }
 
 /// A worker has been ejected.
@@ -41,7 +49,8 @@ pub struct Ejection {
 impl Router {
     /// Notes what a worker has shown of itself, once for each call.
     pub(super) fn heard(&mut self, worker: WorkerId, outcome: Outcome) {
-        if outcome == Outcome::Good && self.health.has_no_records() {
+        let is_word = !matches!(outcome, Outcome::Good | Outcome::Nothing);
+        if !is_word && self.health.has_no_records() {
             return;
         }
         // Of one that has left nothing is noted.
@@ -51,19 +60,109 @@ impl Router {
         let now = self.ledger.now();
         match outcome {
             Outcome::Good => self.health.answered(worker, now),
+            Outcome::Nothing => self.health.said_nothing(worker.id),
+            Outcome::PassedOver => self.health.record(worker).passed_over(now),
             Outcome::Overloaded => self.health.record(worker).overloaded(now),
             Outcome::Unreachable => {
                 self.health.record(worker).unreachable(now);
-                self.health.failed(worker, &self.fleet, now);
+                self.health.failed(worker, Row::Calls, &self.fleet, now);
                 let worker = Rc::clone(worker);
                 self.forget_cache(&worker);
                 self.unbind(worker.id);
             }
             Outcome::Failed => {
                 self.health.record(worker).broken(now);
-                self.health.failed(worker, &self.fleet, now);
+                self.health.failed(worker, Row::Calls, &self.fleet, now);
             }
         }
+    }
+
+    /// Holds an outcome against a worker, for it, or against the pair. A suspicion waits in the request's trail.
+    pub(super) fn hold(
+        &mut self,
+        held: outcome::Held,
+        leg: Leg,
+        worker: WorkerId,
+        partner: Option<WorkerId>,
+        came: Came,
+        trail: &SharedTrail,
+    ) {
+        match held {
+            outcome::Held::Nothing => self.heard(worker, Outcome::Nothing),
+            outcome::Held::Credit => self.heard(worker, Outcome::Good),
+            outcome::Held::PassedOver => self.heard(worker, Outcome::PassedOver),
+            outcome::Held::Unreachable => self.heard(worker, Outcome::Unreachable),
+            outcome::Held::BackPressure => {
+                self.heard(worker, Outcome::Overloaded);
+                // Behind a sidecar either of the two may be the one that is full.
+                if let (Leg::Sidecar, Some(partner)) = (leg, partner) {
+                    self.heard(partner, Outcome::Overloaded);
+                }
+            }
+            outcome::Held::Worker => trail.borrow_mut().suspect(leg, worker, None, came),
+            outcome::Held::Pair => trail.borrow_mut().suspect(leg, worker, partner, came),
+        }
+    }
+
+    /// A leg of a request has succeeded: what others failed of it is theirs.
+    pub(super) fn leg_succeeded(&mut self, trail: &SharedTrail, leg: Leg) {
+        let suspects = trail.borrow_mut().succeeded(leg);
+        let now = self.ledger.now();
+        for suspect in suspects {
+            if let (None, Some(worker)) = (suspect.partner, self.fleet.get(suspect.worker)) {
+                self.health
+                    .failed_what_was_served(worker, Row::Calls, &self.fleet, now);
+            } else {
+                self.charge(suspect);
+            }
+        }
+    }
+
+    /// A request has ended, and nobody has served what some failed.
+    pub(super) fn settle_trail(&mut self, trail: &SharedTrail) {
+        let suspects = trail.borrow_mut().settle();
+        for suspect in suspects {
+            self.charge(suspect);
+        }
+    }
+
+    /// A failure is the worker's or, where it may be either's, the pair's: one of them is cleared when it works with another.
+    fn charge(&mut self, suspect: Suspect) {
+        let Some(partner) = suspect.partner else {
+            self.heard(suspect.worker, Outcome::Failed);
+            return;
+        };
+        let now = self.ledger.now();
+        for id in [suspect.worker, partner] {
+            if let Some(worker) = self.fleet.get(id) {
+                self.health.record(worker).broken(now);
+            }
+        }
+        self.health.pairs.suspect(partner, suspect.worker, now);
+    }
+
+    /// A prefill and a decode worker have done a hand-off together: whichever of them was suspected beside somebody else is
+    /// cleared, and the other one is not.
+    pub(super) fn pair_worked(&mut self, prefill: WorkerId, decode: WorkerId) {
+        if self.health.has_no_records() && self.health.pairs.is_empty() {
+            return;
+        }
+        let now = self.ledger.now();
+        for (id, row) in self.health.pairs.worked(prefill, decode, now) {
+            let Some(worker) = self.fleet.get(id) else {
+                continue;
+            };
+            self.health
+                .failed_what_was_served(worker, row, &self.fleet, now);
+        }
+        if let Some(worker) = self.fleet.get(prefill) {
+            self.health.handed_off(worker, now);
+        }
+    }
+
+    /// Whether a worker is passed over because it has too much to do.
+    pub(super) fn is_in_back_off(&self, worker: WorkerId) -> bool {
+        self.health.held(worker, self.ledger.now()).is_overloaded()
     }
 
     /// The ejections since this was last asked, each told once.
@@ -88,6 +187,8 @@ impl Router {
 pub(super) struct Health {
     rules: config::Health,
     records: HashMap<WorkerId, Record>,
+    /// Failures that either of two workers may have caused.
+    pairs: Pairs,
     ejections: Vec<Ejection>,
 }
 
@@ -96,6 +197,7 @@ impl Health {
         Self {
             rules,
             records: HashMap::new(),
+            pairs: Pairs::default(),
             ejections: Vec::new(),
         }
     }
@@ -103,6 +205,7 @@ impl Health {
     /// What was held against a worker is held against it no more.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.records.remove(&worker);
+        self.pairs.forget(worker);
     }
 
     /// From now on these rules hold.
@@ -160,24 +263,55 @@ impl Health {
         });
     }
 
-    /// One failed, and is ejected if that was once too often and somebody else is left.
-    fn failed(&mut self, worker: &Rc<Worker>, fleet: &Fleet, now: Duration) {
+    /// The call says nothing of a worker: where it was its trial, another request may try.
+    fn said_nothing(&mut self, worker: WorkerId) {
+        if let Some(record) = self.records.get_mut(&worker) {
+            record.trial_says_nothing();
+        }
+    }
+
+    /// What a prefill worker has computed was fetched: its run of failed hand-offs is over, and so is an ejection for these.
+    fn handed_off(&mut self, worker: &Worker, now: Duration) {
+        if let Some(record) = self.records.get_mut(&worker.id) {
+            record.handed_off(&self.rules, now);
+        }
+        self.answered(worker, now);
+    }
+
+    /// One failed what another one has served.
+    fn failed_what_was_served(
+        &mut self,
+        worker: &Rc<Worker>,
+        row: Row,
+        fleet: &Fleet,
+        now: Duration,
+    ) {
+        let record = self.record(worker);
+        record.broken(now);
+        record.peer_served();
+        self.failed(worker, row, fleet, now);
+    }
+
+    /// One failed, and is ejected if that was once too often, somebody else is left, and not half of its kind are out already.
+    fn failed(&mut self, worker: &Rc<Worker>, row: Row, fleet: &Fleet, now: Duration) {
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;
         };
-        if record.failed(&self.rules, now) == Verdict::Stays {
+        if record.failed(row, &self.rules, now) == Verdict::Stays {
             return;
         }
-        let mut peers = fleet.open().filter(|other| are_peers(other, worker));
-        let is_another_left = peers.any(|peer| !self.is_ejected(peer.id));
+        let peers = fleet.open().filter(|other| are_peers(other, worker));
+        let (out, left): (Vec<_>, Vec<_>) = peers.partition(|peer| self.is_ejected(peer.id));
+        let all = out.len().saturating_add(left.len()).saturating_add(1);
+        let is_allowed = !left.is_empty() && out.len() < all.div_ceil(2);
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;
         };
-        if !is_another_left {
+        if !is_allowed {
             record.let_in(&self.rules, now);
             return;
         }
-        let lasts = record.eject(&self.rules, now);
+        let lasts = record.eject(row, &self.rules, now);
         self.ejections.push(Ejection {
             worker: Rc::clone(worker),
             lasts,

@@ -1,5 +1,7 @@
 //! Owns what the legs of a hand-off are sent, by protocol, and what prefill's answer brings for decode.
 
+use std::time::Duration;
+
 use super::binding::Binding;
 use super::choice::Pair;
 use super::{Refusal, Router};
@@ -56,13 +58,27 @@ pub(super) struct Ranks {
 }
 
 /// What prefill has computed and a decode worker is to fetch.
-pub(super) struct Staged {
+#[derive(Debug, Clone)]
+pub struct Staged {
     /// KV blocks that wait.
     pub(super) blocks: u64,
     /// The decode leg.
     pub(super) decode: Edits,
     /// The leg that only fetches.
     pub(super) cleanup: Edits,
+    /// When the prefill worker frees it, since 1970, where it says so: nobody may fetch it after that.
+    pub(super) expires: Option<Duration>,
+}
+
+impl Staged {
+    /// KV blocks that wait.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub(super) fn has_expired(&self, now: Duration) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
 }
 
 impl Router {
@@ -227,13 +243,14 @@ impl Legs {
                 ..
             } => {
                 let handoff = Handoff::parse(answer)?;
-                let blocks = handoff.blocks();
+                let (blocks, expires) = (handoff.blocks(), handoff.expires());
                 handoff.clone().put_into(&mut decode);
                 handoff.put_into(&mut cleanup);
                 Some(Staged {
                     blocks,
                     decode,
                     cleanup,
+                    expires,
                 })
             }
             Self::Mooncake {
@@ -252,6 +269,7 @@ impl Legs {
                     blocks: mooncake::blocks(answer, block_tokens),
                     decode,
                     cleanup,
+                    expires: None,
                 })
             }
             Self::Trtllm {
@@ -265,6 +283,7 @@ impl Legs {
                     blocks: context.blocks(block_tokens),
                     decode: decode.edits(&context),
                     cleanup: cleanup.edits(&context),
+                    expires: None,
                 })
             }
             Self::Sglang { .. } => None,

@@ -31,6 +31,7 @@ mod seat;
 mod sharing;
 mod split;
 mod tally;
+mod trail;
 mod waiting;
 mod workers;
 
@@ -38,11 +39,12 @@ pub use ask::Ask;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
 pub use health::{Ejection, Outcome};
+pub use legs::Staged;
 pub use prefill::{
     AbortLeg, AfterPrefill, CleanUpLeg, Client, MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase,
 };
 pub use query::LocalAnswer;
-pub use recovery::{Cost, Failed, Recovery};
+pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use reports::Report;
 pub use seat::{Fallback, Seat};
@@ -515,6 +517,7 @@ impl Router {
         let errand = Rc::new(Errand::of(case, request));
         dispatch.patience = errand.patience(self, Duration::ZERO);
         let seat = Seat {
+            trail: Some(Rc::clone(&errand.trail)),
             decode_charge: Some(self.charge_decode(&decode, case.asked)),
             // Its hand-off serves once.
             recovery: Some(Recovery::new(errand, Way::Whole, Budget::default())),
@@ -598,6 +601,7 @@ impl Router {
             let errand = Rc::new(Errand::of(case, request));
             dispatch.patience = errand.patience(self, self.prefill_deadline(key));
             let budget = Budget::of(&self.pool.decode);
+            seat.trail = Some(Rc::clone(&errand.trail));
             seat.recovery = Some(Recovery::new(errand, way, budget));
         }
         Plan::Forward(dispatch, seat)

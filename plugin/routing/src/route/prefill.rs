@@ -1,6 +1,5 @@
 //! Owns the hand-off: the prefill leg, beside or before decode, and what each possible answer to it leads to.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -11,7 +10,6 @@ use super::binding::Binding;
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
 use super::errand::Errand;
-use super::health::Outcome;
 use super::legs::{Legs, Staged};
 use super::recovery::{Budget, Recovery, Way};
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
@@ -22,6 +20,7 @@ use crate::handoff::usage;
 use crate::handoff::{HeaderValue, handoff_fields_only};
 use crate::json::Edits;
 use crate::load::PrefillCharge;
+use crate::outcome::{self, Before, Came, Follows, LeftOut, Leg, Meaning, judge};
 use crate::rendezvous::NotServed;
 use crate::request::Request;
 
@@ -39,8 +38,6 @@ pub struct PrefillPhase {
     charge: Option<PrefillCharge>,
     /// How long the call may take.
     timeout: Duration,
-    /// Prefill workers that failed it; shared with a second call beside the first.
-    tried: Rc<RefCell<Vec<WorkerId>>>,
     legs: Legs,
     /// What makes the client's body that of a request which runs whole.
     whole: Option<Edits>,
@@ -49,7 +46,9 @@ pub struct PrefillPhase {
 /// How a prefill call ended.
 #[derive(Debug, Clone, Copy)]
 pub enum PrefillAnswer<'a> {
-    /// The proxy would not make the call.
+    /// The proxy refuses the call for what it carries: the request is at fault.
+    Unsendable,
+    /// The proxy would not make the call: it has no such host, or a circuit breaker is open.
     NotSent,
     /// The connection broke after the answer had begun.
     Broken,
@@ -70,11 +69,27 @@ impl<'a> PrefillAnswer<'a> {
             false => Self::Broken,
         }
     }
+
+    /// What came, as far as its status says it; none for a 2xx, which is to be read.
+    pub fn came(self) -> Option<Came> {
+        match self {
+            Self::Unsendable => Some(Came::Unsendable),
+            Self::NotSent => Some(Came::NotSent),
+            Self::Broken => Some(Came::Cut),
+            Self::Whole {
+                status: 200..=299, ..
+            } => None,
+            Self::Whole { status, body } => {
+                Some(outcome::of_call(status, body).unwrap_or(Came::Status(status)))
+            }
+        }
+    }
 }
 
 impl fmt::Display for PrefillAnswer<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Unsendable => out.write_str("cannot be sent"),
             Self::NotSent => out.write_str("not sent"),
             Self::Broken => out.write_str("broken off"),
             Self::Whole { status, .. } => write!(out, "status {status}"),
@@ -105,11 +120,15 @@ pub enum AfterPrefill {
         blocks: u64,
         /// The decode worker and its rank: another one than before, where that has left.
         target: (Rc<Worker>, TargetKey),
+        /// What waits for it: to be kept with the seat.
+        staged: Staged,
     },
     /// Another prefill worker is called.
     Again(PrefillPhase),
     /// The worker's answer is the client's, as it came: the request itself was at fault.
     Answer,
+    /// Another pair is asked; where there is none, the worker's answer is the client's.
+    AnswerUnlessPair,
     /// Generation ended by itself: this is the client's answer.
     Terminal(Terminal),
     /// The decode worker runs the request whole.
@@ -173,7 +192,9 @@ impl Router {
         let legs = self.legs(&pair, binding, request)?;
         let errand = Rc::new(Errand::of(case, request));
         let budget = Budget::of(&self.pool.decode);
+        errand.trail.borrow_mut().placed();
         let seat = Seat {
+            trail: Some(Rc::clone(&errand.trail)),
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
             decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
@@ -188,7 +209,6 @@ impl Router {
             prefill: pair.prefill,
             decode: pair.decode,
             others: pair.others,
-            tried: Rc::default(),
             legs,
             whole: handoff_fields_only(request),
         };
@@ -199,21 +219,6 @@ impl Router {
     pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
         let tokens = self.ledger.load_in_all(key).prefill_tokens;
         self.pool.prefill.deadline(tokens)
-    }
-
-    /// What a prefill worker's answer says of the worker itself.
-    fn heard_of(&mut self, worker: WorkerId, answer: PrefillAnswer<'_>) {
-        let outcome = match answer {
-            PrefillAnswer::NotSent => Outcome::Unreachable,
-            PrefillAnswer::Whole { status: 503, .. } => Outcome::Unreachable,
-            PrefillAnswer::Broken => Outcome::Failed,
-            PrefillAnswer::Whole { status: 429, .. } => Outcome::Overloaded,
-            PrefillAnswer::Whole {
-                status: 500..=599, ..
-            } => Outcome::Failed,
-            PrefillAnswer::Whole { .. } => Outcome::Good,
-        };
-        self.heard(worker, outcome);
     }
 }
 
@@ -279,9 +284,7 @@ impl PrefillPhase {
         if self.legs.order() != config::Legs::Sequential {
             return None;
         }
-        let mut excluded = self.tried.borrow().clone();
-        excluded.push(self.prefill.target.worker.id);
-        let next = self.next_prefill(&excluded, router)?;
+        let next = self.next_prefill(&[self.prefill.target.worker.id], router)?;
         let legs = router.renewed(&self.legs, &next.target)?;
         let charge = router.charge_prefill(&next, &self.errand.asked);
         Some(Self {
@@ -291,7 +294,6 @@ impl PrefillPhase {
             prefill: next,
             decode: self.decode.clone(),
             others: self.others.clone(),
-            tried: Rc::clone(&self.tried),
             legs,
             whole: self.whole.clone(),
         })
@@ -309,9 +311,43 @@ impl PrefillPhase {
         {
             return Err(Box::new(self));
         }
-        router.heard_of(self.prefill.target.worker.id, answer);
-        self.tried.borrow_mut().push(self.prefill.target.worker.id);
+        let came = answer.came().unwrap_or(Came::NoHandoff);
+        let meaning = self.ended(came, Client::Waits, router);
+        self.leave_out(meaning.follows);
         Ok(())
+    }
+
+    /// Notes how the call has ended, and says what that means.
+    fn ended(&self, came: Came, client: Client, router: &mut Router) -> Meaning {
+        let trail = &self.errand.trail;
+        let before = Before {
+            // The client of a leg that can be aborted has left: the worker was told to drop it.
+            called_off: client == Client::Left && self.legs.abort_id().is_some(),
+            ..trail.borrow().before(Leg::Prefill)
+        };
+        let meaning = judge(Leg::Prefill, came, before);
+        let worker = self.prefill.target.worker.id;
+        router.hold(meaning.held, Leg::Prefill, worker, None, came, trail);
+        match came {
+            Came::Good => router.leg_succeeded(trail, Leg::Prefill),
+            _ => trail.borrow_mut().ended(Leg::Prefill, worker, came),
+        }
+        if client == Client::Left {
+            router.settle_trail(trail);
+        }
+        meaning
+    }
+
+    fn leave_out(&self, follows: Follows) {
+        let is_for_good = matches!(
+            follows,
+            Follows::SameBytes | Follows::Anew(LeftOut::Worker | LeftOut::Pair)
+        );
+        if is_for_good {
+            let worker = self.prefill.target.worker.id;
+            let mut trail = self.errand.trail.borrow_mut();
+            trail.leave_out(Leg::Prefill, worker);
+        }
     }
 
     /// Takes the answer and says what follows. The router must have been told the time.
@@ -321,23 +357,48 @@ impl PrefillPhase {
         client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
-        router.heard_of(self.prefill.target.worker.id, answer);
-        match answer {
-            PrefillAnswer::Whole {
-                status: 200..=299,
-                body,
-            } => self.succeeded(body, client, router),
-            PrefillAnswer::Whole {
-                status: 400..=499, ..
-            } => match client {
-                Client::Waits => AfterPrefill::Answer,
-                Client::Left => AfterPrefill::Nothing,
-            },
-            PrefillAnswer::Whole { status, .. } => {
-                self.failed(PrefillFailure::Status(status), client, router)
+        let (came, body) = match (answer.came(), answer) {
+            (None, PrefillAnswer::Whole { body, .. }) => {
+                return self.succeeded(body, client, router);
             }
-            PrefillAnswer::Broken => self.failed(PrefillFailure::Broken, client, router),
-            PrefillAnswer::NotSent => self.failed(PrefillFailure::NotSent, client, router),
+            (came, _) => (came.unwrap_or(Came::NotSent), answer),
+        };
+        let meaning = self.ended(came, client, router);
+        let cause = match (came, body) {
+            (Came::Unsendable, _) => return self.unsendable(client),
+            (Came::NotSent, _) => PrefillFailure::NotSent,
+            (Came::Cut, _) => PrefillFailure::Broken,
+            (_, PrefillAnswer::Whole { status, .. }) => PrefillFailure::Status(status),
+            (_, _) => PrefillFailure::Broken,
+        };
+        let is_clients = matches!(came, Came::Status(400..=499));
+        match (client, meaning.follows) {
+            (Client::Left, _) => AfterPrefill::Nothing,
+            (Client::Waits, Follows::PassedOn) if is_clients => AfterPrefill::Answer,
+            (Client::Waits, follows) if is_clients => self.refused(follows, cause, router),
+            (Client::Waits, follows) => self.failed(follows, cause, router),
+        }
+    }
+
+    fn unsendable(self, client: Client) -> AfterPrefill {
+        match client {
+            Client::Waits => AfterPrefill::Refused(Refusal::Unsendable),
+            Client::Left => AfterPrefill::Nothing,
+        }
+    }
+
+    /// The worker has refused the request, which another one may take: one more is asked, whatever the pool's policy on failures.
+    fn refused(self, follows: Follows, cause: PrefillFailure, router: &mut Router) -> AfterPrefill {
+        self.leave_out(follows);
+        let policy = &router.pool.on_prefill_failure;
+        if !policy.contains(&OnPrefillFailure::RetryOther) {
+            return AfterPrefill::Answer;
+        }
+        let is_beside = self.legs.order() == config::Legs::Concurrent;
+        match self.again(cause, router) {
+            Ok(next) => AfterPrefill::Again(next),
+            Err(_) if is_beside => AfterPrefill::AnswerUnlessPair,
+            Err(_) => AfterPrefill::Answer,
         }
     }
 
@@ -346,13 +407,18 @@ impl PrefillPhase {
             charge.finish(router.ledger.now());
         }
         if self.legs.order() == config::Legs::Concurrent {
+            self.ended(Came::Good, client, router);
             return self.done_beside(body, client, router.pool.block_tokens);
         }
         let staged = self.legs.staged(body, router.pool.block_tokens);
-        match (staged, client) {
-            (Some(staged), Client::Waits) => self.decode(staged, router),
-            (Some(staged), Client::Left) => self.clean_up(staged, router),
-            (None, _) => self.ended_or_failed(body, client, router),
+        let now = router.ledger.now();
+        let Some(staged) = staged.filter(|staged| !staged.has_expired(now)) else {
+            return self.ended_or_failed(body, client, router);
+        };
+        self.ended(Came::Good, client, router);
+        match client {
+            Client::Waits => self.decode(staged, router),
+            Client::Left => self.clean_up(staged, router),
         }
     }
 
@@ -370,13 +436,17 @@ impl PrefillPhase {
 
     /// An answer that leaves nothing for decode: generation has ended by itself, or prefill has failed.
     fn ended_or_failed(self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
-        match (Terminal::read(body, self.errand.form), client) {
-            (Some(terminal), Client::Waits) => AfterPrefill::Terminal(terminal),
-            (Some(_), Client::Left) => AfterPrefill::Nothing,
-            (None, _) => {
-                router.heard(self.prefill.target.worker.id, Outcome::Failed);
-                self.failed(PrefillFailure::NoHandoff, client, router)
-            }
+        let Some(terminal) = Terminal::read(body, self.errand.form) else {
+            let meaning = self.ended(Came::NoHandoff, client, router);
+            return match client {
+                Client::Waits => self.failed(meaning.follows, PrefillFailure::NoHandoff, router),
+                Client::Left => AfterPrefill::Nothing,
+            };
+        };
+        self.ended(Came::Good, client, router);
+        match client {
+            Client::Waits => AfterPrefill::Terminal(terminal),
+            Client::Left => AfterPrefill::Nothing,
         }
     }
 
@@ -386,12 +456,13 @@ impl PrefillPhase {
             return AfterPrefill::Refused(refusal);
         }
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = Some(staged.decode);
+        dispatch.edits = Some(staged.decode.clone());
         dispatch.patience = self.errand.patience(router, Duration::ZERO);
         AfterPrefill::Decode {
             dispatch,
             blocks: staged.blocks,
             target: (Rc::clone(&self.decode.target.worker), self.decode.key()),
+            staged,
         }
     }
 
@@ -453,14 +524,11 @@ impl PrefillPhase {
     /// The pool's policy on failures, step by step.
     fn failed(
         mut self,
+        follows: Follows,
         cause: PrefillFailure,
-        client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
-        if client == Client::Left {
-            return AfterPrefill::Nothing;
-        }
-        self.tried.borrow_mut().push(self.prefill.target.worker.id);
+        self.leave_out(follows);
         for step in router.pool.on_prefill_failure.clone() {
             match step {
                 OnPrefillFailure::RetryOther => match self.again(cause, router) {
@@ -476,7 +544,7 @@ impl PrefillPhase {
             }
         }
         AfterPrefill::Refused(Refusal::PrefillFailed {
-            tried: self.tried.borrow().len(),
+            tried: self.errand.trail.borrow().calls(Leg::Prefill),
             cause,
         })
     }
@@ -489,8 +557,7 @@ impl PrefillPhase {
         if under_way {
             return Err(Box::new(self));
         }
-        let tried = self.tried.borrow().clone();
-        let next = self.next_prefill(&tried, router);
+        let next = self.next_prefill(&[], router);
         let next = next.and_then(|next| Some((router.renewed(&self.legs, &next.target)?, next)));
         let Some((legs, next)) = next else {
             return Err(Box::new(self));
@@ -502,15 +569,23 @@ impl PrefillPhase {
         Ok(self)
     }
 
-    /// Another worker that may hand over to the same decode worker; none for one who named the worker.
-    fn next_prefill(&self, excluded: &[WorkerId], router: &mut Router) -> Option<Chosen> {
+    /// Another worker that may hand over to the same decode worker, besides those; none for one who named the worker. One that
+    /// reset the connection is asked again where no other is left.
+    fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
         let is_named = self.errand.steering.prefill_pin().worker.is_some();
-        if is_named || excluded.len() >= allowed {
+        let calls = self.errand.trail.borrow().calls(Leg::Prefill);
+        if is_named || calls >= allowed {
             return None;
         }
-        let case = self.errand.case(router, excluded);
-        router.choose_next_prefill(&case, &self.decode.target.worker)
+        let excluded = router.excluded(&self.errand, Leg::Prefill);
+        let next = excluded.iter().find_map(|excluded| {
+            let excluded = [excluded.as_slice(), besides].concat();
+            let case = self.errand.case(router, &excluded);
+            router.choose_next_prefill(&case, &self.decode.target.worker)
+        })?;
+        self.errand.trail.borrow_mut().called(Leg::Prefill);
+        Some(next)
     }
 
     /// Only where the configuration allows it, which demands that decode workers can.

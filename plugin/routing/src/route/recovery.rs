@@ -6,9 +6,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::errand::Errand;
+use super::legs::Staged;
+use super::seat::Seat;
 use super::{Plan, Refusal, Router};
 use crate::config::{DecodeLeg, Protocol};
-use crate::fleet::WorkerId;
+use crate::fleet::{Role, Worker, WorkerId};
+use crate::outcome::{Cost, Follows, LeftOut, Leg, Meaning};
 use crate::request::Request;
 
 /// How a request would be placed anew.
@@ -17,7 +20,8 @@ pub struct Recovery {
     errand: Rc<Errand>,
     way: Way,
     budget: Budget,
-    excluded: Vec<WorkerId>,
+    /// What prefill has computed, for as long as its decode leg is not known to have begun.
+    pub(super) staged: Option<Staged>,
 }
 
 /// How often a request may be placed again.
@@ -68,28 +72,17 @@ impl Budget {
     }
 }
 
-/// What a failed leg may have cost.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Cost {
-    /// An engine may have worked on it: it counts against `decode.recoveries`.
-    #[default]
-    Work,
-    /// No worker took the connection, or the one that had it is gone: it counts against `decode.attempts`.
-    Nothing,
-}
-
-/// Who is not to be asked again.
-#[derive(Debug, Clone, Copy, Default)]
+/// A decode leg that has failed.
+#[derive(Debug, Clone, Copy)]
 pub struct Failed<'f> {
-    /// The workers that failed, or may have.
+    /// Which of the legs failed: decode's, or the prefill that runs beside it.
+    pub leg: Leg,
+    /// What it means.
+    pub meaning: Meaning,
+    /// The workers that were asked for it, in their order.
     pub workers: &'f [WorkerId],
-    /// Who is left out in their place where nobody else is left: of several that may have failed the one that is likeliest to, or
-    /// the prefill worker whose hand-off a decode worker could not use. Nobody: then nothing is left to try.
-    pub otherwise: &'f [WorkerId],
     /// Direct mode: the frontends that were asked.
     pub frontends: &'f [SocketAddr],
-    /// What the leg may have cost.
-    pub cost: Cost,
 }
 
 /// How it was placed.
@@ -108,8 +101,13 @@ impl Recovery {
             errand,
             way,
             budget,
-            excluded: Vec::new(),
+            staged: None,
         }
+    }
+
+    /// What is known of the request.
+    pub(super) fn errand(&self) -> Rc<Errand> {
+        Rc::clone(&self.errand)
     }
 
     /// Whether the pool allows another try.
@@ -119,32 +117,125 @@ impl Recovery {
 }
 
 impl Router {
-    /// Places a request again whose decode leg has failed, as `failed` says. `body` is the client's own. None where nothing is
-    /// left to try: the failure is the client's answer then.
+    /// Places a request again whose decode leg has failed, as `failed` says. `seat` is what it had, `body` the client's own. None
+    /// where nothing is left to try: the failure is the client's answer then, and a hand-off that waits stays with the seat.
     pub fn recover(
         &mut self,
-        recovery: Recovery,
+        seat: &mut Seat,
         failed: &Failed<'_>,
         body: &[u8],
         now: Duration,
     ) -> Option<Plan> {
         self.advance(now);
-        let Recovery {
-            errand,
-            way,
-            budget,
-            excluded,
-        } = recovery;
-        let budget = budget.charged(failed.cost)?;
-        let request = Request::parse(errand.generation, body).ok()?;
-        let without = |some: &[WorkerId]| [excluded.as_slice(), some].concat();
-        let mut tried = without(failed.workers);
-        let mut plan = self.place_again(&errand, way, &tried, &request);
-        if plan.is_err() && !failed.otherwise.is_empty() {
-            tried = without(failed.otherwise);
-            plan = self.place_again(&errand, way, &tried, &request);
+        let recovery = seat.recovery.as_mut()?;
+        let budget = recovery.budget.charged(failed.meaning.cost)?;
+        let (errand, way) = (Rc::clone(&recovery.errand), recovery.way);
+        let again = match failed.meaning.follows {
+            Follows::PassedOn => return None,
+            Follows::SameBytes => self
+                .place_same_bytes(seat, &errand, failed)
+                .or_else(|| self.place_anew(seat, &errand, way, LeftOut::Worker, failed, body)),
+            Follows::Anew(left_out) => self.place_anew(seat, &errand, way, left_out, failed, body),
+        };
+        let mut plan = again?;
+        if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan
+            && let Some(recovery) = &mut seat.recovery
+        {
+            recovery.budget = budget;
         }
-        let mut plan = plan.ok()?;
+        Some(plan)
+    }
+
+    /// The hand-off that waits goes to another decode worker, whose leg carries the same bytes.
+    fn place_same_bytes(
+        &mut self,
+        seat: &mut Seat,
+        errand: &Rc<Errand>,
+        failed: &Failed<'_>,
+    ) -> Option<Plan> {
+        let recovery = seat.recovery.as_ref()?;
+        let now = self.ledger.now();
+        let staged = recovery.staged.clone();
+        let staged = staged.filter(|staged| !staged.has_expired(now))?;
+        let budget = recovery.budget;
+        let ways_out = ways_out(failed.leg, LeftOut::Worker, failed.workers, None);
+        let (left_out, plan) = ways_out.into_iter().find_map(|left_out| {
+            let plan = self.offer_again(seat, errand, &staged, budget, &left_out)?;
+            Some((left_out, plan))
+        })?;
+        errand.trail.borrow_mut().leave_all_out(&left_out);
+        if let Some(recovery) = &mut seat.recovery {
+            recovery.staged = None;
+        }
+        Some(plan)
+    }
+
+    fn offer_again(
+        &mut self,
+        seat: &Seat,
+        errand: &Rc<Errand>,
+        staged: &Staged,
+        budget: Budget,
+        left_out: &[(Leg, WorkerId)],
+    ) -> Option<Plan> {
+        let prefill = seat.prefill.clone()?;
+        let bases = self.excluded(errand, Leg::Decode);
+        let (decode, others) = bases.into_iter().find_map(|mut excluded| {
+            excluded.extend(left_out.iter().map(|(_, worker)| *worker));
+            let case = errand.case(self, &excluded);
+            self.replace_decode(&case, &prefill).ok()
+        })?;
+        let mut dispatch = self.dispatch_to(&decode.target, &others);
+        dispatch.edits = Some(staged.decode.clone());
+        dispatch.patience = errand.patience(self, Duration::ZERO);
+        let seat = Seat {
+            prefill: Some(prefill),
+            decode_charge: Some(self.charge_decode(&decode, &errand.asked)),
+            decode: Some(decode.target.worker),
+            trail: Some(Rc::clone(&errand.trail)),
+            recovery: Some(Recovery {
+                errand: Rc::clone(errand),
+                way: Way::Pair,
+                budget,
+                staged: Some(staged.clone()),
+            }),
+            ..Seat::default()
+        };
+        Some(Plan::Forward(dispatch, seat))
+    }
+
+    /// The request is placed from its beginning.
+    fn place_anew(
+        &mut self,
+        seat: &Seat,
+        errand: &Rc<Errand>,
+        way: Way,
+        left_out: LeftOut,
+        failed: &Failed<'_>,
+        body: &[u8],
+    ) -> Option<Plan> {
+        let request = Request::parse(errand.generation, body).ok()?;
+        let prefill = seat.prefill.as_ref().map(|worker| worker.id);
+        let ways_out = ways_out(failed.leg, left_out, failed.workers, prefill);
+        let bases = self.excluded(errand, failed.leg);
+        for left_out in &ways_out {
+            for base in &bases {
+                let mut excluded = base.clone();
+                excluded.extend(errand.trail.borrow().left_out());
+                excluded.extend(left_out.iter().map(|(_, worker)| *worker));
+                let plan = self.place_again(errand, way, &excluded, &request);
+                let Some(plan) = plan.ok().and_then(|plan| self.to_others(plan, failed)) else {
+                    continue;
+                };
+                errand.trail.borrow_mut().leave_all_out(left_out);
+                return Some(plan);
+            }
+        }
+        None
+    }
+
+    /// Direct mode: other frontends than those that were asked.
+    fn to_others(&self, mut plan: Plan, failed: &Failed<'_>) -> Option<Plan> {
         if let Plan::Forward(dispatch, _) = &mut plan
             && self.pool.protocol == Protocol::Direct
         {
@@ -153,20 +244,24 @@ impl Router {
                 .retain(|frontend| !failed.frontends.contains(frontend));
             dispatch.destinations.first()?;
         }
-        if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan {
-            seat.recovery = Some(Recovery {
-                errand,
-                way,
-                budget,
-                excluded: tried,
-            });
-        }
         Some(plan)
+    }
+
+    /// Who is left out at the next try of a leg: the sets to be tried in turn.
+    pub(super) fn excluded(&self, errand: &Errand, leg: Leg) -> [Vec<WorkerId>; 2] {
+        let role = leg.role();
+        let is_prefills =
+            |worker: &&Rc<Worker>| (worker.role == Role::Prefill) == (role == Role::Prefill);
+        let all = self.fleet.workers().filter(is_prefills);
+        errand
+            .trail
+            .borrow()
+            .excluded(leg, all.map(|worker| worker.id))
     }
 
     fn place_again(
         &mut self,
-        errand: &Errand,
+        errand: &Rc<Errand>,
         way: Way,
         excluded: &[WorkerId],
         request: &Request<'_>,
@@ -179,5 +274,31 @@ impl Router {
             }
             Way::Pair => self.place_pair(&case, request),
         }
+    }
+}
+
+/// Who of a failed leg's workers is left out, the sets to be tried in turn: of a pair both, else the one that is likelier to be at
+/// fault, else the other one.
+fn ways_out(
+    leg: Leg,
+    left_out: LeftOut,
+    workers: &[WorkerId],
+    prefill: Option<WorkerId>,
+) -> Vec<Vec<(Leg, WorkerId)>> {
+    let own: Vec<(Leg, WorkerId)> = workers.iter().map(|worker| (leg, *worker)).collect();
+    let first: Vec<(Leg, WorkerId)> = own.first().copied().into_iter().collect();
+    match (left_out, prefill) {
+        // Its connection may have been a stale one: the trail says who is asked first.
+        (LeftOut::WorkerAtFirst, _) => vec![Vec::new()],
+        (LeftOut::Pair, Some(prefill)) => {
+            let partner = vec![(Leg::Prefill, prefill)];
+            let both = [own.as_slice(), &partner].concat();
+            match leg {
+                Leg::Sidecar => vec![both, partner, own],
+                _ => vec![both, own, partner],
+            }
+        }
+        // Of several that took no connection the proxy does not say which: the first at least.
+        (LeftOut::Worker | LeftOut::Pair, _) => vec![own, first],
     }
 }

@@ -142,6 +142,17 @@ pub enum Refusal {
     /// There are several pools, and the request's route names none of them.
     #[error("this route belongs to no pool of the gateway's")]
     NoPool,
+    /// A header of the request cannot be sent on.
+    #[error(
+        "the request cannot be sent on: its path, method and authority must be text without control characters"
+    )]
+    Unsendable,
+    /// A worker answered with a status that is no answer to such a request, and no other one could take its place.
+    #[error("the worker answered {status}, which is no answer to this request")]
+    UnusableStatus {
+        /// Its status.
+        status: u16,
+    },
     /// The proxy would not carry out what was decided.
     #[error("the request could not be forwarded")]
     Internal,
@@ -206,7 +217,7 @@ pub enum PrefillFailure {
 
 impl Refusal {
     /// Every [`Refusal::code`] that there is.
-    pub const CODES: [&str; 29] = [
+    pub const CODES: [&str; 31] = [
         "not_json",
         "invalid_field",
         "encoded_body",
@@ -230,6 +241,8 @@ impl Refusal {
         "empty_answer",
         "worker_left",
         "no_pool",
+        "unsendable",
+        "unusable_status",
         "internal",
         "prefill_pending",
         "ambiguous_sets",
@@ -245,7 +258,8 @@ impl Refusal {
             | Self::Field { .. }
             | Self::Pin { .. }
             | Self::RankOutOfRange { .. }
-            | Self::WorkerIdRequired { .. } => 400,
+            | Self::WorkerIdRequired { .. }
+            | Self::Unsendable => 400,
             Self::UnknownModel { .. } | Self::NoPool => 404,
             Self::Encoded => 415,
             Self::Backpressure { .. }
@@ -258,7 +272,8 @@ impl Refusal {
                 cause: PrefillFailure::NoHandoff,
                 ..
             }
-            | Self::EmptyAnswer => 502,
+            | Self::EmptyAnswer
+            | Self::UnusableStatus { .. } => 502,
             Self::DecodeTimeout => 504,
             Self::NotServed(_)
             | Self::NoneEligible { .. }
@@ -305,6 +320,8 @@ impl Refusal {
             Self::EmptyAnswer => "empty_answer",
             Self::WorkerLeft => "worker_left",
             Self::NoPool => "no_pool",
+            Self::Unsendable => "unsendable",
+            Self::UnusableStatus { .. } => "unusable_status",
             Self::Internal => "internal",
         }
     }

@@ -6,10 +6,15 @@ use std::time::Duration;
 
 use super::Router;
 use super::health::Outcome;
+use super::legs::Staged;
+use super::prefill::CleanUpLeg;
 use super::recovery::Recovery;
 use super::tally::Facts;
+use super::trail::SharedTrail;
+use crate::config::Protocol;
 use crate::fleet::{Role, TargetKey, Worker, WorkerId};
 use crate::load::{DecodeCharge, PrefillCharge};
+use crate::outcome::{Came, Leg, Meaning, judge};
 
 /// What a client's stream occupies while it lasts. Dropping it frees everything.
 #[derive(Debug, Default)]
@@ -27,6 +32,8 @@ pub struct Seat {
     pub(super) decode_charge: Option<DecodeCharge>,
     /// How the request would be placed anew.
     pub(super) recovery: Option<Recovery>,
+    /// What the request has met at workers so far.
+    pub(super) trail: Option<SharedTrail>,
 }
 
 /// Why a request runs whole on a decode worker.
@@ -87,9 +94,26 @@ impl Seat {
         self.recovery.as_ref().is_some_and(Recovery::is_allowed)
     }
 
-    /// How the request can be placed anew while its client has read nothing; told once.
-    pub fn take_recovery(&mut self) -> Option<Recovery> {
-        self.recovery.take()
+    /// KV blocks that wait for a decode leg which is known not to have begun.
+    pub fn staged_blocks(&self) -> Option<u64> {
+        let staged = self.recovery.as_ref()?.staged.as_ref()?;
+        Some(staged.blocks())
+    }
+
+    /// Which leg its client waits for, under this protocol.
+    pub fn leg(&self, protocol: Protocol) -> Leg {
+        match (protocol, &self.prefill) {
+            (Protocol::Direct, _) => Leg::Frontend,
+            (Protocol::Llmd, Some(_)) => Leg::Sidecar,
+            (_, Some(_)) => Leg::Decode,
+            (_, None) => Leg::Aggregated,
+        }
+    }
+
+    fn decoder(&self) -> Option<WorkerId> {
+        let charged = self.decode_charge.as_ref();
+        let charged = charged.map(|charge| charge.target().worker);
+        charged.or_else(|| self.decode.as_ref().map(|worker| worker.id))
     }
 
     /// The stream ended.
@@ -126,11 +150,69 @@ impl Router {
         });
     }
 
-    /// What the worker that is to answer has shown of itself.
-    pub fn heard_of_decode(&mut self, seat: &Seat, outcome: Outcome) {
-        if let Some(charge) = &seat.decode_charge {
-            self.heard(charge.target().worker, outcome);
+    /// The leg that the client waits for has ended so, before anything of an answer was read or, if it was good, after. Notes
+    /// against whom that is held, and says what it means.
+    pub fn leg_ended(&mut self, seat: &mut Seat, came: Came) -> Meaning {
+        let leg = seat.leg(self.pool.protocol);
+        let trail = seat.trail.clone().unwrap_or_default();
+        let meaning = judge(leg, came, trail.borrow().before(leg));
+        if let Some(recovery) = &mut seat.recovery
+            && !came.proves_unbegun()
+        {
+            recovery.staged = None;
         }
+        let Some(worker) = seat.decoder() else {
+            return meaning;
+        };
+        let partner = seat.prefill.as_ref().map(|worker| worker.id);
+        self.hold(meaning.held, leg, worker, partner, came, &trail);
+        trail.borrow_mut().ended(leg, worker, came);
+        if seat.trail.is_none() {
+            self.settle_trail(&trail);
+        }
+        meaning
+    }
+
+    /// The answer has begun: its client reads it. What failed the request before was not the request's doing, and the two workers
+    /// of a pair get on with each other.
+    pub fn answer_begins(&mut self, seat: &mut Seat) {
+        seat.recovery = None;
+        let leg = seat.leg(self.pool.protocol);
+        if let Some(trail) = &seat.trail {
+            self.leg_succeeded(trail, leg);
+        }
+        if let (Some(prefill), Some(decode)) = (&seat.prefill, seat.decoder())
+            && leg != Leg::Frontend
+        {
+            self.pair_worked(prefill.id, decode);
+        }
+    }
+
+    /// The request has ended, however: what is still suspected is decided.
+    pub fn request_ended(&mut self, seat: &Seat) {
+        if let Some(trail) = &seat.trail {
+            self.settle_trail(trail);
+        }
+    }
+
+    /// The leg that fetches a hand-off of which it is certain that no decode worker has begun with it; none where there is none, or
+    /// nobody could fetch it. To another worker than those that have refused it, if there is one.
+    pub fn give_up_handoff(&mut self, seat: &mut Seat) -> Option<CleanUpLeg> {
+        let recovery = seat.recovery.as_mut()?;
+        let staged = recovery.staged.take()?;
+        let errand = recovery.errand();
+        let prefill = seat.prefill.clone()?;
+        let [_, left_out] = self.excluded(&errand, Leg::Decode);
+        let (decode, others) = [left_out.as_slice(), &[]].iter().find_map(|excluded| {
+            let case = errand.case(self, excluded);
+            self.replace_decode(&case, &prefill).ok()
+        })?;
+        let mut dispatch = self.dispatch_to(&decode.target, &others);
+        dispatch.edits = Some(staged.cleanup);
+        Some(CleanUpLeg {
+            dispatch,
+            blocks: staged.blocks,
+        })
     }
 
     /// Workers at these addresses took no connection.
@@ -149,7 +231,17 @@ impl Router {
     }
 
     /// Writes down who decodes, where that has changed since the request was planned, and moves the charge there.
-    pub fn seat_decode(&mut self, seat: &mut Seat, worker: &Rc<Worker>, target: TargetKey) {
+    /// The hand-off is kept for as long as the leg is not known to have begun.
+    pub fn seat_decode(
+        &mut self,
+        seat: &mut Seat,
+        worker: &Rc<Worker>,
+        target: TargetKey,
+        staged: Staged,
+    ) {
+        if let Some(recovery) = &mut seat.recovery {
+            recovery.staged = Some(staged);
+        }
         if let Some(charge) = seat.decode_charge.take() {
             seat.decode_charge = Some(charge.moved_to(target, &mut self.ledger));
             seat.decode = Some(Rc::clone(worker));

@@ -86,6 +86,7 @@ impl Router {
             asked,
             admit: Admit::WhoIsFree,
             excluded: &[],
+            trail: None,
         }
     }
 

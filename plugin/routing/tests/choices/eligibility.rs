@@ -335,7 +335,7 @@ fn an_adapters_blocks_are_not_its_models() {
 fn a_dead_worker_is_passed_over_even_where_it_alone_has_the_adapter() {
     let mut router = router(&adapted(["prefill", "decode"]), json!({}), 1);
     let (phase, _seat) = wish(9, 100).prefilled_by(2).prefill(&mut router);
-    phase.answered(status(503), Client::Waits, &mut router);
+    phase.answered(UNREACHED, Client::Waits, &mut router);
     let picked = wish(1, 10)
         .of_model("poet")
         .at(2_000)

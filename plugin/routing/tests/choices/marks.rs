@@ -100,39 +100,66 @@ fn a_worker_that_leaves_loses_its_prefixes_and_attracts_nobody_when_it_returns()
 fn ends(router: &mut Router, id: u64, answer: PrefillAnswer<'_>) -> AfterPrefill {
     let (phase, seat) = wish(50 + id, 100).prefilled_by(id).prefill(router);
     let after = phase.answered(answer, Client::Waits, router);
-    drop(seat);
+    router.request_ended(&seat);
     after
 }
 
 #[test]
 fn one_that_cannot_be_reached_is_passed_over_for_five_seconds_and_forgets() {
-    for failure in [PrefillAnswer::NotSent, status(503)] {
-        for name in PICKING {
-            let mut router = router(&pairs(3, 1), policy(name), 1);
-            wish(1, 400).prefilled_by(2).at(100).served(&mut router);
-            ends(&mut router, 2, failure);
-            assert_eq!(remembered(&router, 2), 0);
-            for ms in [1_001, 3_000, 5_999] {
-                for number in 0..40 {
-                    assert_ne!(wish(number, 400).at(ms).prefiller(&mut router), 2, "{name}");
-                }
+    for name in PICKING {
+        let mut router = router(&pairs(3, 1), policy(name), 1);
+        wish(1, 400).prefilled_by(2).at(100).served(&mut router);
+        ends(&mut router, 2, UNREACHED);
+        assert_eq!(remembered(&router, 2), 0);
+        for ms in [1_001, 3_000, 5_999] {
+            for number in 0..40 {
+                assert_ne!(wish(number, 400).at(ms).prefiller(&mut router), 2, "{name}");
             }
-            let sessions = (0..60u64).map(|number| {
-                let mut wish = wish(number, 400).at(6_001);
-                wish.session = Some(number.to_le_bytes().to_vec());
-                drop(wish.prefill(&mut router));
-                wish.prefiller(&mut router)
-            });
-            assert!(sessions.collect::<Vec<_>>().contains(&2), "{name}");
         }
+        let sessions = (0..60u64).map(|number| {
+            let mut wish = wish(number, 400).at(6_001);
+            wish.session = Some(number.to_le_bytes().to_vec());
+            drop(wish.prefill(&mut router));
+            wish.prefiller(&mut router)
+        });
+        assert!(sessions.collect::<Vec<_>>().contains(&2), "{name}");
     }
+}
+
+/// A breaker that is open, or a host that the proxy does not have: no word of the worker's.
+#[test]
+fn found_b1_one_whose_call_could_not_be_made_is_passed_over_for_a_second_and_keeps_its_prefixes() {
+    let mut router = router(&pairs(3, 1), json!({}), 1);
+    wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
+    for _ in 0..9 {
+        ends(&mut router, 2, PrefillAnswer::NotSent);
+        ends(&mut router, 1, GOOD);
+    }
+    assert_eq!(router.ejected(), 0);
+    assert!(remembered(&router, 2) >= 240);
+    let at = |router: &mut Router, ms| wish(1, 4_000).at(ms).prefillers(router, 50, 3)[1];
+    assert_eq!((at(&mut router, 1_999), at(&mut router, 2_001)), (0, 50));
+}
+
+/// A header that the host refuses is the client's own.
+#[test]
+fn found_b1_a_call_that_cannot_be_sent_for_what_it_carries_is_held_against_nobody() {
+    let mut router = router(&pairs(3, 1), json!({}), 1);
+    wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
+    for _ in 0..9 {
+        let after = ends(&mut router, 2, PrefillAnswer::Unsendable);
+        assert!(matches!(after, AfterPrefill::Refused(refusal) if refusal.status() == 400));
+        ends(&mut router, 1, GOOD);
+    }
+    assert_eq!(router.ejected(), 0);
+    assert_eq!(wish(1, 4_000).at(1_001).prefiller(&mut router), 2);
 }
 
 #[test]
 fn the_next_attempt_passes_over_those_that_are_marked() {
     for _ in 0..10 {
         let mut router = router(&pairs(3, 1), json!({}), 1);
-        ends(&mut router, 1, status(503));
+        ends(&mut router, 1, UNREACHED);
         let (phase, _seat) = wish(1, 100).prefill(&mut router);
         let first = phase.worker().id.0;
         let next = again(phase.answered(status(500), Client::Waits, &mut router));
@@ -146,7 +173,7 @@ fn the_prefix_goes_to_the_one_that_took_over() {
     wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
     let (phase, _seat) = wish(1, 4_000).at(1_000).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 2);
-    let next = again(phase.answered(PrefillAnswer::NotSent, Client::Waits, &mut router));
+    let next = again(phase.answered(UNREACHED, Client::Waits, &mut router));
     let other = next.worker().id.0;
     assert_ne!(other, 2);
     assert_eq!(load(&router, 2).prefills, 0);
@@ -162,7 +189,7 @@ fn the_prefix_goes_to_the_one_that_took_over() {
 
 #[test]
 fn where_all_are_marked_they_are_used_all_the_same() {
-    for failure in [status(503), status(429)] {
+    for failure in [UNREACHED, status(429)] {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         for id in 1..=3 {
             ends(&mut router, id, failure);
@@ -172,7 +199,7 @@ fn where_all_are_marked_they_are_used_all_the_same() {
     }
     // One of them is said to be overloaded only: rather that one.
     let mut router = router(&pairs(3, 1), json!({}), 1);
-    for (id, failure) in [(1, status(503)), (2, status(429)), (3, status(503))] {
+    for (id, failure) in [(1, UNREACHED), (2, status(429)), (3, UNREACHED)] {
         ends(&mut router, id, failure);
     }
     assert_eq!(
@@ -182,22 +209,27 @@ fn where_all_are_marked_they_are_used_all_the_same() {
 }
 
 #[test]
-fn one_that_says_it_is_overloaded_is_passed_over_for_a_second_and_keeps_its_prefixes() {
-    let mut router = router(&pairs(3, 1), json!({}), 1);
-    wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
-    assert!(matches!(
-        ends(&mut router, 2, status(429)),
-        AfterPrefill::Answer
-    ));
-    assert!(remembered(&router, 2) >= 240);
-    assert_eq!(
-        wish(1, 4_000).at(1_999).prefillers(&mut router, 50, 3)[1],
-        0
-    );
-    assert_eq!(
-        wish(1, 4_000).at(2_001).prefillers(&mut router, 50, 3)[1],
-        50
-    );
+fn one_that_is_full_is_passed_over_for_longer_each_time_and_keeps_its_prefixes() {
+    for full in [status(429), status(503)] {
+        let mut router = router(&pairs(3, 1), json!({}), 1);
+        wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
+        let mut now = 1_000;
+        // Milliseconds, twice as long each time, a second at most.
+        for lasts in [100, 200, 400, 800, 1_000, 1_000] {
+            let named = wish(52, 100).prefilled_by(2).at(now);
+            let (phase, seat) = named.prefill(&mut router);
+            let after = phase.answered(full, Client::Waits, &mut router);
+            // The caller has named it, so that no other one is asked.
+            assert!(!matches!(after, AfterPrefill::Again(_)));
+            router.request_ended(&seat);
+            assert!(remembered(&router, 2) >= 240);
+            let at = |router: &mut Router, ms| wish(1, 4_000).at(ms).prefillers(router, 50, 3)[1];
+            assert_eq!(at(&mut router, now + lasts - 1), 0, "{lasts} ms");
+            now += lasts + 1;
+            assert_eq!(at(&mut router, now), 50);
+        }
+        assert_eq!(router.ejected(), 0);
+    }
 }
 
 #[test]
@@ -209,7 +241,7 @@ fn an_answer_clears_the_mark_and_a_clients_error_sets_none() {
         assert!(picked[1] > 50, "{picked:?}");
     }
     let mut router = router(&pairs(3, 1), json!({}), 1);
-    ends(&mut router, 2, status(503));
+    ends(&mut router, 2, UNREACHED);
     ends(&mut router, 2, GOOD);
     let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
     assert!(picked[1] > 50, "{picked:?}");
@@ -238,7 +270,7 @@ fn a_decode_worker_that_took_no_connection_is_passed_over_too() {
 fn a_mark_outlives_neither_its_worker_nor_a_clock_that_goes_back() {
     let all = pairs(2, 1);
     let mut router = router(&all, json!({}), 1);
-    ends(&mut router, 2, status(503));
+    ends(&mut router, 2, UNREACHED);
     adopt(
         &mut router,
         &all[..1]
@@ -251,7 +283,7 @@ fn a_mark_outlives_neither_its_worker_nor_a_clock_that_goes_back() {
     // It came back: whatever was held against it is over.
     let picked = wish(1, 100).at(1_500).prefillers(&mut router, 200, 2);
     assert!(picked[1] > 50, "{picked:?}");
-    ends(&mut router, 2, status(503));
+    ends(&mut router, 2, UNREACHED);
     assert_eq!(wish(1, 100).at(10).prefiller(&mut router), 1);
     let picked = wish(1, 100).at(7_000).prefillers(&mut router, 200, 2);
     assert!(picked[1] > 50, "{picked:?}");

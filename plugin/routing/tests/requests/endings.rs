@@ -121,7 +121,10 @@ fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
     let other = 23 - left;
     leave(&mut router, &[left]);
     let AfterPrefill::Decode {
-        dispatch, target, ..
+        dispatch,
+        target,
+        staged,
+        ..
     } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
         panic!("no decode");
@@ -135,7 +138,7 @@ fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
             .collect::<Vec<_>>(),
         [other]
     );
-    router.seat_decode(&mut seat, &target.0, target.1);
+    router.seat_decode(&mut seat, &target.0, target.1, staged);
     assert_eq!(router.total_load().decodes, 1);
     assert_eq!(
         router

@@ -83,7 +83,7 @@ fn a_mooncake_worker_that_took_no_connection_must_tell_anew() {
     };
     let (phase, _seat) = prefill(plan(&mut router, Generation::Chat, &chat()));
     let failed = phase.worker().id.0;
-    let after = phase.answered(status(503), Client::Waits, &mut router);
+    let after = phase.answered(UNREACHED, Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Again(next) if next.worker().id.0 != failed));
     assert_eq!(bound(&router), [3 - failed]);
     // An answer that names no engine is none, and changes nothing.

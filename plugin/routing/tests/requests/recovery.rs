@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use routing::fleet::WorkerId;
-use routing::route::{AfterPrefill, Client, Cost, Failed, Plan, PrefillAnswer, Router, Seat};
+use routing::outcome::{Came, Leg};
+use routing::route::{AfterPrefill, Client, Failed, Plan, PrefillAnswer, Router, Seat};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -14,24 +15,33 @@ fn decoder(seat: &Seat) -> WorkerId {
     seat.decode.as_ref().expect("a decode worker").id
 }
 
-/// The request is placed again after its decode worker has failed.
+/// The request is placed again after its decode worker has failed: with an error, after work that may have been done.
 fn recover(router: &mut Router, seat: &mut Seat) -> Option<Plan> {
-    recover_after(router, seat, Cost::Work)
+    recover_after(router, seat, Came::Status(500))
 }
 
-/// The same after a leg that may have cost so much.
-fn recover_after(router: &mut Router, seat: &mut Seat, cost: Cost) -> Option<Plan> {
+/// The same after such an end of the leg.
+fn recover_after(router: &mut Router, seat: &mut Seat, came: Came) -> Option<Plan> {
+    let workers = [decoder(seat)];
+    place_again(router, seat, came, &workers)
+}
+
+/// The same where these may have been asked.
+fn place_again(
+    router: &mut Router,
+    seat: &mut Seat,
+    came: Came,
+    workers: &[WorkerId],
+) -> Option<Plan> {
+    let leg = seat.leg(router.pool().protocol);
+    let meaning = router.leg_ended(seat, came);
     let failed = Failed {
-        workers: &[decoder(seat)],
-        cost,
-        ..Failed::default()
+        leg,
+        meaning,
+        workers,
+        frontends: &[],
     };
-    place_again(router, seat, &failed)
-}
-
-fn place_again(router: &mut Router, seat: &mut Seat, failed: &Failed<'_>) -> Option<Plan> {
-    let recovery = seat.take_recovery()?;
-    router.recover(recovery, failed, &body(&json!({})), NOW)
+    router.recover(seat, &failed, &body(&json!({})), NOW)
 }
 
 #[test]
@@ -74,7 +84,7 @@ fn a_leg_that_reached_nobody_costs_no_recovery_and_is_tried_as_often_as_the_pool
         let (phase, mut seat) = prefill(ask(&mut router, json!({})));
         drop(phase);
         let mut tried = vec![decoder(&seat)];
-        while let Some(plan) = recover_after(&mut router, &mut seat, Cost::Nothing) {
+        while let Some(plan) = recover_after(&mut router, &mut seat, Came::Refused) {
             let (phase, next) = prefill(Ok(plan));
             drop(phase);
             assert!(!tried.contains(&decoder(&next)), "{tried:?}");
@@ -99,9 +109,9 @@ fn what_reached_nobody_leaves_the_recoveries_to_what_failed() {
     ];
     let mut router = router("aggregated", &workers, json!({"decode": {"attempts": 2}}));
     let (_, mut seat) = forward(ask(&mut router, json!({})));
-    let mut costs = [Cost::Nothing, Cost::Work, Cost::Work].into_iter();
+    let mut ends = [Came::Refused, Came::Status(500), Came::Status(502)].into_iter();
     let mut again = || {
-        let plan = recover_after(&mut router, &mut seat, costs.next()?)?;
+        let plan = recover_after(&mut router, &mut seat, ends.next()?)?;
         seat = forward(Ok(plan)).1;
         Some(())
     };
@@ -129,12 +139,11 @@ fn where_all_may_have_failed_only_the_likeliest_is_left_out() {
     let (phase, mut seat) = prefill(ask(&mut router, json!({})));
     drop(phase);
     let first = decoder(&seat);
-    let failed = Failed {
-        workers: &[WorkerId(11), WorkerId(12)],
-        otherwise: &[first],
-        ..Failed::default()
+    let second = match first {
+        WorkerId(11) => WorkerId(12),
+        _ => WorkerId(11),
     };
-    let plan = place_again(&mut router, &mut seat, &failed);
+    let plan = place_again(&mut router, &mut seat, Came::Refused, &[first, second]);
     let (_phase, next) = prefill(Ok(plan.expect("the other one")));
     assert_ne!(decoder(&next), first);
 }
@@ -144,7 +153,7 @@ fn nobody_is_asked_again_by_one_who_named_the_worker() {
     let mut router = router("nixl", &two_by_two(), json!({}));
     let (_, mut seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
     assert_eq!(decoder(&seat), WorkerId(11));
-    assert!(recover(&mut router, &mut seat).is_none());
+    assert!(recover_after(&mut router, &mut seat, Came::Cut).is_none());
 }
 
 #[test]
@@ -236,16 +245,13 @@ fn in_direct_mode_another_frontend_is_asked() {
     let (dispatch, mut seat) = forward(ask(&mut router, json!({})));
     let asked = [dispatch.destinations[0]];
     let workers = [decoder(&seat)];
-    let recovery = seat
-        .take_recovery()
-        .expect("a request that may be placed anew");
-    let client = body(&json!({}));
     let failed = Failed {
+        leg: Leg::Frontend,
+        meaning: router.leg_ended(&mut seat, Came::Status(500)),
         workers: &workers,
         frontends: &asked,
-        ..Failed::default()
     };
-    let plan = router.recover(recovery, &failed, &client, NOW);
+    let plan = router.recover(&mut seat, &failed, &body(&json!({})), NOW);
     let (dispatch, seat) = forward(Ok(plan.expect("another frontend")));
     assert!(!dispatch.destinations.is_empty());
     assert!(!dispatch.destinations.contains(&asked[0]));
@@ -263,12 +269,7 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
     let (phase, mut seat) = prefill(ask(&mut router, json!({})));
     let first = phase.worker().id;
     drop(phase);
-    let failed = Failed {
-        workers: &[decoder(&seat)],
-        otherwise: &[first],
-        ..Failed::default()
-    };
-    let plan = place_again(&mut router, &mut seat, &failed);
+    let plan = recover_after(&mut router, &mut seat, Came::Status(500));
     let (phase, seat) = prefill(Ok(plan.expect("the other pair")));
     assert_ne!(phase.worker().id, first);
     assert_eq!(decoder(&seat), WorkerId(11));

@@ -145,6 +145,12 @@ pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
     body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
 
+/// The proxy's own answer where a worker took no connection.
+pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
+    status: 503,
+    body: b"upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused",
+};
+
 /// A prefill answer of that status.
 pub fn status(status: u16) -> PrefillAnswer<'static> {
     PrefillAnswer::Whole { status, body: b"" }
@@ -156,6 +162,7 @@ pub fn word(after: &AfterPrefill) -> &'static str {
         AfterPrefill::Decode { .. } => "decode",
         AfterPrefill::Again(_) => "again",
         AfterPrefill::Answer => "answer",
+        AfterPrefill::AnswerUnlessPair => "answer unless pair",
         AfterPrefill::Terminal(_) => "terminal",
         AfterPrefill::Whole { .. } => "whole",
         AfterPrefill::Good => "good",

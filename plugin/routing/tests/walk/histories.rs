@@ -245,12 +245,15 @@ impl History {
         }
         match after {
             AfterPrefill::Decode {
-                dispatch, target, ..
+                dispatch,
+                target,
+                staged,
+                ..
             } => {
                 self.is_handed_over(&dispatch, "kv_transfer_params");
                 assert_eq!(target.0.namespace, namespace);
                 let router = &mut self.subject.router;
-                router.seat_decode(&mut flight.seat, &target.0, target.1);
+                router.seat_decode(&mut flight.seat, &target.0, target.1, staged);
                 assert_eq!(flight.seat.decode.as_ref().map(|w| w.id), Some(target.0.id));
                 if let Some(other) = dispatch.destinations.get(1) {
                     router.served_by(&mut flight.seat, *other);
@@ -276,7 +279,10 @@ impl History {
                 self.flights.push(flight);
             }
             AfterPrefill::Good => self.flights.push(flight),
-            AfterPrefill::Answer | AfterPrefill::Terminal(_) | AfterPrefill::Refused(_) => {}
+            AfterPrefill::Answer
+            | AfterPrefill::AnswerUnlessPair
+            | AfterPrefill::Terminal(_)
+            | AfterPrefill::Refused(_) => {}
             AfterPrefill::CleanUp(_)
             | AfterPrefill::CallOff { .. }
             | AfterPrefill::Leaked { .. }

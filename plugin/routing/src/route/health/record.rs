@@ -12,8 +12,12 @@ const UNREACHABLE_FOR: Duration = Duration::from_secs(5);
 /// Long enough for the next requests to be tried elsewhere first, short enough for one fault to be forgotten.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
-/// Long enough for a queue to move, short enough to be wrong about.
-const OVERLOADED_FOR: Duration = Duration::from_secs(1);
+/// Long enough for a queue to move; twice as long each time that the worker is still full, up to the other.
+const OVERLOADED_AT_FIRST: Duration = Duration::from_millis(100);
+const OVERLOADED_AT_MOST: Duration = Duration::from_secs(1);
+
+/// A worker that has not been full for so long begins anew.
+const OVERLOAD_REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
 /// By then most prompts are read. A trial of which nothing is heard for so long had a client who left.
 const TRIAL_LASTS: Duration = Duration::from_secs(30);
@@ -26,6 +30,22 @@ pub(in crate::route) struct Held {
     is_unreachable: bool,
     has_failed: bool,
     is_overloaded: bool,
+}
+
+impl Held {
+    /// Whether the worker has said that it has too much to do.
+    pub(super) fn is_overloaded(self) -> bool {
+        self.is_overloaded
+    }
+}
+
+/// In which row a failure is counted: each ends with a success of its own kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Row {
+    /// Calls of the worker: an answer of its own ends it.
+    Calls,
+    /// What others were to fetch from it: only a hand-off that was fetched ends it.
+    Handoffs,
 }
 
 /// What a failure leads to.
@@ -46,6 +66,10 @@ pub(super) struct Record {
     overloaded_until: Duration,
     /// In a row, while it is not ejected.
     failures: u32,
+    /// Hand-offs of a prefill worker that nobody could fetch, in a row.
+    failed_handoffs: u32,
+    /// Times that it was too busy, in a row.
+    times_full: u32,
     /// Whether a peer has worked since the first of these failures, or since it was ejected.
     has_peer_worked: bool,
     ejected: Option<Ejected>,
@@ -60,6 +84,8 @@ struct Ejected {
     until: Duration,
     /// Until when its trial is somebody's.
     trial_until: Option<Duration>,
+    /// What it was ejected for.
+    row: Row,
 }
 
 impl Ejected {
@@ -84,6 +110,8 @@ impl Record {
             failed_until: Duration::ZERO,
             overloaded_until: Duration::ZERO,
             failures: 0,
+            failed_handoffs: 0,
+            times_full: 0,
             has_peer_worked: false,
             ejected: None,
             times: 0,
@@ -108,7 +136,9 @@ impl Record {
     /// Whether it says nothing any more.
     pub(super) fn is_blank(&self, now: Duration) -> bool {
         self.held(now) == Held::default()
+            && !self.was_full_lately(now)
             && self.failures == 0
+            && self.failed_handoffs == 0
             && self.ejected.is_none()
             && self.remembered_until <= now
     }
@@ -122,11 +152,49 @@ impl Record {
         }
     }
 
+    fn was_full_lately(&self, now: Duration) -> bool {
+        self.times_full > 0
+            && self
+                .overloaded_until
+                .saturating_add(OVERLOAD_REMEMBERED_FOR)
+                > now
+    }
+
     pub(super) fn overloaded(&mut self, now: Duration) {
-        self.overloaded_until = now.saturating_add(OVERLOADED_FOR);
+        if !self.was_full_lately(now) {
+            self.times_full = 0;
+        }
+        let factor = 2u32.saturating_pow(self.times_full);
+        let lasts = OVERLOADED_AT_FIRST.saturating_mul(factor);
+        self.overloaded_until = now.saturating_add(lasts.min(OVERLOADED_AT_MOST));
+        self.times_full = self.times_full.saturating_add(1);
+        self.trial_says_nothing();
+    }
+
+    /// Neither good nor bad: another request may try.
+    pub(super) fn trial_says_nothing(&mut self) {
         if let Some(ejected) = &mut self.ejected {
-            // Neither good nor bad: let somebody else try.
             ejected.trial_until = None;
+        }
+    }
+
+    /// The call could not be made.
+    pub(super) fn passed_over(&mut self, now: Duration) {
+        self.broken(now);
+        self.trial_says_nothing();
+    }
+
+    /// Another worker has served what this one failed.
+    pub(super) fn peer_served(&mut self) {
+        self.has_peer_worked = true;
+    }
+
+    /// What it has computed was fetched.
+    pub(super) fn handed_off(&mut self, rules: &config::Health, now: Duration) {
+        self.failed_handoffs = 0;
+        let is_back = |ejected: &Ejected| ejected.until <= now || ejected.is_on_trial(now);
+        if self.ejected.as_ref().is_some_and(is_back) {
+            self.let_in(rules, now);
         }
     }
 
@@ -144,7 +212,13 @@ impl Record {
         self.failed_until = Duration::ZERO;
         self.overloaded_until = Duration::ZERO;
         self.failures = 0;
-        let is_back = |ejected: &Ejected| ejected.until <= now || ejected.is_on_trial(now);
+        self.times_full = 0;
+        if self.ejected.is_none() && self.failed_handoffs == 0 {
+            self.has_peer_worked = false;
+        }
+        let is_back = |ejected: &Ejected| {
+            ejected.row == Row::Calls && (ejected.until <= now || ejected.is_on_trial(now))
+        };
         if self.ejected.as_ref().is_some_and(is_back) {
             self.let_in(rules, now);
         }
@@ -159,11 +233,12 @@ impl Record {
     }
 
     pub(super) fn peer_answered(&mut self, peer: &Worker) {
-        self.has_peer_worked = self.has_peer_worked || are_peers(&self.worker, peer);
+        let has_failed = self.failures > 0 || self.failed_handoffs > 0 || self.ejected.is_some();
+        self.has_peer_worked = self.has_peer_worked || has_failed && are_peers(&self.worker, peer);
     }
 
     /// It failed, in whatever way.
-    pub(super) fn failed(&mut self, rules: &config::Health, now: Duration) -> Verdict {
+    pub(super) fn failed(&mut self, row: Row, rules: &config::Health, now: Duration) -> Verdict {
         if let Some(ejected) = &mut self.ejected {
             ejected.trial_until = None;
             if ejected.until > now {
@@ -173,14 +248,15 @@ impl Record {
             self.failures = 1;
             return Verdict::Goes;
         }
-        if self.failures == 0 {
-            self.has_peer_worked = false;
-        }
         if self.remembered_until <= now {
             self.times = 0;
         }
-        self.failures = self.failures.saturating_add(1);
-        let is_enough = rules.eject_after > 0 && self.failures >= rules.eject_after;
+        let count = match row {
+            Row::Calls => &mut self.failures,
+            Row::Handoffs => &mut self.failed_handoffs,
+        };
+        *count = count.saturating_add(1);
+        let is_enough = rules.eject_after > 0 && *count >= rules.eject_after;
         match is_enough && self.has_peer_worked {
             true => Verdict::Goes,
             false => Verdict::Stays,
@@ -189,7 +265,7 @@ impl Record {
 
     /// Ejects it, and says for how long: twice as long as the time before. A trial that failed when no peer worked either
     /// tells nothing new, and the time stays the same.
-    pub(super) fn eject(&mut self, rules: &config::Health, now: Duration) -> Duration {
+    pub(super) fn eject(&mut self, row: Row, rules: &config::Health, now: Duration) -> Duration {
         if self.has_peer_worked {
             self.times = self.times.saturating_add(1);
         }
@@ -199,8 +275,10 @@ impl Record {
         self.ejected = Some(Ejected {
             until: now.saturating_add(lasts),
             trial_until: None,
+            row,
         });
         self.failures = 0;
+        self.failed_handoffs = 0;
         self.has_peer_worked = false;
         lasts
     }

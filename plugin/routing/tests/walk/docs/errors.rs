@@ -271,6 +271,16 @@ fn lines() -> Vec<Line> {
             "there are several pools, and neither the route's metadata (`pd_router`: `pool`) nor its name is one of them",
         ),
         line(
+            Refusal::Unsendable,
+            "",
+            "the path, the method or the authority holds bytes that the proxy sends nobody; no worker is called, and none is blamed",
+        ),
+        line(
+            Refusal::UnusableStatus { status: 302 },
+            "",
+            "a worker answered with a redirect or a switch of protocols, and no other one could take its place",
+        ),
+        line(
             Refusal::Internal,
             "",
             "the proxy would not carry out what was decided",
@@ -323,12 +333,14 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::EmptyAnswer => "empty answer",
         Refusal::WorkerLeft => "worker left",
         Refusal::NoPool => "no pool",
+        Refusal::Unsendable => "unsendable",
+        Refusal::UnusableStatus { .. } => "unusable status",
         Refusal::Internal => "internal",
     }
 }
 
 /// How many names there are.
-const NAMES: usize = 37;
+const NAMES: usize = 39;
 
 #[test]
 fn every_code_is_listed_once() {
