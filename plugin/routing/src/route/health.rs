@@ -133,10 +133,11 @@ impl Router {
             return;
         };
         let now = self.ledger.now();
-        for id in [suspect.worker, partner] {
-            if let Some(worker) = self.fleet.get(id) {
-                self.health.record(worker).broken(now);
-            }
+        if let Some(worker) = self.fleet.get(partner) {
+            self.health.record(worker).broken(now);
+        }
+        if let Some(worker) = self.fleet.get(suspect.worker) {
+            self.health.record(worker).suspected(now);
         }
         self.health.pairs.suspect(partner, suspect.worker, now);
     }

@@ -7,6 +7,7 @@
 )]
 
 mod admission;
+mod blame;
 mod condition;
 mod conditional;
 mod endings;

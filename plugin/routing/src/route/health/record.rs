@@ -206,6 +206,11 @@ impl Record {
         self.failed_until = now.saturating_add(FAILED_FOR);
     }
 
+    /// It failed beside another one, which is asked again before it: so that each meets somebody else next.
+    pub(super) fn suspected(&mut self, now: Duration) {
+        self.failed_until = now.saturating_add(FAILED_FOR.saturating_mul(2));
+    }
+
     /// It worked. An ejection ends with that if its time is over, or this was its trial; else it was an answer to an older call.
     pub(super) fn answered(&mut self, rules: &config::Health, now: Duration) {
         self.unreachable_until = Duration::ZERO;
