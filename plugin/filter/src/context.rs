@@ -84,13 +84,14 @@ impl StreamContext {
 
     /// What a request's head leads to, once it is taken up.
     fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
-        let Kind::Generation(generation) = head.kind() else {
-            let outcome = {
-                let subset = stream.spoken.borrow().subset();
-                self.gateway.router.borrow_mut().plain(subset.as_ref())
-            };
-            let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
-            return action(planning::carry_out(&self.gateway, stream, plan, Vec::new()));
+        let kind = self.gateway.router.borrow().kind(head);
+        let generation = match kind {
+            Ok(Kind::Generation(generation)) => generation,
+            Ok(Kind::Plain) => return self.forward_unread(stream),
+            Err(refusal) => {
+                let next = planning::carry_out(&self.gateway, stream, Err(refusal), Vec::new());
+                return action(next);
+            }
         };
         stream.stage.set(match head.is_encoded() {
             true => Stage::ReadingEncoded,
@@ -100,6 +101,16 @@ impl StreamContext {
             true => Action::Pause,
             false => self.route(stream),
         }
+    }
+
+    /// One worker answers; the body, if there is one, is not looked at.
+    fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
+        let outcome = {
+            let subset = stream.spoken.borrow().subset();
+            self.gateway.router.borrow_mut().plain(subset.as_ref())
+        };
+        let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
+        action(planning::carry_out(&self.gateway, stream, plan, Vec::new()))
     }
 
     /// The body is complete: the request is routed.

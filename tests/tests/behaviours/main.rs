@@ -11,6 +11,7 @@ mod forgery;
 mod leaving;
 mod limits;
 mod refusals;
+mod surface;
 mod transport;
 
 pd_router_e2e::on_both_hosts! {
@@ -46,6 +47,10 @@ pd_router_e2e::on_both_hosts! {
         an_empty_body_is_refused,
         a_compressed_body_is_refused_with_the_reason,
         refused_requests_are_counted_and_reach_no_worker,
+    }
+    surface {
+        found_b5_what_operates_an_engine_is_not_forwarded,
+        found_b5_a_pool_forwards_what_its_own_list_names,
     }
     forgery {
         a_client_cannot_choose_its_workers,

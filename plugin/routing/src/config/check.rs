@@ -102,6 +102,8 @@ impl Pool {
         }
         self.check_frontends(at)?;
         self.check_picker(at)?;
+        self.check_paths(at)?;
+        self.check_responses(at)?;
         self.check_policies(at)?;
         self.destinations
             .check(self.protocol, &format!("{at}.destinations"))?;

@@ -8,8 +8,10 @@ mod engine_metrics;
 mod health;
 mod legs;
 mod listed;
+mod paths;
 mod picker;
 mod protocol;
+mod responses;
 mod selection;
 mod sharing;
 
@@ -117,6 +119,11 @@ pub struct Pool {
     /// hints and other weights. Only for gateways behind a gateway.
     #[serde(default)]
     pub trust_clients: bool,
+    /// The paths that are forwarded, behind whatever a route puts before them; any other gets 404. `*` stands for any one segment, `**` as the
+    /// last for any one or more. A list takes the place of the default, which names what vLLM, SGLang, TensorRT-LLM and Dynamo serve for inference.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = paths::MAX_PATHS)))]
+    #[serde(default = "paths::default")]
+    pub paths: Vec<String>,
     /// What happens to a request while there is no prefill worker.
     #[serde(default)]
     pub on_prefill_absent: OnPrefillAbsent,
@@ -130,6 +137,9 @@ pub struct Pool {
     /// `sglang` and `mooncake`: where a prefill worker's bootstrap server is.
     #[serde(default)]
     pub bootstrap: BootstrapSource,
+    /// `sglang`: what becomes of `/v1/responses`, whose hand-off some releases drop.
+    #[serde(default)]
+    pub responses: Responses,
     /// The leg that fetches KV blocks which a client has left behind.
     #[serde(default)]
     pub cleanup: CleanUp,
@@ -358,6 +368,7 @@ pub use listed::ListedWorker;
 pub(crate) use listed::{MAX_RANKS, MAX_WORKERS, check_workers, ranks};
 pub use picker::{ModelRewrite, ModelTarget, Objectives, OnEmpty};
 pub use protocol::{Legs, Protocol};
+pub use responses::Responses;
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 pub use sharing::Sharing;
 

@@ -23,6 +23,9 @@ const RANK: &str = "routed_dp_rank";
 /// The rank that prefills, for decode.
 const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
+/// The rank that is to serve a leg, as older releases call it; newer ones still read it.
+const OLD_RANK: &str = "data_parallel_rank";
+
 /// Sequences that one request may hand over: each needs a room, and a small body must not ask for millions.
 pub const MOST_SEQUENCES: u64 = 1024;
 
@@ -121,7 +124,7 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
 
 /// Ranks in a body go too: the router picks the rank, and the room is aligned to it.
 fn without_handoff(request: &Request<'_>, mut edits: Edits) -> Edits {
-    for name in FIELDS.into_iter().chain([RANK, PREFILL_RANK]) {
+    for name in FIELDS.into_iter().chain([RANK, PREFILL_RANK, OLD_RANK]) {
         request
             .body
             .all(name)
@@ -246,6 +249,16 @@ mod tests {
             String::from_utf8(none.apply(body.as_bytes())).unwrap(),
             r#"{"model":"m","messages":[],"max_tokens":2}"#
         );
+    }
+
+    #[test]
+    fn found_w7_a_clients_rank_reaches_no_leg_in_any_spelling() {
+        let body = r#"{"model":"m","messages":[],"data_parallel_rank":3,"routed_dp_rank":3,"disagg_prefill_dp_rank":3,"data_parallel_rank":null,"max_tokens":2}"#;
+        let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
+        for edits in [prefill_edits(&request), decode_edits(&request)] {
+            let leg = String::from_utf8(edits.apply(body.as_bytes())).unwrap();
+            assert!(!leg.contains("rank"), "{leg}");
+        }
     }
 
     #[test]

@@ -46,6 +46,17 @@ pub(super) fn check(object: &Object<'_>) -> Result<(), Refusal> {
     }
 }
 
+/// A whole number, which engines take as `5.0` too; none of anything else, and of what no count can be.
+pub(super) fn whole(value: &str) -> Option<u64> {
+    value.parse().ok().or_else(|| {
+        let number = count(value)?;
+        (number < EXACT).then_some(number as u64)
+    })
+}
+
+/// Beyond it not every whole number is one of these.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
 /// A count of tokens. The engines take `5.0` for 5.
 fn count(value: &str) -> Option<f64> {
     let number: f64 = serde_json::from_str(value).ok()?;

@@ -1,19 +1,26 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
+mod embeds;
 mod forged;
 mod limits;
+mod parts;
 pub mod prompt;
 pub mod rename;
 pub mod sequences;
 pub mod steering;
 
 pub use forged::check_unread;
+pub use parts::Part;
 pub use sequences::{Prompts, Sequences};
 pub use steering::{Pin, Steering};
 
+use limits::whole;
+
 use std::borrow::Cow;
 
+use memchr::memmem;
 use percent_encoding::percent_decode;
+use serde_json::value::RawValue;
 
 use crate::handoff::direct;
 use crate::handoff::terminal::Form;
@@ -30,6 +37,9 @@ pub struct Head<'a> {
     /// `content-encoding`, where the client sent one.
     pub encoding: Option<&'a [u8]>,
 }
+
+/// Below this are answers that were stored, by their ids.
+const STORED: &[u8] = b"/v1/responses/";
 
 /// The kinds of request that generate text, and so have a prefill and a decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +61,7 @@ pub enum Generation {
 pub enum Kind {
     /// It generates text: its body is read, its two workers are picked.
     Generation(Generation),
-    /// Anything else: models, tokenisation, metrics. One worker answers, the body is not looked at.
+    /// Anything else: models, tokenisation, what becomes of an answer that was stored. One worker answers, the body is not looked at.
     Plain,
 }
 
@@ -62,7 +72,8 @@ impl Head<'_> {
     /// Whatever is sent to a path that is not known may generate text: it counts as a generation that can only be run whole,
     /// so that no decode worker gets it without a hand-off.
     pub fn kind(&self) -> Kind {
-        if matches!(self.method, b"GET" | b"HEAD" | b"OPTIONS") {
+        // By no other method does an engine generate.
+        if !matches!(self.method, b"POST" | b"PUT" | b"PATCH") {
             return Kind::Plain;
         }
         let path = self
@@ -72,6 +83,9 @@ impl Head<'_> {
             .unwrap_or_default();
         let path: Cow<'_, [u8]> = percent_decode(path).into();
         let path = path.strip_suffix(b"/").unwrap_or(&path);
+        if memmem::find(path, STORED).is_some() {
+            return Kind::Plain;
+        }
         let known = [
             (
                 &b"/chat/completions"[..],
@@ -85,6 +99,7 @@ impl Head<'_> {
             (b"/generate", Kind::Generation(Generation::Generate)),
             (b"/tokenize", Kind::Plain),
             (b"/detokenize", Kind::Plain),
+            (b"/count_tokens", Kind::Plain),
             (b"/render", Kind::Plain),
         ];
         let found = known.iter().find(|(end, _)| path.ends_with(end));
@@ -128,6 +143,7 @@ pub const MEMBERS: &[&str] = &[
     "messages",
     "prompt",
     "prompt_token_ids",
+    "prompt_embeds",
     "input",
     "text",
     "input_ids",
@@ -148,6 +164,14 @@ pub const MEMBERS: &[&str] = &[
     "n",
     "best_of",
     "sampling_params",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "return_context_logits",
+    "use_beam_search",
+    "background",
+    "previous_response_id",
     "return_logprob",
     "kv_transfer_params",
     "bootstrap_host",
@@ -159,6 +183,7 @@ pub const MEMBERS: &[&str] = &[
     "rid",
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
+    "data_parallel_rank",
     "nvext",
 ];
 
@@ -174,14 +199,25 @@ pub struct Request<'a> {
     /// The members that a hand-off may edit.
     pub body: Object<'a>,
     sequences: Sequences,
+    fault: Fault,
 }
 
 impl<'a> Request<'a> {
-    /// Reads a body.
+    /// Reads a body in which nothing is wrong.
     ///
     /// # Errors
-    /// [`Refusal`] names the field that is missing or of the wrong type.
+    /// As [`Request::read`] and [`Request::check`].
     pub fn parse(generation: Generation, body: &'a [u8]) -> Result<Self, Refusal> {
+        let request = Self::read(generation, body)?;
+        request.check().map(|()| request)
+    }
+
+    /// Reads a body as far as it can be read. What is wrong with it is told by [`Request::check`], and matters where a field decides of two
+    /// legs: a worker that runs it whole reads it itself, and takes more than is understood here.
+    ///
+    /// # Errors
+    /// [`Refusal`] where it is no JSON object, or none that can be worked on.
+    pub fn read(generation: Generation, body: &'a [u8]) -> Result<Self, Refusal> {
         let object = Object::parse(body, MEMBERS)?;
         if is_deeper_than(MAX_DEPTH, body) {
             return Err(Refusal::Field {
@@ -189,28 +225,52 @@ impl<'a> Request<'a> {
                 problem: "nests lists and objects more than 128 deep",
             });
         }
-        let model = match generation {
-            // Not every interface names its model: such a request goes by load alone.
-            Generation::Other if object.get("model").is_none() => {
-                return Err(Refusal::NoHandoffForPath);
-            }
-            Generation::Generate if is_absent(&object, "model") => String::new(),
-            _ => text_field(&object, "model")?,
-        };
+        // Not every interface names its model: such a request goes by load alone.
+        if generation == Generation::Other && object.get("model").is_none() {
+            return Err(Refusal::NoHandoffForPath);
+        }
+        check_nvext(&object)?;
+        let mut fault = Fault::default();
+        let model = fault.noted(model(generation, &object), String::new());
         let prompt_tokens = match generation {
             Generation::Other => estimate_tokens(body.len()),
-            _ => prompt_tokens(generation, &object)?,
+            _ => fault.noted(
+                prompt_tokens(generation, &object),
+                estimate_tokens(body.len()),
+            ),
         };
-        let sequences = Sequences::read(generation, &object)?;
-        check_stream(&object)?;
-        limits::check(&object)?;
-        check_nvext(&object)?;
+        let sequences = fault.noted(Sequences::read(generation, &object), Sequences::ONE);
+        fault.noted(check_stream(&object), ());
+        fault.noted(limits::check(&object), ());
         Ok(Self {
             generation,
             model,
             prompt_tokens,
             body: object,
             sequences,
+            fault,
+        })
+    }
+
+    /// What is wrong with it.
+    ///
+    /// # Errors
+    /// [`Refusal`] names the field that is missing or of the wrong type.
+    pub fn check(&self) -> Result<(), Refusal> {
+        self.fault.0.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// The first thing found wrong with a request that can be worked on all the same.
+#[derive(Debug, Default)]
+struct Fault(Option<Refusal>);
+
+impl Fault {
+    /// What was read, or `otherwise`, and a note of why.
+    fn noted<T>(&mut self, read: Result<T, Refusal>, otherwise: T) -> T {
+        read.unwrap_or_else(|why| {
+            self.0.get_or_insert(why);
+            otherwise
         })
     }
 }
@@ -218,11 +278,12 @@ impl<'a> Request<'a> {
 impl Request<'_> {
     /// How the client wants its answer.
     pub fn form(&self) -> Form {
-        match self.body.get("stream").map(|member| member.value) {
-            Some("true") => Form::Stream {
+        let stream = self.body.get("stream");
+        match stream.is_some_and(|member| parts::is_true(member.value)) {
+            true => Form::Stream {
                 usage: self.wants_usage(),
             },
-            _ => Form::Whole,
+            false => Form::Whole,
         }
     }
 
@@ -246,21 +307,22 @@ impl Request<'_> {
         let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
         names
             .iter()
-            .find_map(|name| self.body.get(name)?.value.parse().ok())
+            .find_map(|name| whole(self.body.get(name)?.value))
     }
 
     /// SGLang's limit: of several that for the longest answer, none where one of them has none.
     fn max_new_tokens(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
-        struct Sampling {
-            max_new_tokens: u64,
+        struct Sampling<'a> {
+            #[serde(borrow)]
+            max_new_tokens: &'a RawValue,
         }
         let objects = sequences::objects(self.body.get("sampling_params")?.value)?;
         let limits = objects
             .into_iter()
-            .map(|object| serde_json::from_str::<Sampling>(object).ok());
+            .map(|object| serde_json::from_str::<Sampling<'_>>(object).ok());
         let limits: Option<Vec<u64>> = limits
-            .map(|sampling| sampling.map(|sampling| sampling.max_new_tokens))
+            .map(|sampling| whole(sampling?.max_new_tokens.get()))
             .collect();
         limits?.into_iter().max()
     }
@@ -321,6 +383,14 @@ impl From<JsonError> for Refusal {
     }
 }
 
+/// The model asked for; empty where the interface names none.
+fn model(generation: Generation, object: &Object<'_>) -> Result<String, Refusal> {
+    match generation {
+        Generation::Generate if is_absent(object, "model") => Ok(String::new()),
+        _ => text_field(object, "model"),
+    }
+}
+
 /// A required, non-empty string.
 fn text_field(object: &Object<'_>, name: &'static str) -> Result<String, Refusal> {
     let Some(member) = object.get(name) else {
@@ -348,6 +418,18 @@ fn is_absent(object: &Object<'_>, name: &str) -> bool {
 }
 
 fn prompt_tokens(generation: Generation, object: &Object<'_>) -> Result<u64, Refusal> {
+    if generation != Generation::Completions {
+        return written_tokens(generation, object);
+    }
+    let embedded = embeds::tokens(object)?;
+    match embedded > 0 && is_absent(object, "prompt") {
+        true => Ok(embedded),
+        false => Ok(written_tokens(generation, object)?.saturating_add(embedded)),
+    }
+}
+
+/// The tokens of what is written, or given as ids.
+fn written_tokens(generation: Generation, object: &Object<'_>) -> Result<u64, Refusal> {
     let name = generation.prompt_fields().first().copied();
     let missing = Refusal::Field {
         name: name.unwrap_or_default(),
@@ -431,179 +513,4 @@ fn check_nvext(object: &Object<'_>) -> Result<(), Refusal> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::handoff;
-
-    fn kind(method: &str, path: &str) -> Kind {
-        Head {
-            method: method.as_bytes(),
-            path: path.as_bytes(),
-            encoding: None,
-        }
-        .kind()
-    }
-
-    #[test]
-    fn only_posts_to_generation_paths_have_two_legs() {
-        for (path, generation) in [
-            ("/v1/chat/completions", Generation::Chat),
-            ("/v1/chat/completions?x=1", Generation::Chat),
-            ("/openai/v1/chat/completions/", Generation::Chat),
-            ("/v1/completions", Generation::Completions),
-            ("/v1/responses", Generation::Responses),
-            ("/generate", Generation::Generate),
-            ("/generate/?x", Generation::Generate),
-            ("/sglang/generate", Generation::Generate),
-            ("/inference/v1/generate", Generation::Other),
-            ("/api/generate", Generation::Other),
-            ("/generate_stream", Generation::Other),
-            ("/v1/chat%2Fcompletions", Generation::Chat),
-            ("/v1/%63hat/completion%73", Generation::Chat),
-            ("/v1/chat/completions/batch", Generation::Other),
-            ("/invocations", Generation::Other),
-            ("/v1/embeddings", Generation::Other),
-            ("/flush_cache", Generation::Other),
-            ("/", Generation::Other),
-            ("", Generation::Other),
-            ("/x?y=/v1/completions", Generation::Other),
-        ] {
-            assert_eq!(kind("POST", path), Kind::Generation(generation), "{path}");
-            assert_eq!(kind("GET", path), Kind::Plain, "{path}");
-        }
-        for path in ["/tokenize", "/v1/detokenize", "/v1/chat/completions/render"] {
-            assert_eq!(kind("POST", path), Kind::Plain, "{path}");
-        }
-    }
-
-    fn refused(generation: Generation, body: &str) -> Refusal {
-        Request::parse(generation, body.as_bytes())
-            .map(|_| ())
-            .unwrap_err()
-    }
-
-    #[test]
-    fn a_wrong_field_is_named() {
-        for (generation, body, name) in [
-            (Generation::Chat, "{}", "model"),
-            (Generation::Chat, r#"{"model":1,"messages":[]}"#, "model"),
-            (Generation::Chat, r#"{"model":"","messages":[]}"#, "model"),
-            (Generation::Chat, r#"{"model":"m"}"#, "messages"),
-            (
-                Generation::Chat,
-                r#"{"model":"m","messages":"hi"}"#,
-                "messages",
-            ),
-            (
-                Generation::Completions,
-                r#"{"model":"m","messages":[]}"#,
-                "prompt",
-            ),
-            (
-                Generation::Completions,
-                r#"{"model":"m","prompt":3}"#,
-                "prompt",
-            ),
-            (Generation::Responses, r#"{"model":"m"}"#, "input"),
-            (
-                Generation::Chat,
-                r#"{"model":"m","messages":[],"stream":"yes"}"#,
-                "stream",
-            ),
-            (Generation::Chat, "[]", "body"),
-            (Generation::Generate, "{}", "text"),
-            (Generation::Generate, r#"{"text":null}"#, "text"),
-            (Generation::Generate, r#"{"text":{}}"#, "text"),
-            (Generation::Generate, r#"{"input_ids":"a"}"#, "input_ids"),
-            (
-                Generation::Generate,
-                r#"{"input_embeds":1}"#,
-                "input_embeds",
-            ),
-            (Generation::Generate, r#"{"text":"a","model":1}"#, "model"),
-            (Generation::Generate, r#"{"text":"a","stream":1}"#, "stream"),
-        ] {
-            let refusal = refused(generation, body);
-            assert!(
-                matches!(refusal, Refusal::Field { name: named, .. } if named == name),
-                "{body}: {refusal}"
-            );
-        }
-        assert!(matches!(
-            refused(Generation::Chat, "{,}"),
-            Refusal::NotJson { .. }
-        ));
-    }
-
-    #[test]
-    fn prompts_of_all_shapes_are_measured() {
-        let tokens = |prompt: &str| {
-            let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
-            Request::parse(Generation::Completions, body.as_bytes())
-                .unwrap()
-                .prompt_tokens
-        };
-        assert_eq!(tokens("\"\""), 1);
-        assert_eq!(tokens("[1, 2, 3]"), 3);
-        assert_eq!(tokens("[[1,2],[3]]"), 3);
-        assert_eq!(tokens(r#"["some text","more"]"#), 5);
-        assert_eq!(tokens(&format!("\"{}\"", "x".repeat(398))), 100);
-    }
-
-    #[test]
-    fn generate_names_no_model_and_its_prompt_has_three_shapes() {
-        let tokens = |member: &str| {
-            let body = format!(r#"{{{member},"sampling_params":{{"max_new_tokens":7}}}}"#);
-            let request = Request::parse(Generation::Generate, body.as_bytes()).unwrap();
-            assert_eq!(
-                (request.model.as_str(), request.max_tokens()),
-                ("", Some(7))
-            );
-            request.prompt_tokens
-        };
-        assert_eq!(tokens(r#""text":"some text""#), 3);
-        assert_eq!(tokens(r#""text":null,"input_ids":[1,2,3],"model":null"#), 3);
-        assert_eq!(tokens(r#""input_ids":[[1,2],[3]]"#), 3);
-        assert_eq!(tokens(r#""input_embeds":[[ [0.5, -1],[2e1,3]],[[1]] ]"#), 3);
-        let named = Request::parse(Generation::Generate, br#"{"text":"a","model":"m"}"#).unwrap();
-        assert_eq!((named.model.as_str(), named.max_tokens()), ("m", None));
-        let limits =
-            br#"{"text":["a","b"],"sampling_params":[{"max_new_tokens":7},{"max_new_tokens":9}]}"#;
-        let request = Request::parse(Generation::Generate, limits).unwrap();
-        assert_eq!(request.max_tokens(), Some(9));
-        let ids = Request::parse(Generation::Generate, br#"{"input_ids":[1,2]}"#).unwrap();
-        assert_eq!(ids.prompt_ids(), Some(vec![1, 2]));
-    }
-
-    #[test]
-    fn a_handoff_is_the_routers_unless_it_says_nothing() {
-        for name in handoff::FIELDS {
-            let sets = |value: &str| {
-                let body = format!(r#"{{"model":"m","messages":[],"{name}":{value}}}"#);
-                let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
-                let refused = match request.check_handoff_is_ours() {
-                    Ok(()) => None,
-                    Err(Refusal::Field { name, .. }) => Some(name),
-                    Err(other) => panic!("{other}"),
-                };
-                assert_eq!(request.hands_off_itself(), refused.is_some());
-                refused
-            };
-            for nothing in ["null", "{}", "{ }"] {
-                assert_eq!(sets(nothing), None, "{name} {nothing}");
-            }
-            for something in [
-                r#"{"do_remote_prefill":true}"#,
-                "[]",
-                "0",
-                r#""x""#,
-                "false",
-            ] {
-                assert_eq!(sets(something), Some(name), "{name} {something}");
-            }
-            let twice = format!(r#"{{"model":"m","messages":[],"{name}":[1],"{name}":null}}"#);
-            let request = Request::parse(Generation::Chat, twice.as_bytes()).unwrap();
-            assert!(request.hands_off_itself());
-        }
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use self::canonical::{Mark, Member, Shape, Sink, elements, find, members, plain, shape};
 use self::ids::Ids;
-use super::{Generation, Request};
+use super::{Generation, Request, embeds};
 use crate::json::Object;
 use crate::prefix::hash::{self, Known, Salt, Text};
 use crate::prefix::{Blocks, Grain};
@@ -113,6 +113,13 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     let prompt = request.prompt().unwrap_or("null");
     let mut stream = Stream(Text::new(identity.block_tokens, identity.grain), 0);
     match request.generation {
+        // What is embedded is not read.
+        Generation::Completions if embeds::sequences(&request.body).is_some() => {
+            return Prompt {
+                blocks: Blocks::default(),
+                tokens: request.prompt_tokens,
+            };
+        }
         Generation::Other => {
             return Prompt {
                 blocks: Blocks::default(),

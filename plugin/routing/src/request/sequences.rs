@@ -1,6 +1,7 @@
 //! Owns how many sequences a request asks for: its prompts, and the choices for each of them.
 
-use super::Generation;
+use super::limits::whole;
+use super::{Generation, embeds};
 use crate::json::{Object, elements, length};
 use crate::route::Refusal;
 
@@ -11,6 +12,24 @@ pub enum Prompts {
     One,
     /// A list of so many, which may be one.
     Batch(u64),
+}
+
+impl Prompts {
+    /// These, and so many beside, given as embeddings: an empty prompt is none where there are any.
+    fn and(self, embedded: Option<u64>, written: Option<&str>) -> Self {
+        match embedded {
+            None => self,
+            Some(embedded) if written.is_none_or(is_nothing) => Self::Batch(embedded),
+            Some(embedded) => Self::Batch(self.count().saturating_add(embedded)),
+        }
+    }
+
+    fn count(self) -> u64 {
+        match self {
+            Self::One => 1,
+            Self::Batch(prompts) => prompts.max(1),
+        }
+    }
 }
 
 /// What a request asks for.
@@ -25,13 +44,16 @@ pub struct Sequences {
 }
 
 impl Sequences {
+    /// One prompt, one choice.
+    pub(super) const ONE: Self = Self {
+        prompts: Prompts::One,
+        choices: 1,
+        best_of: 1,
+    };
+
     /// How many sequences the engine decodes.
     pub fn count(&self) -> u64 {
-        let prompts = match self.prompts {
-            Prompts::One => 1,
-            Prompts::Batch(prompts) => prompts.max(1),
-        };
-        prompts.saturating_mul(self.choices)
+        self.prompts.count().saturating_mul(self.choices)
     }
 
     /// That there is one sequence alone, as a hand-off demands which has a single consumer.
@@ -56,7 +78,11 @@ impl Sequences {
 
     pub(super) fn read(generation: Generation, body: &Object<'_>) -> Result<Self, Refusal> {
         let prompts = match generation {
-            Generation::Completions | Generation::Generate => prompts(generation, body),
+            Generation::Completions => {
+                let written = generation.prompt(body).map(|member| member.value);
+                prompts(generation, body).and(embeds::sequences(body), written)
+            }
+            Generation::Generate => prompts(generation, body),
             Generation::Chat | Generation::Responses | Generation::Other => Prompts::One,
         };
         Ok(Self {
@@ -87,6 +113,14 @@ fn prompts(generation: Generation, body: &Object<'_>) -> Prompts {
         true => Prompts::Batch(length(value).unwrap_or(1) as u64),
         false => Prompts::One,
     }
+}
+
+/// A prompt in which there is nothing, beside embeddings.
+fn is_nothing(prompt: &str) -> bool {
+    let inside = prompt
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    matches!(prompt, "null" | "\"\"") || inside.is_some_and(|inside| inside.trim_ascii().is_empty())
 }
 
 fn opening_brackets(value: &str) -> usize {
@@ -141,11 +175,11 @@ fn number(object: &Object<'_>, key: &str, name: &'static str) -> Result<u64, Ref
     let Some(member) = object.get(key).filter(|member| member.value != "null") else {
         return Ok(1);
     };
-    match member.value.parse::<u64>() {
+    match whole(member.value) {
         // Of OpenAI's interface `best_of` may be 0, which says nothing.
-        Ok(0) if key != "best_of" => Err(wrong),
-        Ok(number) => Ok(number),
-        Err(_) => Err(wrong),
+        Some(0) if key != "best_of" => Err(wrong),
+        Some(number) => Ok(number),
+        None => Err(wrong),
     }
 }
 
@@ -183,6 +217,40 @@ mod tests {
         ] {
             let found = sequences(Generation::Generate, &format!("{{{member}}}")).unwrap();
             assert_eq!(found.prompts, expected, "{member}");
+        }
+    }
+
+    #[test]
+    fn found_w5_each_of_several_embedded_prompts_is_a_sequence() {
+        for (members, expected) in [
+            (r#""prompt":"","prompt_embeds":["QQ==","QQ=="]"#, 2),
+            (r#""prompt_embeds":["QQ==","QQ=="]"#, 2),
+            (r#""prompt":null,"prompt_embeds":"QQ==""#, 1),
+            (r#""prompt":"","prompt_embeds":["QQ=="]"#, 1),
+            (r#""prompt":[],"prompt_embeds":["QQ=="]"#, 1),
+            (r#""prompt":"a","prompt_embeds":"QQ==""#, 2),
+            (r#""prompt":["a","b"],"prompt_embeds":["QQ=="],"n":2"#, 6),
+            (r#""prompt":"a","prompt_embeds":null"#, 1),
+            (r#""prompt":"a","prompt_embeds":[]"#, 1),
+        ] {
+            let body = format!(r#"{{"model":"m",{members}}}"#);
+            let found = sequences(Generation::Completions, &body).unwrap();
+            assert_eq!(found.count(), expected, "{members}");
+            assert_eq!(found.check_one().is_ok(), expected == 1, "{members}");
+        }
+        for bad in ["1", "{}", "[1]", "[null]", "true"] {
+            let body = format!(r#"{{"model":"m","prompt":"a","prompt_embeds":{bad}}}"#);
+            let refusal = sequences(Generation::Completions, &body).unwrap_err();
+            assert!(
+                matches!(
+                    refusal,
+                    Refusal::Field {
+                        name: "prompt_embeds",
+                        ..
+                    }
+                ),
+                "{bad}: {refusal}"
+            );
         }
     }
 

@@ -30,6 +30,7 @@ mod roster;
 mod seat;
 mod sharing;
 mod split;
+mod surface;
 mod tally;
 mod trail;
 mod waiting;
@@ -77,6 +78,7 @@ use choice::{Pair, Whole};
 use errand::Errand;
 use explain::Explained;
 use health::Health;
+use place::Placed;
 use recovery::{Budget, Way};
 use reports::Reports;
 use roster::Roster;
@@ -328,7 +330,10 @@ impl Router {
             Generation::Generate if self.pool.protocol != Protocol::Sglang => Generation::Other,
             known => known,
         };
-        let request = match Request::parse(generation, body) {
+        if body.is_empty() {
+            return self.plan_empty(generation, told.subset);
+        }
+        let request = match Request::read(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
                 if !self.pool.trust_clients {
@@ -342,14 +347,11 @@ impl Router {
             request.check_handoff_is_ours()?;
         }
         let steering = self.steering(&request, told)?;
-        let (model, adapter) = match request.model.as_str() {
-            "" => (None, None),
-            name => {
-                let (model, adapter) = self.model_of(name)?;
-                (Some(model), adapter)
-            }
-        };
-        let (place, verdict) = self.choose_place(model.as_deref(), &steering, told.subset)?;
+        let Placed {
+            place,
+            verdict,
+            adapter,
+        } = self.placed(&request, &steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
         let rank = self.objective(told.headers);
         let claim = Claim {
@@ -389,7 +391,7 @@ impl Router {
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
             Verdict::Pair if request.hands_off_itself() => self.plan_decode(case, request),
-            Verdict::Pair => match split::obstacle(self.pool.protocol, request) {
+            Verdict::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(case, request, told, obstacle),
                 None => self.plan_pair(case, request, told),
             },
@@ -406,6 +408,9 @@ impl Router {
     /// # Errors
     /// As [`Router::plan_unread`], and where the body names a hand-off that is no client's to set.
     pub fn plan_encoded(&mut self, body: &[u8], subset: Option<&Subset>) -> Result<Plan, Refusal> {
+        if body.is_empty() {
+            return self.plan_empty(Generation::Other, subset);
+        }
         if !self.pool.trust_clients {
             check_unread(body)?;
         }

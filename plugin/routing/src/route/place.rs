@@ -1,14 +1,61 @@
 //! Owns where a request goes: one model in one namespace, drawn among those that would serve it.
 
+use std::rc::Rc;
+
 use super::{PinProblem, Refusal, Router, runs_whole};
 use crate::fleet::{Role, Worker};
 use crate::prefill_router::{Place, PlaceState};
 use crate::rendezvous::{NotServed, Verdict};
-use crate::request::Steering;
+use crate::request::{Request, Steering};
 use crate::selection::Random;
 use crate::selection::eligibility::Subset;
 
+/// Where a request goes, and as what.
+pub(super) struct Placed {
+    pub(super) place: Place,
+    pub(super) verdict: Verdict,
+    /// The adapter that it asks for.
+    pub(super) adapter: Option<Rc<str>>,
+}
+
 impl Router {
+    /// The place of a request that has been read. What is wrong with it matters wherever it is not run whole.
+    pub(super) fn placed(
+        &mut self,
+        request: &Request<'_>,
+        steering: &Steering,
+        subset: Option<&Subset>,
+    ) -> Result<Placed, Refusal> {
+        let outcome = self.place_of(&request.model, steering, subset);
+        match &outcome {
+            // Who runs it whole reads it himself, and takes more than is understood here.
+            Ok(placed) if placed.verdict == Verdict::Whole => {}
+            _ => request.check()?,
+        }
+        outcome
+    }
+
+    fn place_of(
+        &mut self,
+        model: &str,
+        steering: &Steering,
+        subset: Option<&Subset>,
+    ) -> Result<Placed, Refusal> {
+        let (model, adapter) = match model {
+            "" => (None, None),
+            name => {
+                let (model, adapter) = self.model_of(name)?;
+                (Some(model), adapter)
+            }
+        };
+        let (place, verdict) = self.choose_place(model.as_deref(), steering, subset)?;
+        Ok(Placed {
+            place,
+            verdict,
+            adapter,
+        })
+    }
+
     /// The place that a request goes to, and what it gets there. Of several that would serve it one is drawn, by the number
     /// of their workers.
     pub(super) fn choose_place(

@@ -214,7 +214,7 @@ impl Router {
         failed: &Failed<'_>,
         body: &[u8],
     ) -> Option<Plan> {
-        let request = Request::parse(errand.generation, body).ok()?;
+        let request = Request::read(errand.generation, body).ok()?;
         let prefill = seat.prefill.as_ref().map(|worker| worker.id);
         let ways_out = ways_out(failed.leg, left_out, failed.workers, prefill);
         let bases = self.excluded(errand, failed.leg);

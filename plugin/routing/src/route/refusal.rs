@@ -139,6 +139,9 @@ pub enum Refusal {
     /// The worker that was to answer is in the fleet no more, and nobody could take its place.
     #[error("the worker that was to answer has left, and no other one could take its place")]
     WorkerLeft,
+    /// Nothing that the pool forwards.
+    #[error("this path is not forwarded: the pool's `paths` do not name it")]
+    UnknownPath,
     /// There are several pools, and the request's route names none of them.
     #[error("this route belongs to no pool of the gateway's")]
     NoPool,
@@ -217,7 +220,7 @@ pub enum PrefillFailure {
 
 impl Refusal {
     /// Every [`Refusal::code`] that there is.
-    pub const CODES: [&str; 31] = [
+    pub const CODES: [&str; 32] = [
         "not_json",
         "invalid_field",
         "encoded_body",
@@ -243,6 +246,7 @@ impl Refusal {
         "no_pool",
         "unsendable",
         "unusable_status",
+        "unknown_path",
         "internal",
         "prefill_pending",
         "ambiguous_sets",
@@ -260,7 +264,7 @@ impl Refusal {
             | Self::RankOutOfRange { .. }
             | Self::WorkerIdRequired { .. }
             | Self::Unsendable => 400,
-            Self::UnknownModel { .. } | Self::NoPool => 404,
+            Self::UnknownModel { .. } | Self::NoPool | Self::UnknownPath => 404,
             Self::Encoded => 415,
             Self::Backpressure { .. }
             | Self::Overloaded { .. }
@@ -322,6 +326,7 @@ impl Refusal {
             Self::NoPool => "no_pool",
             Self::Unsendable => "unsendable",
             Self::UnusableStatus { .. } => "unusable_status",
+            Self::UnknownPath => "unknown_path",
             Self::Internal => "internal",
         }
     }

@@ -19,5 +19,6 @@ mod protocols;
 mod recovery;
 mod rooms;
 mod support;
+mod surface;
 mod topology;
 mod turns;

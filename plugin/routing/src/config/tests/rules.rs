@@ -90,6 +90,9 @@ const OF_A_POOL: &[Violation] = &[
     ),
     (r#""frontends":["10.0.0.1:1"]"#, "frontends"),
     (r#""on_empty":"pass""#, "on_empty"),
+    (r#""paths":[]"#, "paths"),
+    (r#""paths":["generate"]"#, "paths[0]"),
+    (r#""responses":"split""#, "responses"),
     (
         r#""model_rewrites":[{"model":"","targets":[{"model":"m"}]}]"#,
         "model_rewrites[0].model",

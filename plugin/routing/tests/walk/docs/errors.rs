@@ -84,7 +84,7 @@ fn lines() -> Vec<Line> {
         line(
             Refusal::NoHandoffForPath,
             "",
-            "another generation path than chat completions, completions and responses, and no whole worker",
+            "another generation path than chat completions, completions and responses (with SGLang: responses too, unless the pool says `responses: split`), and no whole worker",
         ),
         // Pins.
         line(
@@ -281,6 +281,11 @@ fn lines() -> Vec<Line> {
             "a worker answered with a redirect or a switch of protocols, and no other one could take its place",
         ),
         line(
+            Refusal::UnknownPath,
+            "",
+            "the pool's `paths` do not name the request's path: nothing but inference is forwarded",
+        ),
+        line(
             Refusal::Internal,
             "",
             "the proxy would not carry out what was decided",
@@ -335,12 +340,13 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::NoPool => "no pool",
         Refusal::Unsendable => "unsendable",
         Refusal::UnusableStatus { .. } => "unusable status",
+        Refusal::UnknownPath => "unknown path",
         Refusal::Internal => "internal",
     }
 }
 
 /// How many names there are.
-const NAMES: usize = 39;
+const NAMES: usize = 40;
 
 #[test]
 fn every_code_is_listed_once() {

@@ -1,0 +1,31 @@
+//! Owns what becomes of `/v1/responses` where its hand-off depends on the engine's release.
+
+use serde::Deserialize;
+
+use super::check::value;
+use super::{ConfigError, Pool, Protocol};
+
+/// What becomes of a request to `/v1/responses` in a pool of SGLang's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "snake_case")]
+pub enum Responses {
+    /// A worker that can runs it whole; where none can, it gets 501.
+    #[default]
+    Whole,
+    /// It is split into prefill and decode. Only for releases that take the hand-off's fields there: others drop them, and decode waits
+    /// for a prefill that never comes.
+    Split,
+}
+
+impl Pool {
+    pub(super) fn check_responses(&self, at: &str) -> Result<(), ConfigError> {
+        match (self.responses, self.protocol) {
+            (Responses::Whole, _) | (Responses::Split, Protocol::Sglang) => Ok(()),
+            (Responses::Split, _) => Err(value(
+                &format!("{at}.responses"),
+                "\"split\" is for the protocol \"sglang\": with others the protocol alone says whether they are split; leave it out",
+            )),
+        }
+    }
+}

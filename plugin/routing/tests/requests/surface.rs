@@ -1,0 +1,246 @@
+//! Which requests go where by their line alone, and what engines take that is no usual request.
+
+use routing::fleet::WorkerId;
+use routing::request::{Generation, Head, Kind};
+use routing::route::{Plan, Refusal, Router, Told};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+fn plan(router: &mut Router, generation: Generation, body: &[u8]) -> Result<Plan, Refusal> {
+    router.plan(generation, body, Told::default())
+}
+
+fn strict(protocol: &str) -> Router {
+    bound(router(
+        protocol,
+        &two_by_two(),
+        json!({"trust_clients": false}),
+    ))
+}
+
+/// With Mooncake's engines known, as their bootstrap servers tell them.
+fn bound(mut router: Router) -> Router {
+    for id in [1, 2] {
+        router.told(WorkerId(id), br#"{"0": {"engine_id": "e"}}"#);
+    }
+    router
+}
+
+fn kind(router: &Router, method: &str, path: &str) -> Result<Kind, Refusal> {
+    router.kind(Head {
+        method: method.as_bytes(),
+        path: path.as_bytes(),
+        encoding: None,
+    })
+}
+
+#[test]
+fn found_b5_a_path_that_the_pool_does_not_name_is_not_found() {
+    for protocol in ["nixl", "sglang", "direct", "aggregated"] {
+        let router = router(protocol, &[], json!({}));
+        for (method, path) in [
+            ("GET", "/flush_cache"),
+            ("POST", "/update_weights_from_disk"),
+            ("GET", "/server_info"),
+        ] {
+            let refusal = kind(&router, method, path).unwrap_err();
+            assert_eq!((refusal.status(), refusal.code()), (404, "unknown_path"));
+        }
+        let known = kind(&router, "POST", "/v1/chat/completions");
+        assert_eq!(known, Ok(Kind::Generation(Generation::Chat)));
+    }
+}
+
+#[test]
+fn found_w10_a_post_without_a_body_goes_to_a_worker() {
+    for protocol in ["nixl", "sglang", "trtllm"] {
+        let mut router = strict(protocol);
+        let (dispatch, _) = forward(plan(&mut router, Generation::Other, b""));
+        let port = dispatch.destinations.first().unwrap().port();
+        assert!([11, 12].contains(&port), "{port}");
+        let (dispatch, _) = forward(router.plan_encoded(b"", None));
+        assert!(!dispatch.destinations.is_empty());
+        // Where a body is demanded the error says so.
+        for generation in [Generation::Chat, Generation::Completions] {
+            let refusal = refusal(plan(&mut router, generation, b""));
+            assert_eq!((refusal.status(), refusal.code()), (400, "invalid_field"));
+            assert!(refusal.to_string().contains("body"), "{refusal}");
+        }
+    }
+}
+
+/// Decode workers that run requests whole beside the pairs.
+fn with_whole(protocol: &str) -> Router {
+    let fields = json!({"trust_clients": false, "decode": {"runs_whole_requests": true}});
+    bound(router(protocol, &two_by_two(), fields))
+}
+
+fn asking(members: &Value) -> Vec<u8> {
+    with(json!({"model": "m", "prompt": "p"}), members.clone())
+        .to_string()
+        .into_bytes()
+}
+
+/// What has no hand-off runs whole, as it came, where somebody can; else its caller is told the field.
+fn assert_not_split(protocol: &str, generation: Generation, body: &[u8], field: &str) {
+    let (dispatch, seat) = forward(plan(&mut with_whole(protocol), generation, body));
+    assert!(
+        dispatch.edits.is_none() && seat.prefill.is_none(),
+        "{field}"
+    );
+    let refusal = refusal(plan(&mut strict(protocol), generation, body));
+    assert_eq!(refusal.status(), 400, "{refusal}");
+    assert!(
+        matches!(refusal, Refusal::Field { name, .. } if name == field),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn found_w4_what_a_hand_off_cannot_serve_runs_whole_or_is_refused() {
+    for (protocols, members, field) in [
+        (
+            &["nixl", "mooncake", "trtllm"][..],
+            json!({"prompt_logprobs": 0}),
+            "prompt_logprobs",
+        ),
+        (
+            &["nixl", "mooncake", "trtllm", "sglang"],
+            json!({"echo": true, "logprobs": 1}),
+            "echo",
+        ),
+        (
+            &["trtllm"],
+            json!({"return_context_logits": true}),
+            "return_context_logits",
+        ),
+        (
+            &["nixl", "mooncake"],
+            json!({"use_beam_search": true}),
+            "use_beam_search",
+        ),
+    ] {
+        for protocol in protocols {
+            let body = asking(&members);
+            assert_not_split(protocol, Generation::Completions, &body, field);
+        }
+    }
+    for (members, field) in [
+        (json!({"background": true}), "background"),
+        (json!({"previous_response_id": "r"}), "previous_response_id"),
+    ] {
+        let body = with(json!({"model": "m", "input": "p"}), members).to_string();
+        assert_not_split("nixl", Generation::Responses, body.as_bytes(), field);
+    }
+}
+
+#[test]
+fn found_w4_what_a_hand_off_can_serve_is_split_still() {
+    for members in [
+        json!({"logprobs": 1}),
+        json!({"echo": true}),
+        json!({"echo": false, "logprobs": 1}),
+        json!({"prompt_logprobs": null}),
+        json!({"use_beam_search": false}),
+    ] {
+        for protocol in ["nixl", "trtllm"] {
+            let body = asking(&members);
+            prefill(plan(
+                &mut with_whole(protocol),
+                Generation::Completions,
+                &body,
+            ));
+        }
+    }
+}
+
+#[test]
+fn found_w4_a_sidecar_is_spared_what_its_engines_cannot_hand_over() {
+    let body = asking(&json!({"prompt_logprobs": 1}));
+    let (dispatch, _) = forward(plan(
+        &mut with_whole("llmd"),
+        Generation::Completions,
+        &body,
+    ));
+    let told: Vec<&str> = dispatch.headers.iter().map(|(name, _)| *name).collect();
+    assert!(!told.contains(&"x-prefiller-host-port"), "{told:?}");
+    let refusal = refusal(plan(&mut strict("llmd"), Generation::Completions, &body));
+    assert_eq!(refusal.status(), 400);
+}
+
+#[test]
+fn found_w5_an_embedded_prompt_is_served_and_a_list_of_them_is_a_batch() {
+    let one = json!({"model": "m", "prompt_embeds": "QQ=="}).to_string();
+    for protocol in ["nixl", "trtllm"] {
+        let mut router = strict(protocol);
+        prefill(plan(&mut router, Generation::Completions, one.as_bytes()));
+    }
+    let two = json!({"model": "m", "prompt": "", "prompt_embeds": ["QQ==", "QQ=="]});
+    let two = two.to_string();
+    assert_not_split("nixl", Generation::Completions, two.as_bytes(), "prompt");
+}
+
+#[test]
+fn found_w_responses_of_sglang_are_split_only_where_the_pool_says_so() {
+    let body = json!({"model": "m", "input": "p"}).to_string();
+    let ask = |router: &mut Router| plan(router, Generation::Responses, body.as_bytes());
+    let refusal = refusal(ask(&mut strict("sglang")));
+    assert_eq!(
+        (refusal.status(), refusal.code()),
+        (501, "no_handoff_for_path")
+    );
+    let (_, seat) = forward(ask(&mut with_whole("sglang")));
+    assert!(seat.prefill.is_none());
+    let fields = json!({"responses": "split"});
+    prefill(ask(&mut router("sglang", &two_by_two(), fields.clone())));
+    // Elsewhere the protocol alone decides.
+    prefill(ask(&mut strict("nixl")));
+    let error = configured("nixl", &two_by_two(), fields).unwrap_err();
+    assert!(error.to_string().contains("responses"), "{error}");
+}
+
+/// Whole workers alone: of a pool that has no hand-off, and of one that has.
+fn whole_alone(protocol: &str) -> Router {
+    let workers = [worker("aggregated", 1), worker("aggregated", 2)];
+    router(protocol, &workers, json!({"trust_clients": false}))
+}
+
+#[test]
+fn found_w_whole_workers_get_what_engines_take() {
+    let chat = json!({"model": "m", "messages": []});
+    for (generation, body) in [
+        (Generation::Chat, with(chat.clone(), json!({"stream": 1}))),
+        (
+            Generation::Chat,
+            with(chat.clone(), json!({"stream": "true"})),
+        ),
+        (Generation::Chat, with(chat.clone(), json!({"n": 1.0}))),
+        (Generation::Chat, with(chat.clone(), json!({"n": "2"}))),
+        (Generation::Chat, with(chat, json!({"max_tokens": "5"}))),
+        (Generation::Chat, json!({"messages": []})),
+        (
+            Generation::Completions,
+            json!({"model": null, "prompt": "p"}),
+        ),
+        (Generation::Completions, json!({"model": "m"})),
+        (Generation::Responses, json!({"input": "p"})),
+    ] {
+        let body = body.to_string();
+        for protocol in ["aggregated", "nixl"] {
+            let mut router = whole_alone(protocol);
+            let (dispatch, _) = forward(plan(&mut router, generation, body.as_bytes()));
+            assert!(dispatch.edits.is_none(), "{body}");
+        }
+    }
+    // What is no request to any engine, and what is no client's to set, is refused as before.
+    for body in ["[]", r#"{"messages":[],"bootstrap_room":7}"#] {
+        let mut router = whole_alone("aggregated");
+        let refusal = refusal(plan(&mut router, Generation::Chat, body.as_bytes()));
+        assert_eq!(refusal.status(), 400, "{body}");
+    }
+    // A pair's legs are edited by these fields.
+    let body = br#"{"model":"m","messages":[],"stream":1}"#;
+    let refusal = refusal(plan(&mut strict("nixl"), Generation::Chat, body));
+    assert!(matches!(refusal, Refusal::Field { name: "stream", .. }));
+}

@@ -1,0 +1,43 @@
+//! Which requests go to a worker at all, by their line alone.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::gateway::Gateway;
+
+/// The simulated engine's own endpoints stand for those by which a real one is operated: reached, they would answer 200.
+pub async fn found_b5_what_operates_an_engine_is_not_forwarded(proxy: Proxy) {
+    let fleet = Fleet::start_with_aggregated(0, 0, 1, FAST).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let fault = r#"{"kind": "status", "status": 503}"#;
+    for ask in [
+        Ask::get("/__state"),
+        Ask::get("/metrics"),
+        Ask::get("/flush_cache"),
+        Ask::get("/__requests?/v1/models"),
+        Ask::post("/__fault", fault),
+        Ask::delete("/__fault"),
+        Ask::post("/abort_request", r#"{"abort_all": true}"#),
+    ] {
+        let told = format!("{ask:?}");
+        let message = gateway.send(ask).await.expect_code(404, "unknown_path");
+        assert!(message.contains("paths"), "{told}: {message}");
+    }
+    // The fault was never ordered.
+    gateway.assert_serves().await;
+    gateway.send(Ask::get("/version")).await.expect(200);
+    gateway.assert_comes_to_rest().await;
+}
+
+pub async fn found_b5_a_pool_forwards_what_its_own_list_names(proxy: Proxy) {
+    let fleet = Fleet::start_with_aggregated(0, 0, 1, FAST).await;
+    let mut config = fleet.config();
+    config["pools"][0]["paths"] = serde_json::json!(["/v1/chat/completions", "/__state"]);
+    let mut gateway = Gateway::start(proxy, &config, &[]).await;
+    gateway.send(Ask::get("/__state")).await.expect(200);
+    gateway
+        .send(Ask::get("/version"))
+        .await
+        .expect_code(404, "unknown_path");
+    gateway.assert_serves().await;
+}
