@@ -3,19 +3,22 @@
 
 use fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
-use routing::answer::{EventEdit, Form, Rewriter, Watch};
+use routing::answer::{EventEdit, Form, Reader, Rewriter, Verdict};
 use routing::handoff::sglang::PromptLogprobs;
 
-fn watched<'a>(form: Form, pieces: impl Iterator<Item = &'a [u8]>) -> (u64, [bool; 4]) {
-    let mut watch = Watch::new(form);
-    pieces.for_each(|piece| watch.read(piece));
-    let said = [
-        watch.has_begun(),
-        watch.has_answered(),
-        watch.is_error_alone(),
-        watch.is_done(),
-    ];
-    (watch.tokens(), said)
+fn read<'a>(
+    form: Form,
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> (Verdict, u64, [bool; 2], Verdict) {
+    let mut reader = match form {
+        Form::Events => Reader::of_events(),
+        Form::Whole => Reader::new(b"application/json", None),
+    };
+    pieces.for_each(|piece| reader.read(piece));
+    let so_far = reader.verdict();
+    let known = [reader.has_begun(), reader.may_have_ended()];
+    reader.finish();
+    (so_far, reader.tokens(), known, reader.verdict())
 }
 
 fn rewritten<'a>(edit: &EventEdit, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
@@ -44,9 +47,9 @@ fuzz_target!(|data: &[u8]| {
     let form = choices.one(&[Form::Events, Form::Whole]);
     let stream = choices.0;
     let whole = || std::iter::once(stream);
-    assert_eq!(watched(form, whole()), watched(form, cut(stream, cuts)));
+    assert_eq!(read(form, whole()), read(form, cut(stream, cuts)));
     let bytewise = stream.chunks(1);
-    assert_eq!(watched(form, whole()), watched(form, bytewise));
+    assert_eq!(read(form, whole()), read(form, bytewise));
     let mut edits = vec![
         EventEdit::CachedTokens(7),
         EventEdit::ModelName("a \"name\"".to_owned()),

@@ -145,7 +145,7 @@ fn call_status() -> u16 {
 
 /// What of an answer's headers concerns a client who gets its body.
 pub fn headers_for_client() -> Vec<Header> {
-    let kept = ["content-type", "retry-after"];
+    let kept = ["content-type", "content-encoding", "retry-after"];
     let found = kept.iter().filter_map(|name| {
         let value = host::header(Map::CallResponse, name)?;
         Some((name.as_bytes().to_vec(), value))

@@ -268,6 +268,14 @@ impl HttpContext for StreamContext {
         }
     }
 
+    /// A response with trailers never shows the end of its stream with its body.
+    fn on_http_response_trailers(&mut self, _count: usize) -> Action {
+        match &self.stream {
+            Some(stream) => self.reading.trailers(&self.gateway, stream),
+            None => Action::Continue,
+        }
+    }
+
     fn on_log(&mut self) {
         self.settle();
     }

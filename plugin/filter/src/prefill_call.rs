@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::answer::Form;
+use routing::answer::{Form, Reader};
 use routing::config::Legs;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::terminal::Terminal;
@@ -325,7 +325,10 @@ fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
             terminal.content_type.as_bytes().to_vec(),
         );
         let form = Form::of(terminal.content_type.as_bytes());
-        client.answered_whole(gateway, &terminal.body, form);
+        let mut reader = Reader::new(terminal.content_type.as_bytes(), None);
+        reader.read(&terminal.body);
+        reader.finish();
+        client.answered_whole(gateway, &reader);
         let body = client.rewritten(&terminal.body, form);
         client.answer(200, &[kind], &body);
         client.seat.borrow_mut().release();

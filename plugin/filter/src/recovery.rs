@@ -5,7 +5,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::answer::{Form, Watch};
+use routing::answer::{Form, Reader, Verdict};
 use routing::fleet::WorkerId;
 use routing::outcome::{Came, Follows, Leg, Meaning};
 use routing::route::{Dispatch, Failed, Plan, PrefillAnswer, Refusal, Seat};
@@ -244,7 +244,7 @@ fn deliver(
     }
     if client.enter() {
         if status < 300 {
-            client.answered_whole(gateway, body, form(&kept));
+            client.answered_whole(gateway, &read(&kept, body));
         }
         let body = client.rewritten(body, form(&kept));
         client.answer(u32::from(status), &kept, &body);
@@ -274,18 +274,29 @@ fn came(answer: PrefillAnswer<'_>, headers: &[Header]) -> Came {
     let PrefillAnswer::Whole { body, .. } = answer else {
         return Came::Cut;
     };
-    let mut watch = Watch::new(form(headers));
-    watch.read(body);
-    match (watch.has_answered(), watch.is_error_alone()) {
-        (_, true) => Came::FailedInside,
-        (true, false) => Came::Good,
-        (false, false) => Came::Empty,
+    match read(headers, body).verdict() {
+        Verdict::Failed(_) => Came::FailedInside,
+        Verdict::Empty => Came::Empty,
+        Verdict::Nothing | Verdict::Content | Verdict::Ended(_) => Came::Good,
     }
 }
 
 fn form(headers: &[Header]) -> Form {
-    let kind = headers.iter().find(|(name, _)| name == b"content-type");
-    kind.map_or(Form::Whole, |(_, kind)| Form::of(kind))
+    Form::of(find(headers, b"content-type").unwrap_or_default())
+}
+
+fn find<'h>(headers: &'h [Header], name: &[u8]) -> Option<&'h [u8]> {
+    let found = headers.iter().find(|(known, _)| known == name);
+    found.map(|(_, value)| value.as_slice())
+}
+
+/// An answer all of which is there.
+fn read(headers: &[Header], body: &[u8]) -> Reader {
+    let kind = find(headers, b"content-type").unwrap_or_default();
+    let mut reader = Reader::new(kind, find(headers, b"content-encoding"));
+    reader.read(body);
+    reader.finish();
+    reader
 }
 
 /// Nobody can take the failed worker's place: its failure is the client's answer. To be called on the root.

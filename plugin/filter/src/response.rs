@@ -7,8 +7,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use proxy_wasm::types::Action;
-use routing::answer::{Form, Watch};
-use routing::handoff::usage;
+use routing::answer::{Form, Reader, Verdict};
 use routing::outcome::{Came, Follows, of_words};
 use routing::route::{Refusal, Seat};
 
@@ -32,7 +31,7 @@ pub struct Reading {
     /// What the client reads instead of the proxy's own words.
     replacement: Option<String>,
     /// Reads an answer that is charged to a worker.
-    watch: Option<Watch>,
+    reader: Option<Reader>,
     /// How much of what is held back has been read already.
     read: usize,
     /// Whether its end has been seen.
@@ -79,19 +78,15 @@ impl Reading {
             stream.answer_begins(gateway);
             return Action::Continue;
         }
-        let told = Form::of(received.first("content-type").unwrap_or_default());
+        let kind = received.first("content-type").unwrap_or_default();
+        let told = Form::of(kind);
         stream.form.set(told);
         let is_edited = stream.change.borrow().is_some() || stream.wants_logprobs.get();
         if is_edited && told == Form::Events {
             // Nobody knows yet how long it will be.
             let _ = host::remove_header(Map::Response, b"content-length");
         }
-        // Events that are compressed cannot be told apart: the first byte must do.
-        let read_as = match received.first("content-encoding") {
-            None => told,
-            Some(_) => Form::Whole,
-        };
-        self.watch = Some(Watch::new(read_as));
+        self.reader = Some(Reader::new(kind, received.first("content-encoding")));
         // What a path does that is not known may well answer nothing.
         let expects_tokens = stream.seat.borrow().expects_tokens();
         match (expects_tokens, end) {
@@ -197,7 +192,7 @@ impl Reading {
             _ => return Action::Continue,
         }
         self.has_ended |= end;
-        if self.watch.is_none() {
+        if self.reader.is_none() {
             stream.clock.stir();
             return Action::Continue;
         }
@@ -211,7 +206,7 @@ impl Reading {
             0 => Vec::new(),
             _ => host::buffer(Buffer::Response).unwrap_or_default(),
         };
-        self.read(gateway, stream, &bytes);
+        self.read(gateway, stream, &bytes, end);
         match stream.response.get() {
             Response::Awaited | Response::Held => self.held(gateway, stream, bytes, end),
             Response::Flowing => self.flowing(gateway, stream, bytes, end),
@@ -232,25 +227,24 @@ impl Reading {
     }
 
     /// Reads what is new: the first token ends the prefill charge, the others let decode's grow.
-    fn read(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>, bytes: &[u8]) {
-        let Some(watch) = &mut self.watch else {
+    fn read(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
+        let Some(reader) = &mut self.reader else {
             return;
         };
         let new = bytes.get(self.read..).unwrap_or_default();
         self.read = bytes.len();
-        if new.is_empty() {
-            return;
+        if !new.is_empty() {
+            stream.clock.stir();
         }
-        stream.clock.stir();
-        let had_begun = watch.has_begun();
-        watch.read(new);
-        let has_begun_now = watch.has_begun() && !had_begun;
+        let had_begun = reader.has_begun();
+        reader.read(new);
+        if end {
+            reader.finish();
+        }
+        let has_begun_now = reader.has_begun() && !had_begun;
         let mut seat = stream.seat.borrow_mut();
-        stream.tokens.set(match stream.form.get() {
-            Form::Events => watch.tokens(),
-            Form::Whole => usage::output_tokens(new).max(stream.tokens.get()),
-        });
-        seat.generated(watch.tokens());
+        stream.tokens.set(reader.tokens());
+        seat.generated(reader.tokens());
         if has_begun_now {
             let now = host::now();
             seat.first_token(now);
@@ -272,29 +266,30 @@ impl Reading {
         bytes: Vec<u8>,
         end: bool,
     ) -> Action {
-        let says_something = self.watch.as_ref().is_none_or(Watch::has_answered);
-        if end && !says_something && stream.seat.borrow().expects_tokens() {
-            return self.empty(gateway, stream);
-        }
-        if !end && !says_something && bytes.len() < MOST_HELD {
-            return Action::Pause;
-        }
-        // The worker says that it failed, in an event in place of a status.
-        let is_error = self.watch.as_ref().is_some_and(Watch::is_error_alone);
-        if is_error && stream.may_recover() {
-            let end = ended(gateway, stream, Came::FailedInside);
-            recovery::begin(gateway, stream, Failure::Status, end);
-            return Action::Pause;
+        match self.verdict() {
+            Verdict::Empty if stream.seat.borrow().expects_tokens() => {
+                return self.empty(gateway, stream);
+            }
+            Verdict::Nothing if !end && bytes.len() < MOST_HELD => return Action::Pause,
+            // The worker says that it failed, in its answer in place of a status.
+            Verdict::Failed(_) if stream.may_recover() => {
+                let end = ended(gateway, stream, Came::FailedInside);
+                // What it says of its worker is said.
+                self.reader = None;
+                recovery::begin(gateway, stream, Failure::Status, end);
+                return Action::Pause;
+            }
+            _ => {}
         }
         let is_beside = stream.beside.get() == Beside::Running;
-        if is_beside && (end || self.is_done()) {
+        if is_beside && (end || self.is_over()) {
             stream.response.set(Response::Complete);
             return Action::Pause;
         }
         let is_whole = stream.form.get() == Form::Whole;
         let waits_for_prefill = is_beside && (is_whole || stream.wants_logprobs.get());
         let waits_for_end = is_whole && stream.change.borrow().is_some();
-        if !end && (waits_for_prefill || waits_for_end) {
+        if !end && (waits_for_prefill || waits_for_end || self.must_wait(stream)) {
             return Action::Pause;
         }
         stream.answer_begins(gateway);
@@ -312,8 +307,11 @@ impl Reading {
         if stream.doom.borrow().is_some() {
             return self.doomed(gateway, stream, end);
         }
-        if stream.beside.get() == Beside::Running && (end || self.is_done()) {
+        if stream.beside.get() == Beside::Running && (end || self.is_over()) {
             stream.response.set(Response::EndHeld);
+            return Action::Pause;
+        }
+        if !end && self.must_wait(stream) {
             return Action::Pause;
         }
         self.pass(stream, &bytes, end)
@@ -346,16 +344,41 @@ impl Reading {
         Action::Pause
     }
 
-    /// Whether the event that ends the answer well has come. It must wait until the prefill beside is known to be good.
-    fn is_done(&self) -> bool {
-        self.watch.as_ref().is_some_and(Watch::is_done)
+    /// Trailers end the answer in place of a last piece of its body.
+    pub fn trailers(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>) -> Action {
+        // What is held back of the body lies there still.
+        self.body(gateway, stream, self.read, true)
+    }
+
+    fn verdict(&self) -> Verdict {
+        self.reader
+            .as_ref()
+            .map_or(Verdict::Content, Reader::verdict)
+    }
+
+    /// Whether the event behind which nothing comes is there.
+    fn is_over(&self) -> bool {
+        self.reader.as_ref().is_some_and(Reader::is_over)
+    }
+
+    /// Whether what is there waits for what comes next: it may look like a good end, and the prefill beside is not known to be good;
+    /// or it is to be changed, and ends amid a line.
+    fn must_wait(&self, stream: &Stream) -> bool {
+        let is_beside = stream.beside.get() == Beside::Running;
+        let is_changed = stream.change.borrow().is_some();
+        self.reader.as_ref().is_some_and(|reader| {
+            is_beside && reader.may_have_ended() || is_changed && reader.is_amid_line()
+        })
     }
 
     /// The stream has ended. What became of the answer says something of its worker: only now, for one that breaks every
     /// answer off begins them all well.
     pub fn settle(&self, gateway: &Gateway, stream: &Stream) {
-        let has_begun = self.watch.as_ref().map(Watch::has_begun);
+        let has_begun = self.reader.as_ref().map(Reader::has_begun);
         match (stream.stage.get(), has_begun) {
+            (Stage::Forwarded, Some(_)) if matches!(self.verdict(), Verdict::Failed(_)) => {
+                ended(gateway, stream, Came::FailedInside);
+            }
             (Stage::Forwarded, Some(_)) if self.has_ended => {
                 ended(gateway, stream, Came::Good);
             }

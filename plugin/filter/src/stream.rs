@@ -6,10 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::admission::Waiter;
-use routing::answer::{Form, Watch};
+use routing::answer::{Form, Reader};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
-use routing::handoff::usage;
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
@@ -530,15 +529,8 @@ impl Stream {
     }
 
     /// All of an answer is there at once: its tokens are counted.
-    pub fn answered_whole(&self, gateway: &Gateway, body: &[u8], form: Form) {
-        self.tokens.set(match form {
-            Form::Whole => usage::output_tokens(body),
-            Form::Events => {
-                let mut watch = Watch::new(form);
-                watch.read(body);
-                watch.tokens()
-            }
-        });
+    pub fn answered_whole(&self, gateway: &Gateway, reader: &Reader) {
+        self.tokens.set(reader.tokens());
         let took = host::now().saturating_sub(self.came.get());
         gateway.metrics.first_token(took);
     }

@@ -1,21 +1,35 @@
-//! Owns what an answer tells while it flows: its first token, how many there are, and whether it has ended well.
+//! Owns what an answer says while it comes: nothing yet, content, that it ended, that it is empty, that it failed. The one reader of
+//! answers, of both legs, of every interface and in every form.
 //!
-//! A stream of server-sent events is read event by event, however the bytes are cut. An event that carries text, reasoning
-//! or a tool call is a token, at least; one that carries only a role is none. Where `usage` counts the tokens, its count is
-//! believed. An answer in one piece has its first token with its first byte. An event of a shape that is not known counts as
-//! a token: a worker must not be blamed for what is not understood here.
+//! A stream of server-sent events is read line by line, however the bytes are cut and whatever the lines end with: LF, CR, or both.
+//! An event that carries text, reasoning, ids or a call is content; one that carries only a role is not. An answer in one piece is
+//! read when all of it is there. What cannot be read (compressed, in a form that is not known) and what is not understood is content:
+//! no worker is blamed for it, and no client waits for its end.
 
 mod event;
+mod lines;
 mod model_name;
 mod rewriter;
+mod value;
+mod verdict;
+
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod tests;
 
 pub use rewriter::{EventEdit, Rewriter};
+pub use verdict::{End, Verdict, Why};
 
-use event::Event;
-use memchr::memchr;
+use event::{Facts, is_clean_end};
+use lines::line_end;
+use verdict::{Progress, Said};
 
 /// A line longer than this, in bytes, is not read; it counts as one token. Far beyond any chunk of text.
 const MAX_EVENT: usize = 64 * 1024;
+
+/// Bytes of an answer in one piece that are kept until it is over: a longer one says something, whatever it says.
+pub const MAX_DOCUMENT: usize = 64 * 1024;
 
 /// How an answer comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,345 +43,335 @@ pub enum Form {
 impl Form {
     /// The form that a `content-type` names.
     pub fn of(content_type: &[u8]) -> Self {
-        let events = b"text/event-stream";
-        let begins = content_type.get(..events.len());
-        match begins.is_some_and(|kind| kind.eq_ignore_ascii_case(events)) {
+        match begins_with(content_type, b"text/event-stream") {
             true => Self::Events,
             false => Self::Whole,
         }
     }
 }
 
-/// Reads along.
-#[derive(Debug)]
-pub struct Watch {
-    form: Form,
-    /// The beginning of a line whose end has not come.
-    line: Vec<u8>,
-    /// Whether the line is too long to be kept.
-    skips: bool,
-    counted: u64,
-    told: Option<u64>,
-    has_begun: bool,
-    has_answered: bool,
-    has_failed: bool,
-    is_done: bool,
+fn begins_with(value: &[u8], prefix: &[u8]) -> bool {
+    let begins = value.get(..prefix.len());
+    begins.is_some_and(|begins| begins.eq_ignore_ascii_case(prefix))
 }
 
-impl Watch {
-    /// An answer of which nothing has come.
-    pub fn new(form: Form) -> Self {
-        Self {
-            form,
-            line: Vec::new(),
-            skips: false,
-            counted: 0,
-            told: None,
-            has_begun: false,
-            has_answered: false,
-            has_failed: false,
-            is_done: false,
+/// Reads along.
+#[derive(Debug)]
+pub struct Reader {
+    sight: Sight,
+    said: Said,
+    progress: Progress,
+    /// Whether a byte has come.
+    has_come: bool,
+}
+
+/// What can be seen of an answer.
+#[derive(Debug)]
+enum Sight {
+    Events(Lines),
+    /// One JSON document.
+    Document(Document),
+    /// Only that bytes come.
+    Nothing,
+}
+
+impl Reader {
+    /// An answer with these headers, of which nothing has come.
+    pub fn new(content_type: &[u8], encoding: Option<&[u8]>) -> Self {
+        let is_plain = |encoding: &[u8]| matches!(encoding, b"" | b"identity");
+        if encoding.is_some_and(|encoding| !is_plain(encoding)) {
+            return Self::with(Sight::Nothing);
+        }
+        match Form::of(content_type) {
+            Form::Events => Self::of_events(),
+            Form::Whole if begins_with(content_type, b"application/json") => {
+                Self::with(Sight::Document(Document::default()))
+            }
+            Form::Whole => Self::with(Sight::Nothing),
         }
     }
 
-    /// Whether the first token has come.
+    /// A stream of events of which nothing has come.
+    pub fn of_events() -> Self {
+        Self::with(Sight::Events(Lines::default()))
+    }
+
+    fn with(sight: Sight) -> Self {
+        Self {
+            sight,
+            said: Said::default(),
+            progress: Progress::Open,
+            has_come: false,
+        }
+    }
+
+    /// Takes the next bytes.
+    pub fn read(&mut self, bytes: &[u8]) {
+        self.has_come |= !bytes.is_empty();
+        match &mut self.sight {
+            Sight::Events(lines) => lines.read(bytes, &mut self.said),
+            Sight::Document(document) => document.keep(bytes),
+            Sight::Nothing => {}
+        }
+    }
+
+    /// The answer is over, with its body or with trailers behind it: what has no line end is read, too.
+    pub fn finish(&mut self) {
+        if self.progress == Progress::Over {
+            return;
+        }
+        self.progress = Progress::Over;
+        match &mut self.sight {
+            Sight::Events(lines) => lines.finish(&mut self.said),
+            Sight::Document(document) => document.finish(&mut self.said),
+            Sight::Nothing => {}
+        }
+    }
+
+    /// What it has come to.
+    pub fn verdict(&self) -> Verdict {
+        match (&self.sight, self.progress) {
+            (Sight::Events(_), progress) => self.said.verdict(progress),
+            (Sight::Document(document), _) => document.verdict,
+            (Sight::Nothing, _) if self.has_come => Verdict::Content,
+            (Sight::Nothing, Progress::Over) => Verdict::Empty,
+            (Sight::Nothing, Progress::Open) => Verdict::Nothing,
+        }
+    }
+
+    /// Whether the first token has come; of an answer that is not read token by token, the first byte.
     pub fn has_begun(&self) -> bool {
-        self.has_begun
-    }
-
-    /// Whether it says anything at all: a token, why it ended, or what went wrong; in one piece a byte.
-    pub fn has_answered(&self) -> bool {
-        self.has_begun || self.has_answered
-    }
-
-    /// Whether it says that something went wrong, and has said nothing else.
-    pub fn is_error_alone(&self) -> bool {
-        self.has_failed && !self.has_begun
-    }
-
-    /// Whether the event that ends a stream well has come.
-    pub fn is_done(&self) -> bool {
-        self.is_done
+        match self.sight {
+            Sight::Events(_) => self.said.has_content(),
+            Sight::Document(_) | Sight::Nothing => self.has_come,
+        }
     }
 
     /// Tokens so far: what `usage` says, else the events that carried any.
     pub fn tokens(&self) -> u64 {
-        self.told.unwrap_or(0).max(self.counted)
+        match self.sight {
+            Sight::Events(_) => self.said.tokens(),
+            Sight::Document(_) | Sight::Nothing => self.said.told(),
+        }
     }
 
-    /// Takes the next bytes.
-    pub fn read(&mut self, mut bytes: &[u8]) {
-        if self.form == Form::Whole {
-            self.has_begun |= !bytes.is_empty();
-            return;
+    /// Whether the event behind which nothing comes is there.
+    pub fn is_over(&self) -> bool {
+        self.progress == Progress::Over || self.said.is_last()
+    }
+
+    /// Whether what has come may look like a good end to who reads it: it says why it ended, an event that ends it has begun, or a
+    /// line, which may be any.
+    pub fn may_have_ended(&self) -> bool {
+        match &self.sight {
+            Sight::Events(lines) => {
+                self.said.tells_end() || lines.is_clean_end() || self.is_amid_line()
+            }
+            Sight::Document(_) | Sight::Nothing => self.has_come,
         }
-        while let Some(end) = memchr(b'\n', bytes) {
+    }
+
+    /// Whether the last line has begun and not ended. One that is too long to be read is none.
+    pub fn is_amid_line(&self) -> bool {
+        match &self.sight {
+            Sight::Events(lines) => !lines.line.is_empty(),
+            Sight::Document(_) | Sight::Nothing => false,
+        }
+    }
+}
+
+/// The lines of a stream of events.
+#[derive(Debug, Default)]
+struct Lines {
+    /// The beginning of a line whose end has not come.
+    line: Vec<u8>,
+    /// What a line that is too long to be kept begins with.
+    long: Option<Field>,
+    /// Whether the last line ended with CR: an LF behind it ends none.
+    after_cr: bool,
+    /// The name of the present event.
+    name: String,
+    /// Data of the present event that makes sense with its other lines, if at all.
+    data: Vec<u8>,
+}
+
+/// What a line is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    /// It ends an event.
+    Blank,
+    /// Part of an event's data.
+    Data,
+    /// An event's name.
+    Name,
+    /// Something that says nothing: a comment, an id, a delay.
+    Silent,
+    /// No line of a stream of events.
+    Unknown,
+}
+
+impl Field {
+    /// The field of a line, and its value.
+    fn of(line: &[u8]) -> (Self, &[u8]) {
+        if line.is_empty() {
+            return (Self::Blank, line);
+        }
+        let colon = memchr::memchr(b':', line).unwrap_or(line.len());
+        let (field, rest) = line.split_at(colon);
+        let value = rest.get(1..).unwrap_or_default();
+        let field = match field {
+            b"data" => Self::Data,
+            b"event" => Self::Name,
+            b"" | b"id" | b"retry" => Self::Silent,
+            _ => Self::Unknown,
+        };
+        (field, value)
+    }
+}
+
+impl Lines {
+    fn read(&mut self, mut bytes: &[u8], said: &mut Said) {
+        if self.after_cr && !bytes.is_empty() {
+            self.after_cr = false;
+            bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
+        }
+        while let Some(end) = line_end(bytes) {
             let (head, rest) = bytes.split_at(end);
-            self.end_line(head);
-            bytes = rest.get(1..).unwrap_or_default();
+            self.end_line(head, said);
+            bytes = match rest {
+                [b'\r', b'\n', rest @ ..] | [_, rest @ ..] => rest,
+                [] => rest,
+            };
+            self.after_cr = rest == b"\r";
         }
         self.keep(bytes);
     }
 
     fn keep(&mut self, part: &[u8]) {
-        if self.skips || self.line.len().saturating_add(part.len()) > MAX_EVENT {
-            self.skips = true;
+        if self.long.is_none() && self.line.len().saturating_add(part.len()) > MAX_EVENT {
+            self.line
+                .extend_from_slice(part.get(..MAX_EVENT).unwrap_or(part));
+            self.long = Some(Field::of(&self.line).0);
             self.line.clear();
-            return;
         }
-        self.line.extend_from_slice(part);
+        if self.long.is_none() {
+            self.line.extend_from_slice(part);
+        }
     }
 
-    fn end_line(&mut self, head: &[u8]) {
+    fn end_line(&mut self, head: &[u8], said: &mut Said) {
         // Mostly a line comes whole, and is read where it lies.
-        if self.line.is_empty() && !self.skips && head.len() <= MAX_EVENT {
-            return self.event(head);
+        if self.line.is_empty() && self.long.is_none() && head.len() <= MAX_EVENT {
+            return self.take(head, said);
         }
         self.keep(head);
-        let line = std::mem::take(&mut self.line);
-        if std::mem::take(&mut self.skips) {
-            self.count(1);
-        } else {
-            self.event(&line);
+        let mut line = std::mem::take(&mut self.line);
+        match self.long.take() {
+            Some(field) => self.take_long(field, said),
+            None => self.take(&line, said),
         }
+        line.clear();
         self.line = line;
-        self.line.clear();
     }
 
-    fn count(&mut self, tokens: u64) {
-        self.counted = self.counted.saturating_add(tokens);
-        self.has_begun |= tokens > 0;
+    fn take_long(&self, field: Field, said: &mut Said) {
+        match field {
+            Field::Data | Field::Unknown => said.take(&Facts::too_long(&self.name)),
+            Field::Blank | Field::Name | Field::Silent => {}
+        }
     }
 
-    fn event(&mut self, line: &[u8]) {
-        let Some(data) = line.strip_prefix(b"data:") else {
-            return;
-        };
-        let data = data.trim_ascii();
+    fn take(&mut self, line: &[u8], said: &mut Said) {
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        match Field::of(line) {
+            (Field::Blank, _) => self.end_event(said),
+            (Field::Data, value) => self.take_data(value.trim_ascii(), said),
+            (Field::Name, value) => {
+                self.name = String::from_utf8_lossy(value.trim_ascii()).into_owned();
+            }
+            (Field::Silent, _) => {}
+            (Field::Unknown, _) => said.take(&Facts::unknown()),
+        }
+    }
+
+    /// Data that makes no sense by itself waits for the event's other lines.
+    fn take_data(&mut self, data: &[u8], said: &mut Said) {
         if data == b"[DONE]" {
-            self.is_done = true;
-            return;
+            return said.take_done();
         }
         if data.is_empty() {
             return;
         }
-        let Ok(event) = serde_json::from_slice::<Event<'_>>(data) else {
-            self.count(1);
-            return;
-        };
-        self.count(event.tokens());
-        self.has_answered |= event.is_last_word();
-        self.has_failed |= event.is_error();
-        self.is_done |= event.ends_responses();
-        if let Some(told) = event.usage() {
-            self.has_answered |= told > 0;
-            self.told = Some(told);
+        if self.data.is_empty()
+            && let Some(facts) = Facts::of(data, &self.name)
+        {
+            return said.take(&facts);
+        }
+        if self.data.len().saturating_add(data.len()) > MAX_EVENT {
+            self.data.clear();
+            return said.take(&Facts::too_long(&self.name));
+        }
+        self.data.extend_from_slice(data);
+        self.data.push(b'\n');
+    }
+
+    fn end_event(&mut self, said: &mut Said) {
+        if !self.data.is_empty() {
+            said.take(&Facts::read(&self.data, &self.name));
+            self.data.clear();
+        }
+        self.name.clear();
+    }
+
+    fn finish(&mut self, said: &mut Said) {
+        if !self.line.is_empty() || self.long.is_some() {
+            self.end_line(b"", said);
+        }
+        self.end_event(said);
+    }
+
+    fn is_clean_end(&self) -> bool {
+        is_clean_end(&self.name)
+    }
+}
+
+/// An answer in one piece.
+#[derive(Debug)]
+struct Document {
+    /// All of it; or its end, where it is long.
+    kept: Vec<u8>,
+    verdict: Verdict,
+}
+
+impl Default for Document {
+    fn default() -> Self {
+        Self {
+            kept: Vec::new(),
+            verdict: Verdict::Nothing,
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const CHAT: &str = concat!(
-        ": a comment\r\n\r\n",
-        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
-        "data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"hm\"}}]}\n\n",
-        "data:{\"choices\":[{\"delta\":{\"content\":\"\\u00e9\"}}],\"usage\":null}\r\n\r\n",
-        "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\n",
-        "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
-    );
-
-    fn read(parts: &[&[u8]]) -> Watch {
-        let mut watch = Watch::new(Form::Events);
-        for part in parts {
-            watch.read(part);
+impl Document {
+    fn keep(&mut self, bytes: &[u8]) {
+        let tail = bytes.len().saturating_sub(MAX_DOCUMENT);
+        let length = self.kept.len().saturating_add(bytes.len());
+        if length > MAX_DOCUMENT {
+            self.verdict = Verdict::Content;
         }
-        watch
-    }
-
-    #[test]
-    fn a_chunk_that_carries_only_a_role_is_no_token() {
-        let role = &CHAT[..CHAT
-            .find("data: {\"choices\":[{\"delta\":{\"reasoning")
-            .unwrap()];
-        let watch = read(&[role.as_bytes()]);
-        assert!(!watch.has_begun());
-        assert_eq!(watch.tokens(), 0);
-        let watch = read(&[CHAT.as_bytes()]);
-        assert!(watch.has_begun() && !watch.is_done());
-        assert_eq!(watch.tokens(), 3);
-    }
-
-    #[test]
-    fn an_error_alone_is_told_from_one_after_a_token() {
-        let error = b"data: {\"error\":{\"message\":\"no\"}}\n\n";
-        assert!(read(&[error]).is_error_alone());
-        assert!(!read(&[CHAT.as_bytes(), error]).is_error_alone());
-        assert!(!read(&[b": ping\n\n"]).is_error_alone());
-    }
-
-    #[test]
-    fn usage_is_believed_and_the_end_is_seen() {
-        let usage = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":17}}\n\ndata: [DONE]\n\n";
-        let watch = read(&[CHAT.as_bytes(), usage]);
-        assert_eq!(watch.tokens(), 17);
-        assert!(watch.is_done());
-    }
-
-    #[test]
-    fn completions_and_responses_are_read_too() {
-        let watch = read(&[b"data: {\"choices\":[{\"text\":\"a\"},{\"text\":\"b\"}]}\n\n"]);
-        assert_eq!(watch.tokens(), 2);
-        let watch = read(&[
-            b"event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\n",
-            b"data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n",
-            b"data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"output_tokens\":5}}}\n\n",
-        ]);
-        assert_eq!(watch.tokens(), 5);
-        assert!(watch.is_done());
-    }
-
-    #[test]
-    fn generate_is_read_too() {
-        let begun = b"data: {\"text\":\"\",\"meta_info\":{\"finish_reason\":null,\"completion_tokens\":0}}\n\n";
-        let watch = read(&[begun]);
-        assert!(!watch.has_begun() && !watch.has_answered());
-        let watch = read(&[
-            begun,
-            b"data: {\"text\":\"ab\",\"meta_info\":{\"finish_reason\":null,\"completion_tokens\":2}}\n\n",
-            b"data: {\"text\":\"abc\",\"meta_info\":{\"finish_reason\":{\"type\":\"stop\"},\"completion_tokens\":3}}\n\n",
-            b"data: [DONE]\n\n",
-        ]);
-        assert!(watch.has_begun() && watch.is_done());
-        assert_eq!(watch.tokens(), 3);
-        let ids = read(&[b"data: {\"output_ids\":[7],\"meta_info\":{}}\n\n"]);
-        assert_eq!(ids.tokens(), 1);
-    }
-
-    #[test]
-    fn an_answer_that_says_nothing_is_told_from_one_that_does() {
-        for (event, answered, tokens) in [
-            (": ping", false, 0),
-            ("event: ping", false, 0),
-            ("data:", false, 0),
-            ("data: [DONE]", false, 0),
-            (r#"data: {"choices":[]}"#, false, 0),
-            (
-                r#"data: {"choices":[],"usage":{"prompt_tokens":1}}"#,
-                false,
-                0,
-            ),
-            (
-                r#"data: {"choices":[{"delta":{"role":"assistant"},"finish_reason":null}]}"#,
-                false,
-                0,
-            ),
-            (
-                r#"data: {"type":"response.created","response":{}}"#,
-                false,
-                0,
-            ),
-            (r#"data: {"type":"response.output_item.added"}"#, false, 0),
-            (
-                r#"data: {"choices":[{"delta":{},"finish_reason":"stop"}]}"#,
-                true,
-                0,
-            ),
-            (
-                r#"data: {"choices":[{"text":"","finish_reason":"length"}]}"#,
-                true,
-                0,
-            ),
-            (
-                r#"data: {"text":"","meta_info":{"finish_reason":{"type":"abort"}}}"#,
-                true,
-                0,
-            ),
-            (r#"data: {"error":{"message":"no"}}"#, true, 0),
-            (r#"data: {"error":"no"}"#, true, 0),
-            (r#"data: {"object":"error","message":"no"}"#, true, 0),
-            (r#"data: {"type":"error","message":"no"}"#, true, 0),
-            (r#"data: {"type":"response.failed","response":{}}"#, true, 0),
-            (
-                r#"data: {"type":"response.completed","response":{}}"#,
-                true,
-                0,
-            ),
-            (
-                r#"data: {"choices":[],"usage":{"completion_tokens":0}}"#,
-                false,
-                0,
-            ),
-            (r#"data: {"choices":[{"text":"a"}]}"#, true, 1),
-            (r#"data: {"type":"content_block_delta"}"#, true, 1),
-            (r#"data: {"answer":"a"}"#, true, 1),
-            (r#"data: {"text":"a"}"#, true, 1),
-            (r#"data: {"choices":"a"}"#, true, 1),
-            ("data: 7", true, 1),
-            ("data: plain text", true, 1),
-            ("data: {\"cut", true, 1),
-        ] {
-            let watch = read(&[event.as_bytes(), b"\n\n"]);
-            assert_eq!(
-                (watch.has_answered(), watch.tokens()),
-                (answered, tokens),
-                "{event}"
-            );
-            assert_eq!(watch.has_begun(), tokens > 0, "{event}");
+        self.kept
+            .extend_from_slice(bytes.get(tail..).unwrap_or_default());
+        if self.kept.len() > 2 * MAX_DOCUMENT {
+            let gone = self.kept.len().saturating_sub(MAX_DOCUMENT);
+            self.kept.drain(..gone);
         }
-        let counted = read(&[b"data: {\"choices\":[],\"usage\":{\"completion_tokens\":2}}\n\n"]);
-        assert!(counted.has_answered() && !counted.has_begun());
-        let incomplete = read(&[b"data: {\"type\":\"response.incomplete\"}\n\n"]);
-        assert!(incomplete.is_done());
     }
 
-    #[test]
-    fn a_line_without_end_takes_no_room_and_counts_as_one_token() {
-        let mut watch = Watch::new(Form::Events);
-        watch.read(b"data: ");
-        for _ in 0..100 {
-            watch.read(&[b'x'; 4096]);
-            assert!(watch.line.len() <= MAX_EVENT);
+    fn finish(&mut self, said: &mut Said) {
+        match self.verdict {
+            Verdict::Nothing => self.verdict = said.take_document(&self.kept),
+            _ => said.take_tail(&self.kept),
         }
-        watch.read(b"\n\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\n");
-        assert_eq!(watch.tokens(), 2);
-    }
-
-    #[test]
-    fn an_answer_in_one_piece_begins_with_its_first_byte() {
-        let mut watch = Watch::new(Form::of(b"application/json"));
-        watch.read(b"");
-        assert!(!watch.has_begun() && !watch.has_answered());
-        watch.read(b"{");
-        assert!(watch.has_begun() && watch.has_answered());
-        assert_eq!(Form::of(b"Text/Event-Stream; charset=utf-8"), Form::Events);
-    }
-
-    proptest! {
-        #[test]
-        fn it_does_not_matter_where_the_bytes_are_cut(cuts in proptest::collection::vec(0..CHAT.len(), 0..20)) {
-            let mut cuts = cuts;
-            cuts.sort_unstable();
-            let mut watch = Watch::new(Form::Events);
-            let mut from = 0;
-            for cut in cuts {
-                watch.read(&CHAT.as_bytes()[from..cut]);
-                from = cut;
-            }
-            watch.read(&CHAT.as_bytes()[from..]);
-            prop_assert_eq!(watch.tokens(), 3);
-        }
-
-        #[test]
-        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
-            let mut watch = Watch::new(Form::Events);
-            for part in bytes.chunks(7) {
-                watch.read(part);
-            }
-            prop_assert!(watch.line.len() <= MAX_EVENT);
-        }
+        self.kept = Vec::new();
     }
 }

@@ -271,7 +271,7 @@ pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
 pub async fn what_has_no_name_is_left_alone(proxy: Proxy) {
     const SAID: [&str; 4] = [
         "no healthy upstream",
-        r#"{"model":null,"choices":[]}"#,
+        r#"{"model":null,"choices":[{"index":0,"text":"a"}]}"#,
         r#"{"model":"workers/name""#,
         r#"["model","workers/name"]"#,
     ];

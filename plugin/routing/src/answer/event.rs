@@ -1,90 +1,176 @@
-//! Owns what one event of a stream says, in the shapes that are known: chat completions, completions, responses, SGLang's
-//! `/generate`, errors.
+//! Owns what one document says, in the shapes that are known: an answer in one piece, or the data of one event, of chat completions,
+//! completions, responses, messages, SGLang's `/generate`; errors.
+//!
+//! A document of a shape that is not known is content: a worker must not be blamed for what is not understood here.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{IgnoredAny, Visitor};
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A text that stays where it is, unless it holds an escape: serde copies what is optional.
-struct Text<'a>(Cow<'a, str>);
+use super::value::{Part, Parts, Reason, Says, Word};
 
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_str(Reader)
+/// What a document says.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// Tokens that it carries, at least.
+    pub(super) tokens: u64,
+    /// Whether it carries anything generated, be it no token of its own.
+    pub(super) says: bool,
+    /// Whether it says that something went wrong.
+    pub(super) error: bool,
+    /// How it says that the answer, or parts of it, ended.
+    pub(super) ends: Ends,
+    /// Whether it is the event behind which nothing comes.
+    pub(super) is_last: bool,
+    /// Whether it is of no shape that is known: what says nothing here may say something elsewhere.
+    pub(super) is_unknown: bool,
+    /// Whether it is called complete, as all are by some engines, and gives no reason why it ended.
+    pub(super) is_called_complete: bool,
+    /// The tokens so far, where they are counted.
+    pub(super) told: Option<u64>,
+}
+
+/// How the choices of an answer ended.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Ends {
+    pub(super) itself: bool,
+    pub(super) limit: bool,
+    pub(super) gave_up: bool,
+    /// A choice does not say how, if it has.
+    pub(super) untold: bool,
+}
+
+impl Ends {
+    fn of(reason: Reason) -> Self {
+        let mut ends = Self::default();
+        ends.add(reason);
+        ends
+    }
+
+    fn add(&mut self, reason: Reason) {
+        match reason {
+            Reason::Untold => self.untold = true,
+            Reason::Itself => self.itself = true,
+            Reason::Limit => self.limit = true,
+            Reason::GaveUp => self.gave_up = true,
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: Self) {
+        self.itself |= other.itself;
+        self.limit |= other.limit;
+        self.gave_up |= other.gave_up;
+        self.untold |= other.untold;
     }
 }
 
-struct Reader;
-
-impl<'de> Visitor<'de> for Reader {
-    type Value = Text<'de>;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a string")
+impl Facts {
+    /// What `data` says, in an event of this name; it has none in an answer in one piece.
+    pub(super) fn read(data: &[u8], name: &str) -> Self {
+        Self::of(data, name).unwrap_or_else(Self::unknown)
     }
 
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Text(Cow::Borrowed(text)))
+    /// The same; none where it cannot be read.
+    pub(super) fn of(data: &[u8], name: &str) -> Option<Self> {
+        let mut json = serde_json::Deserializer::from_slice(data);
+        let facts = Named(name).deserialize(&mut json).ok()?;
+        json.end().ok().map(|()| facts)
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Text(Cow::Owned(text.to_owned())))
+    /// What cannot be read.
+    pub(super) fn unknown() -> Self {
+        Self::token(true)
+    }
+
+    /// An event that is too long to be read.
+    pub(super) fn too_long(name: &str) -> Self {
+        let known = Fields::default().facts(name);
+        match known.error || known.is_last {
+            true => known,
+            false => Self::unknown(),
+        }
+    }
+
+    fn token(says: bool) -> Self {
+        Self {
+            tokens: u64::from(says),
+            says,
+            ..Self::default()
+        }
+    }
+
+    fn content(says: bool) -> Self {
+        Self {
+            says,
+            ..Self::default()
+        }
+    }
+
+    fn failure() -> Self {
+        Self {
+            error: true,
+            ..Self::default()
+        }
+    }
+
+    fn ended(ends: Ends) -> Self {
+        Self {
+            ends,
+            ..Self::default()
+        }
+    }
+
+    fn last(ends: Ends) -> Self {
+        Self {
+            is_last: true,
+            ..Self::ended(ends)
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.tokens = self.tokens.saturating_add(other.tokens);
+        self.says |= other.says;
+        self.error |= other.error;
+        self.ends.merge(other.ends);
+        self.is_last |= other.is_last;
+        self.told = match (self.told, other.told) {
+            (Some(one), Some(two)) => Some(one.saturating_add(two)),
+            (one, two) => one.or(two),
+        };
     }
 }
 
-/// An event, as far as it counts.
-#[derive(Deserialize)]
-pub(super) struct Event<'a> {
-    #[serde(borrow, default)]
-    choices: Option<Vec<Choice<'a>>>,
-    #[serde(borrow, default, rename = "type")]
-    kind: Option<Text<'a>>,
-    #[serde(borrow, default)]
-    object: Option<Text<'a>>,
-    #[serde(default)]
+/// Whether an event of this name ends its stream well.
+pub(super) fn is_clean_end(name: &str) -> bool {
+    matches!(
+        name,
+        "response.completed" | "response.incomplete" | "message_stop"
+    )
+}
+
+/// A document, as far as it counts.
+#[derive(Default)]
+struct Fields<'a> {
+    kind: Word<'a>,
+    object: Word<'a>,
+    choices: Option<Facts>,
     usage: Option<Usage>,
-    #[serde(default)]
-    response: Option<Response>,
-    #[serde(borrow, default)]
-    text: Option<Text<'a>>,
-    #[serde(default)]
-    output_ids: Option<Vec<IgnoredAny>>,
-    #[serde(default)]
-    meta_info: Option<Meta>,
-    #[serde(default)]
-    error: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(borrow, default)]
-    delta: Option<Delta<'a>>,
-    #[serde(borrow, default)]
-    text: Option<Text<'a>>,
-    #[serde(default)]
-    finish_reason: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow, default)]
-    content: Option<Text<'a>>,
-    #[serde(borrow, default)]
-    reasoning_content: Option<Text<'a>>,
-    #[serde(borrow, default)]
-    reasoning: Option<Text<'a>>,
-    #[serde(borrow, default)]
-    refusal: Option<Text<'a>>,
-    #[serde(default)]
-    tool_calls: Option<Vec<IgnoredAny>>,
-}
-
-#[derive(Deserialize)]
-struct Response {
-    #[serde(default)]
-    usage: Option<Usage>,
+    response: Option<Box<Fields<'a>>>,
+    meta: Option<Meta>,
+    error: bool,
+    status: Word<'a>,
+    incomplete: Option<Details<'a>>,
+    output: Option<Says>,
+    content: Option<Parts>,
+    reason: Reason,
+    delta: Option<Part<'a>>,
+    block: Option<Part<'a>>,
+    item: Option<Part<'a>>,
+    /// Whether there is a text, or ids, at its top.
+    text: bool,
+    /// Whether anything says something whose name is not known here.
+    other: bool,
 }
 
 #[derive(Deserialize)]
@@ -101,112 +187,307 @@ struct Meta {
     #[serde(default)]
     completion_tokens: Option<u64>,
     #[serde(default)]
-    finish_reason: Option<IgnoredAny>,
+    finish_reason: Reason,
 }
 
-/// Events of the Responses interface that end it, in whatever way.
-const ENDS: [&str; 4] = [
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
-    "response.cancelled",
-];
-
-fn says(text: &Option<Text<'_>>) -> bool {
-    text.as_ref().is_some_and(|text| !text.0.is_empty())
+/// Why a response is not complete.
+#[derive(Deserialize)]
+struct Details<'a> {
+    #[serde(borrow, default)]
+    reason: Word<'a>,
 }
 
-impl Choice<'_> {
-    fn carries_a_token(&self) -> bool {
-        let delta = self.delta.as_ref();
-        says(&self.text) || delta.is_some_and(Delta::carries_a_token)
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(FieldsVisitor)
     }
 }
 
-impl Delta<'_> {
-    fn carries_a_token(&self) -> bool {
-        let calls = self.tool_calls.as_deref().unwrap_or_default();
-        says(&self.content)
-            || says(&self.reasoning_content)
-            || says(&self.reasoning)
-            || says(&self.refusal)
-            || !calls.is_empty()
-    }
-}
+struct FieldsVisitor;
 
-impl Event<'_> {
-    /// Tokens that it carries, at least. One of a shape that is not known counts as one.
-    pub(super) fn tokens(&self) -> u64 {
-        if !self.is_known() {
-            return 1;
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Fields::default();
+        while let Some(Word(key)) = object.next_key()? {
+            fields.take(&key, &mut object)?;
         }
-        let choices = self.choices.as_deref().unwrap_or_default();
-        let carrying = choices.iter().filter(|choice| choice.carries_a_token());
-        let carrying = carrying.count() as u64;
-        let other = self.is_delta() || self.generates();
-        carrying.saturating_add(u64::from(other))
+        Ok(fields)
+    }
+}
+
+impl<'de> Fields<'de> {
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, object: &mut A) -> Result<(), A::Error> {
+        match key {
+            "choices" => self.choices = object.next_value::<Option<Choices>>()?.map(|all| all.0),
+            "type" => self.kind = object.next_value()?,
+            "object" => self.object = object.next_value()?,
+            "usage" => self.usage = object.next_value()?,
+            "response" => self.response = object.next_value()?,
+            "meta_info" => self.meta = object.next_value()?,
+            "error" => self.error |= object.next_value::<Option<IgnoredAny>>()?.is_some(),
+            "status" => self.status = object.next_value()?,
+            "incomplete_details" => self.incomplete = object.next_value()?,
+            "output" => self.output = object.next_value()?,
+            "content" => self.content = object.next_value()?,
+            "stop_reason" => self.reason = object.next_value()?,
+            "delta" => self.delta = object.next_value()?,
+            "content_block" => self.block = object.next_value()?,
+            "item" => self.item = object.next_value()?,
+            "text" | "output_ids" | "token_ids" => self.text |= object.next_value::<Says>()?.0,
+            // These name and count.
+            "id" | "created" | "created_at" | "model" | "system_fingerprint" | "service_tier"
+            | "index" | "sequence_number" | "item_id" | "output_index" | "content_index"
+            | "role" | "stop_sequence" => {
+                object.next_value::<IgnoredAny>()?;
+            }
+            _ => self.other |= object.next_value::<Says>()?.0,
+        }
+        Ok(())
     }
 
-    /// Whether it says why the answer ended, or what went wrong.
-    pub(super) fn is_last_word(&self) -> bool {
-        let choices = self.choices.as_deref().unwrap_or_default();
-        let meta = self.meta_info.as_ref();
-        self.is_error()
-            || ENDS.contains(&self.kind())
-            || choices.iter().any(|choice| choice.finish_reason.is_some())
-            || meta.is_some_and(|meta| meta.finish_reason.is_some())
+    fn facts(self, name: &str) -> Facts {
+        let told = self.told();
+        Facts {
+            told,
+            ..self.without_count(name)
+        }
     }
 
-    /// Whether it is the one that ends responses well.
-    pub(super) fn ends_responses(&self) -> bool {
-        matches!(self.kind(), "response.completed" | "response.incomplete")
-    }
-
-    /// The tokens so far, where they are counted.
-    pub(super) fn usage(&self) -> Option<u64> {
-        let inner = self
-            .response
+    fn told(&self) -> Option<u64> {
+        let inner = self.response.as_ref();
+        let usage = self
+            .usage
             .as_ref()
-            .and_then(|inner| inner.usage.as_ref());
-        let usage = self.usage.as_ref().or(inner);
+            .or_else(|| inner.and_then(|inner| inner.usage.as_ref()));
         let told = usage.and_then(|usage| usage.completion_tokens.or(usage.output_tokens));
-        let meta = self.meta_info.as_ref();
-        told.or_else(|| meta?.completion_tokens)
+        told.or_else(|| self.meta.as_ref()?.completion_tokens)
     }
 
-    fn is_known(&self) -> bool {
-        self.choices.is_some()
-            || self.usage.is_some()
-            || self.meta_info.is_some()
-            || self.is_error()
-            || self.kind().starts_with("response.")
+    fn without_count(self, name: &str) -> Facts {
+        let kind = match &*self.kind.0 {
+            "" => name,
+            kind => kind,
+        };
+        if self.error || self.object.0 == "error" || kind == "error" || name == "error" {
+            return Facts::failure();
+        }
+        if let Some(choices) = self.choices {
+            return choices;
+        }
+        if let Some(meta) = &self.meta {
+            let counted = meta.completion_tokens.is_some_and(|tokens| tokens > 0);
+            return Facts {
+                tokens: u64::from(self.text || counted),
+                says: self.text,
+                ..Facts::ended(Ends::of(meta.finish_reason))
+            };
+        }
+        if let Some(step) = kind.strip_prefix("response.") {
+            return self.of_response_event(step);
+        }
+        if self.object.0 == "response" || self.output.is_some() && !self.status.0.is_empty() {
+            return self.of_response();
+        }
+        self.of_message(kind)
     }
 
-    /// Whether it says that something went wrong.
-    pub fn is_error(&self) -> bool {
-        self.error.is_some()
-            || self.kind() == "error"
-            || self
-                .object
-                .as_ref()
-                .is_some_and(|object| object.0 == "error")
+    /// An event of the Responses interface.
+    fn of_response_event(&self, step: &str) -> Facts {
+        match step {
+            "completed" => Facts::last(Ends::of(Reason::Itself)),
+            "incomplete" => {
+                let response = self.response.as_ref();
+                let reason = response.map_or(Reason::Untold, |inner| inner.why_incomplete());
+                Facts::last(Ends::of(reason))
+            }
+            "failed" => Facts::failure(),
+            "cancelled" => Facts::ended(Ends::of(Reason::GaveUp)),
+            "created" | "queued" | "in_progress" => Facts::default(),
+            "output_item.added" => {
+                let kind = self.item.as_ref().map_or("", |item| &item.kind.0);
+                Facts::content(!matches!(kind, "" | "message" | "reasoning"))
+            }
+            _ if step.ends_with(".added") => Facts::default(),
+            _ if step.ends_with(".delta") => Facts::token(self.other || says(&self.delta)),
+            _ => Facts::content(true),
+        }
     }
 
-    fn is_delta(&self) -> bool {
-        self.kind().starts_with("response.") && self.kind().ends_with(".delta")
+    /// An answer of the Responses interface.
+    fn of_response(&self) -> Facts {
+        let reason = match &*self.status.0 {
+            "completed" => Reason::Itself,
+            "incomplete" => self.why_incomplete(),
+            "failed" => return Facts::failure(),
+            "cancelled" => Reason::GaveUp,
+            // It runs in the background.
+            _ => return Facts::content(true),
+        };
+        Facts {
+            says: self.output.as_ref().is_some_and(|output| output.0),
+            is_called_complete: reason == Reason::Itself && self.incomplete.is_none(),
+            ..Facts::ended(Ends::of(reason))
+        }
     }
 
-    /// Whether it is one of `/generate`, and there is something generated in it.
-    fn generates(&self) -> bool {
-        let ids = self.output_ids.as_deref().unwrap_or_default();
-        self.meta_info.as_ref().is_some_and(|meta| {
-            says(&self.text)
-                || !ids.is_empty()
-                || meta.completion_tokens.is_some_and(|tokens| tokens > 0)
-        })
+    fn why_incomplete(&self) -> Reason {
+        let details = self.incomplete.as_ref();
+        details.map_or(Reason::Untold, |details| Reason::of(&details.reason.0))
     }
 
-    fn kind(&self) -> &str {
-        self.kind.as_ref().map_or("", |kind| &kind.0)
+    /// An event or an answer of the Messages interface, or something that is not known.
+    fn of_message(&self, kind: &str) -> Facts {
+        match kind {
+            "message" => Facts {
+                says: self.content.as_ref().is_some_and(|content| content.0),
+                ..Facts::ended(Ends::of(self.reason))
+            },
+            "ping" | "message_start" | "content_block_stop" => Facts::default(),
+            "content_block_start" => Facts::content(self.block.as_ref().is_none_or(begins)),
+            "content_block_delta" => Facts::token(says(&self.delta)),
+            "message_delta" => {
+                let reason = self.delta.as_ref().map(|delta| delta.reason);
+                let told = reason.filter(|reason| *reason != Reason::Untold);
+                told.map_or_else(Facts::default, |reason| Facts::ended(Ends::of(reason)))
+            }
+            "message_stop" => Facts::last(Ends::default()),
+            "" => Facts {
+                is_unknown: self.object.0.is_empty() && self.usage.is_none(),
+                ..Facts::token(self.says_anything())
+            },
+            _ => Facts::unknown(),
+        }
+    }
+
+    fn says_anything(&self) -> bool {
+        let content = self.content.as_ref().is_some_and(|content| content.0);
+        let output = self.output.as_ref().is_some_and(|output| output.0);
+        let parts = [&self.delta, &self.block, &self.item];
+        let parts = parts.into_iter().flatten().any(|part| part.says);
+        self.other || self.text || content || output || parts || self.response.is_some()
+    }
+}
+
+/// Whether a delta says something; one that is not there may do so under a name that is not known.
+fn says(delta: &Option<Part<'_>>) -> bool {
+    delta.as_ref().is_none_or(|delta| delta.says)
+}
+
+/// Whether a block is more than the place for a text to come: the call of a tool has a name.
+fn begins(block: &Part<'_>) -> bool {
+    block.says || !matches!(&*block.kind.0, "text" | "thinking")
+}
+
+/// A document in an event of this name; a list of documents is as all of them.
+struct Named<'n>(&'n str);
+
+impl<'de> DeserializeSeed<'de> for Named<'_> {
+    type Value = Facts;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Facts, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Named<'_> {
+    type Value = Facts;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object, or a list of them")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Facts, A::Error> {
+        let fields = FieldsVisitor.visit_map(object)?;
+        Ok(fields.facts(self.0))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Facts, A::Error> {
+        let mut all = Facts {
+            is_unknown: true,
+            ..Facts::default()
+        };
+        while let Some(facts) = list.next_element_seed(Named(self.0))? {
+            all.is_unknown &= facts.is_unknown;
+            all.merge(facts);
+        }
+        Ok(all)
+    }
+}
+
+/// All choices of an answer, or of a chunk of it.
+struct Choices(Facts);
+
+impl<'de> Deserialize<'de> for Choices {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(ChoicesVisitor).map(Self)
+    }
+}
+
+struct ChoicesVisitor;
+
+impl<'de> Visitor<'de> for ChoicesVisitor {
+    type Value = Facts;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a list of choices")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Facts, A::Error> {
+        let mut all = Facts::default();
+        while let Some(Choice(facts)) = list.next_element()? {
+            all.merge(facts);
+        }
+        Ok(all)
+    }
+}
+
+struct Choice(Facts);
+
+impl<'de> Deserialize<'de> for Choice {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(ChoiceVisitor)
+    }
+}
+
+struct ChoiceVisitor;
+
+impl<'de> Visitor<'de> for ChoiceVisitor {
+    type Value = Choice;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a choice")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Choice, A::Error> {
+        let (mut says, mut error, mut reason) = (false, false, Reason::Untold);
+        while let Some(Word(key)) = object.next_key()? {
+            match &*key {
+                "delta" | "message" => says |= object.next_value::<Part<'_>>()?.says,
+                "finish_reason" => reason = object.next_value()?,
+                "error" => error |= object.next_value::<Says>()?.0,
+                "index"
+                | "stop_reason"
+                | "matched_stop"
+                | "prompt_token_ids"
+                | "prompt_logprobs"
+                | "kv_transfer_params"
+                | "disaggregated_params" => {
+                    object.next_value::<IgnoredAny>()?;
+                }
+                _ => says |= object.next_value::<Says>()?.0,
+            }
+        }
+        Ok(Choice(Facts {
+            tokens: u64::from(says),
+            says,
+            error,
+            ..Facts::ended(Ends::of(reason))
+        }))
     }
 }

@@ -3,6 +3,7 @@
 //! Whole lines go on as soon as they are there, and every byte that no edit speaks of as it came.
 
 use super::MAX_EVENT;
+use super::lines::line_end;
 use super::model_name::with_model_name;
 use crate::handoff::sglang::PromptLogprobs;
 use crate::handoff::usage::with_cached_tokens;
@@ -75,7 +76,7 @@ impl Rewriter {
     /// Takes the next bytes, and hands on what goes to the client now: all but an unfinished line.
     pub fn read(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.line.len().saturating_add(bytes.len()));
-        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = line_end(bytes) {
             let Some((head, rest)) = bytes.split_at_checked(end.saturating_add(1)) else {
                 break;
             };
@@ -186,8 +187,8 @@ mod tests {
             b"data: {\"choices\":[]}\n\n"
         );
         assert_eq!(rewriter.read(b"ge\":null}"), b"");
-        assert_eq!(rewriter.read(b"\r"), b"");
-        assert_eq!(rewriter.read(b"\n"), b"data: {\"usage\":null}\r\n");
+        assert_eq!(rewriter.read(b"\r"), b"data: {\"usage\":null}\r");
+        assert_eq!(rewriter.read(b"\n"), b"\n");
         assert_eq!(rewriter.finish(), b"");
     }
 

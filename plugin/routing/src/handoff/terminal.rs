@@ -5,8 +5,7 @@
 
 mod events;
 
-use serde_json::Value;
-
+use crate::answer::{End, Verdict};
 use crate::json::{Object, each_edited, edited};
 
 /// Fields of a transfer, which are no client's business.
@@ -36,65 +35,11 @@ pub enum Form {
     },
 }
 
-/// What ended a prefill's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// The limit of one token: decode goes on.
-    Limit,
-    /// Generation itself: nothing is left to decode.
-    Itself,
-    /// It does not say so, or is no answer.
-    Unknown,
-}
-
-impl Ending {
-    /// What ended `answer`.
-    pub fn of(answer: &[u8]) -> Self {
-        serde_json::from_slice(answer).map_or(Self::Unknown, |value| Self::of_value(&value))
-    }
-
-    fn of_value(answer: &Value) -> Self {
-        match answer.get("choices").and_then(Value::as_array) {
-            Some(choices) => Self::of_choices(choices),
-            None => Self::of_response(answer),
-        }
-    }
-
-    /// Every choice must have ended by itself: one that is at the limit is to go on.
-    fn of_choices(choices: &[Value]) -> Self {
-        let reason = |choice: &Value| match choice.get("finish_reason").and_then(Value::as_str) {
-            Some("length" | "not_finished") => Self::Limit,
-            // The engine gave up: that is nobody's answer.
-            Some("abort" | "aborted" | "error" | "cancelled") | None => Self::Unknown,
-            Some(_) => Self::Itself,
-        };
-        let reasons: Vec<Self> = choices.iter().map(reason).collect();
-        match reasons.first() {
-            None => Self::Unknown,
-            Some(_) if reasons.contains(&Self::Unknown) => Self::Unknown,
-            Some(_) if reasons.contains(&Self::Limit) => Self::Limit,
-            Some(_) => Self::Itself,
-        }
-    }
-
-    fn of_response(answer: &Value) -> Self {
-        let why = answer.pointer("/incomplete_details/reason");
-        let status = answer.get("status").and_then(Value::as_str);
-        match (status, why.and_then(Value::as_str)) {
-            (Some("completed"), _) => Self::Itself,
-            (Some("incomplete"), Some("max_output_tokens")) => Self::Limit,
-            (Some("incomplete"), Some(_)) => Self::Itself,
-            _ => Self::Unknown,
-        }
-    }
-}
-
 impl Terminal {
     /// The whole answer; none where the length limit ended it (then a missing hand-off is a failure), or where it is
     /// no answer.
     pub fn read(answer: &[u8], form: Form) -> Option<Self> {
-        let value: Value = serde_json::from_slice(answer).ok()?;
-        if Ending::of_value(&value) != Ending::Itself {
+        if Verdict::of_prefill(answer) != Verdict::Ended(End::Itself) {
             return None;
         }
         let body = without_transfer(answer)?;
@@ -151,11 +96,14 @@ fn choice_without_transfer(choice: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+    use crate::answer::Why;
 
     const CHAT: &str = r#"{"id":"c1","object":"chat.completion","created":9007199254740993,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"No."},"finish_reason":"stop"}],"usage":{"total_tokens":3}, "kv_transfer_params":null}"#;
 
-    const RESPONSE: &str = r#"{"id":"r1","object":"response","status":"completed","output":[{"type":"reasoning","id":"i0","summary":[]},{"type":"message","id":"i1","role":"assistant","content":[{"type":"output_text","text":"No.","annotations":[]}]}],"usage":{"output_tokens":1},"kv_transfer_params":null}"#;
+    const RESPONSE: &str = r#"{"id":"r1","object":"response","status":"completed","output":[{"type":"reasoning","id":"i0","summary":[]},{"type":"message","id":"i1","role":"assistant","content":[{"type":"output_text","text":"No.","annotations":[]}]}],"usage":{"output_tokens":2},"kv_transfer_params":null}"#;
 
     fn whole(answer: &str) -> Option<String> {
         let terminal = Terminal::read(answer.as_bytes(), Form::Whole)?;
@@ -254,7 +202,7 @@ mod tests {
             (&delta["delta"], &delta["item_id"]),
             (&Value::from("No."), &Value::from("i1"))
         );
-        assert_eq!(data(&events[9])["response"]["usage"]["output_tokens"], 1);
+        assert_eq!(data(&events[9])["response"]["usage"]["output_tokens"], 2);
         assert_eq!(data(&events[9])["sequence_number"], 9);
     }
 
@@ -264,35 +212,42 @@ mod tests {
             r#""status":"completed""#,
             r#""status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}"#,
         );
-        for (body, ending) in [
-            (CHAT.replace(r#""stop""#, r#""length""#), Ending::Limit),
+        const LIMIT: Verdict = Verdict::Ended(End::Limit);
+        for (body, verdict) in [
+            (CHAT.replace(r#""stop""#, r#""length""#), LIMIT),
+            (CHAT.replace(r#""stop""#, r#""not_finished""#), LIMIT),
+            (CHAT.replace(r#""stop""#, "null"), Verdict::Content),
+            (limited.clone(), LIMIT),
             (
-                CHAT.replace(r#""stop""#, r#""not_finished""#),
-                Ending::Limit,
+                RESPONSE.replace("completed", "failed"),
+                Verdict::Failed(Why::Error),
             ),
-            (CHAT.replace(r#""stop""#, "null"), Ending::Unknown),
-            (limited.clone(), Ending::Limit),
-            (RESPONSE.replace("completed", "failed"), Ending::Unknown),
-            (RESPONSE.replace("completed", "queued"), Ending::Unknown),
-            (RESPONSE.replace("completed", "incomplete"), Ending::Unknown),
+            (RESPONSE.replace("completed", "queued"), Verdict::Content),
+            (
+                RESPONSE.replace("completed", "incomplete"),
+                Verdict::Content,
+            ),
             (
                 r#"{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}"#.to_owned(),
-                Ending::Limit,
+                LIMIT,
             ),
-            (r#"{"choices":[]}"#.to_owned(), Ending::Unknown),
+            (r#"{"choices":[]}"#.to_owned(), Verdict::Empty),
             (
                 r#"{"choices":[{"finish_reason":"abort"}]}"#.to_owned(),
-                Ending::Unknown,
+                Verdict::Failed(Why::GaveUp),
             ),
-            ("{}".to_owned(), Ending::Unknown),
-            ("[]".to_owned(), Ending::Unknown),
-            ("oops".to_owned(), Ending::Unknown),
+            ("{}".to_owned(), Verdict::Content),
+            ("[]".to_owned(), Verdict::Content),
+            ("oops".to_owned(), Verdict::Content),
         ] {
             assert_eq!(whole(&body), None, "{body}");
-            assert_eq!(Ending::of(body.as_bytes()), ending, "{body}");
+            assert_eq!(Verdict::of_prefill(body.as_bytes()), verdict, "{body}");
         }
         let filtered = limited.replace("max_output_tokens", "content_filter");
-        assert_eq!(Ending::of(filtered.as_bytes()), Ending::Itself);
+        assert_eq!(
+            Verdict::of_prefill(filtered.as_bytes()),
+            Verdict::Ended(End::Itself)
+        );
         let last = stream(&filtered, false).pop().unwrap();
         assert!(last.starts_with("event: response.incomplete\n"), "{last}");
     }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::binding::Binding;
 use super::choice::Pair;
 use super::{Refusal, Router};
+use crate::answer::{End, Verdict};
 use crate::config::{self, Protocol};
 use crate::fleet::Target;
 use crate::handoff::bootstrap::Bootstrap;
 use crate::handoff::mooncake::{self, Transfer};
 use crate::handoff::nixl::{self, Handoff};
 use crate::handoff::sglang::{self, Shape};
-use crate::handoff::terminal::Ending;
 use crate::handoff::trtllm::{self, Context};
 use crate::json::Edits;
 use crate::request::Request;
@@ -260,7 +260,7 @@ impl Legs {
                 ..
             } => {
                 // The answer says nothing of the transfer: it is the limit that leaves something to decode.
-                if Ending::of(answer) != Ending::Limit {
+                if Verdict::of_prefill(answer) != Verdict::Ended(End::Limit) {
                     return None;
                 }
                 transfer.put_into_decode(&mut decode);
@@ -275,7 +275,7 @@ impl Legs {
             Self::Trtllm {
                 decode, cleanup, ..
             } => {
-                if Ending::of(answer) == Ending::Itself {
+                if Verdict::of_prefill(answer) == Verdict::Ended(End::Itself) {
                     return None;
                 }
                 let context = Context::parse(answer).ok()?;
