@@ -213,12 +213,14 @@ fn unbegun(leg: Leg) -> Follows {
     }
 }
 
-/// The first reset of a leg may be a kept-alive connection that the worker had closed; the next is the worker's.
+/// The first reset of a leg may be a kept-alive connection that the worker had closed; the next is the worker's, and the third is
+/// the end.
 fn reset(before: usize) -> Meaning {
     let again = Follows::Anew(LeftOut::WorkerAtFirst);
     match before {
         0 => Meaning::new(Held::Nothing, again, Cost::Nothing),
-        _ => Meaning::new(Held::Worker, again, Cost::Nothing),
+        1 => Meaning::new(Held::Worker, again, Cost::Nothing),
+        _ => Meaning::new(Held::Worker, Follows::PassedOn, Cost::Nothing),
     }
 }
 

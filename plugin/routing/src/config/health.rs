@@ -19,16 +19,20 @@ pub struct Health {
     /// Milliseconds that a worker is ejected at most; at least `eject_ms`. One that has worked for so long since its last
     /// ejection starts anew.
     pub most_eject_ms: u64,
+    /// Milliseconds that a worker may take at least over a prefill, or until its first token, as long as it has neither answered anything
+    /// nor passed a deadline: engines compile at their first requests, for 30 to 150 s. 0: the same as later.
+    pub cold_timeout_ms: u32,
 }
 
 impl Default for Health {
     /// Three failures are no accident. Five seconds, as with a refused connection, to five minutes: an engine that loads its
-    /// weights anew is back by then.
+    /// weights anew is back by then. Three minutes for a first answer: vLLM was seen to compile for two and a half.
     fn default() -> Self {
         Self {
             eject_after: 3,
             eject_ms: 5_000,
             most_eject_ms: 300_000,
+            cold_timeout_ms: 180_000,
         }
     }
 }

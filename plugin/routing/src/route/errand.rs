@@ -53,9 +53,15 @@ impl Errand {
     }
 
     /// How long a worker may take over its answer, where it has `reading` to do before it can decode.
-    pub(super) fn patience(&self, router: &Router, reading: Duration) -> Patience {
+    pub(super) fn patience(
+        &self,
+        router: &Router,
+        worker: WorkerId,
+        reading: Duration,
+    ) -> Patience {
         let leg = &router.pool.decode;
-        let and_reading = |time: Duration| time.saturating_add(reading);
+        let grace = router.grace(worker);
+        let and_reading = |time: Duration| time.saturating_add(reading).max(grace);
         let whole = leg.whole_deadline(self.max_tokens).map(and_reading);
         let (first, total) = match self.form {
             Form::Whole => (whole, whole),

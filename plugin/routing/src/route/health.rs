@@ -10,7 +10,7 @@ mod record;
 use std::rc::Rc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use self::pairs::Pairs;
 use self::record::{Held, Record, Row, Verdict, are_peers};
@@ -77,6 +77,15 @@ impl Router {
         }
     }
 
+    /// What a worker is granted at least for its answer, as long as it may still have to compile what it runs.
+    pub(super) fn grace(&self, worker: WorkerId) -> Duration {
+        let ms = u64::from(self.health.rules.cold_timeout_ms);
+        match self.health.warm.contains(&worker) {
+            true => Duration::ZERO,
+            false => Duration::from_millis(ms),
+        }
+    }
+
     /// Holds an outcome against a worker, for it, or against the pair. A suspicion waits in the request's trail.
     pub(super) fn hold(
         &mut self,
@@ -87,6 +96,9 @@ impl Router {
         came: Came,
         trail: &SharedTrail,
     ) {
+        if matches!(came, Came::Good | Came::TimedOut) && self.fleet.contains(worker) {
+            self.health.warm.insert(worker);
+        }
         match held {
             outcome::Held::Nothing => self.heard(worker, Outcome::Nothing),
             outcome::Held::Credit => self.heard(worker, Outcome::Good),
@@ -190,6 +202,8 @@ pub(super) struct Health {
     records: HashMap<WorkerId, Record>,
     /// Failures that either of two workers may have caused.
     pairs: Pairs,
+    /// Workers that have answered something, or passed a deadline.
+    warm: HashSet<WorkerId>,
     ejections: Vec<Ejection>,
 }
 
@@ -199,6 +213,7 @@ impl Health {
             rules,
             records: HashMap::new(),
             pairs: Pairs::default(),
+            warm: HashSet::new(),
             ejections: Vec::new(),
         }
     }
@@ -207,6 +222,7 @@ impl Health {
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.records.remove(&worker);
         self.pairs.forget(worker);
+        self.warm.remove(&worker);
     }
 
     /// From now on these rules hold.
@@ -323,6 +339,7 @@ impl Health {
     pub(super) fn keep(&mut self, fleet: &Fleet, now: Duration) {
         self.records
             .retain(|worker, record| !record.is_blank(now) && fleet.contains(*worker));
+        self.warm.retain(|worker| fleet.contains(*worker));
     }
 
     /// Forgets what has expired.

@@ -520,7 +520,7 @@ impl Router {
         self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         let mut dispatch = self.dispatch_to(&decode.target, &others);
         let errand = Rc::new(Errand::of(case, request));
-        dispatch.patience = errand.patience(self, Duration::ZERO);
+        dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
         let seat = Seat {
             trail: Some(Rc::clone(&errand.trail)),
             decode_charge: Some(self.charge_decode(&decode, case.asked)),
@@ -604,7 +604,7 @@ impl Router {
         // What an unknown path does may take as long as it likes, and must not be done twice.
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
             let errand = Rc::new(Errand::of(case, request));
-            dispatch.patience = errand.patience(self, self.prefill_deadline(key));
+            dispatch.patience = errand.patience(self, key.worker, self.prefill_deadline(key));
             let budget = Budget::of(&self.pool.decode);
             seat.trail = Some(Rc::clone(&errand.trail));
             seat.recovery = Some(Recovery::new(errand, way, budget));

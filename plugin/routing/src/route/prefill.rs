@@ -218,7 +218,10 @@ impl Router {
     /// How long a worker may take over the prompts that are booked on it now.
     pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
         let tokens = self.ledger.load_in_all(key).prefill_tokens;
-        self.pool.prefill.deadline(tokens)
+        self.pool
+            .prefill
+            .deadline(tokens)
+            .max(self.grace(key.worker))
     }
 }
 
@@ -264,7 +267,9 @@ impl PrefillPhase {
         let edits = self.legs.decode_at_once()?;
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(edits);
-        dispatch.patience = self.errand.patience(router, self.timeout);
+        dispatch.patience =
+            self.errand
+                .patience(router, self.decode.target.worker.id, self.timeout);
         Some(dispatch)
     }
 
@@ -457,7 +462,9 @@ impl PrefillPhase {
         }
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(staged.decode.clone());
-        dispatch.patience = self.errand.patience(router, Duration::ZERO);
+        dispatch.patience =
+            self.errand
+                .patience(router, self.decode.target.worker.id, Duration::ZERO);
         AfterPrefill::Decode {
             dispatch,
             blocks: staged.blocks,
@@ -603,7 +610,9 @@ impl PrefillPhase {
             .pool
             .prefill
             .deadline(self.errand.asked.prompt_tokens);
-        dispatch.patience = self.errand.patience(router, reading);
+        dispatch.patience = self
+            .errand
+            .patience(router, self.decode.target.worker.id, reading);
         Some(AfterPrefill::Whole {
             dispatch,
             fallback: Fallback::PrefillFailed,

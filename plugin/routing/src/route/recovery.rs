@@ -187,7 +187,7 @@ impl Router {
         })?;
         let mut dispatch = self.dispatch_to(&decode.target, &others);
         dispatch.edits = Some(staged.decode.clone());
-        dispatch.patience = errand.patience(self, Duration::ZERO);
+        dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
         let seat = Seat {
             prefill: Some(prefill),
             decode_charge: Some(self.charge_decode(&decode, &errand.asked)),

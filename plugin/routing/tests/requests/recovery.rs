@@ -201,10 +201,53 @@ fn one_of_two_that_fails_leaves_the_request_to_the_other_and_is_not_tried_again(
     );
 }
 
+/// Workers that need not compile first.
+fn warm() -> Value {
+    json!({"health": {"cold_timeout_ms": 0}})
+}
+
+/// An engine compiles at its first request: it is granted the time until it has answered, or passed a deadline.
+#[test]
+fn found_v4_a_worker_that_has_never_answered_may_take_longer() {
+    let workers = [worker("prefill", 1), worker("decode", 11)];
+    for end in [GOOD, TOO_LATE] {
+        let mut router = router("nixl", &workers, json!({"prefill": {"attempts": 1}}));
+        let (cold, _seat) = prefill(ask(&mut router, json!({})));
+        assert_eq!(cold.timeout(), Duration::from_secs(180));
+        cold.answered(end, Client::Waits, &mut router);
+        let (warm, _seat) = prefill(ask(&mut router, json!({})));
+        assert!(warm.timeout() < Duration::from_secs(20));
+        leave(&mut router, &[1]);
+        // It is another one when it comes back.
+        let all = self::router("nixl", &workers, json!({}));
+        let fleet = all.fleet().workers().map(|worker| (**worker).clone());
+        let version = router.fleet().version() + 1;
+        router.adopt(routing::fleet::Fleet::new(version, fleet.collect()));
+        let (again, _seat) = prefill(ask(&mut router, json!({})));
+        assert_eq!(again.timeout(), Duration::from_secs(180));
+    }
+}
+
+#[test]
+fn found_v4_so_may_a_decode_worker_over_its_first_token() {
+    let mut router = router("aggregated", &[worker("aggregated", 21)], json!({}));
+    let streamed = |router: &mut Router| {
+        let body = json!({"model": "m", "messages": [], "stream": true}).to_string();
+        let told = routing::route::Told::default();
+        let kind = routing::request::Generation::Chat;
+        forward(router.plan(kind, body.as_bytes(), told))
+    };
+    let (cold, mut seat) = streamed(&mut router);
+    assert!(cold.patience.first >= Some(Duration::from_secs(180)));
+    router.leg_ended(&mut seat, Came::Good);
+    let (warm, _seat) = streamed(&mut router);
+    assert!(warm.patience.first < Some(Duration::from_secs(100)));
+}
+
 #[test]
 fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
     let deadline = |members: Value| {
-        let mut router = router("nixl", &two_by_two(), json!({}));
+        let mut router = router("nixl", &two_by_two(), warm());
         let told = routing::route::Told::default();
         let body = with(json!({"model": "m", "messages": []}), members).to_string();
         let plan = router.plan(routing::request::Generation::Chat, body.as_bytes(), told);
@@ -226,7 +269,7 @@ fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
 #[test]
 fn a_prefills_deadline_grows_with_what_is_booked_before_it() {
     let workers = [worker("prefill", 1), worker("decode", 11)];
-    let mut router = router("nixl", &workers, json!({}));
+    let mut router = router("nixl", &workers, warm());
     let (first, _one) = prefill(ask(&mut router, json!({})));
     let long = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(40_000)}]});
     let told = routing::route::Told::default();

@@ -151,6 +151,12 @@ pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
     body: b"upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused",
 };
 
+/// The proxy's own answer where a worker has passed its deadline.
+pub const TOO_LATE: PrefillAnswer<'static> = PrefillAnswer::Whole {
+    status: 504,
+    body: b"upstream request timeout",
+};
+
 /// A prefill answer of that status.
 pub fn status(status: u16) -> PrefillAnswer<'static> {
     PrefillAnswer::Whole { status, body: b"" }

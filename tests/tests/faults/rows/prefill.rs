@@ -101,16 +101,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
 
 pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
     let row = Row::with_all(proxy, protocol, Role::Prefill, &status(422)).await;
-    is_the_answer(row, 422).await;
-}
-
-pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
-    let row = Row::with_all(proxy, protocol, Role::Prefill, &status(429)).await;
-    is_the_answer(row, 429).await;
-}
-
-async fn is_the_answer(row: Row, status: u16) {
-    row.replies_are_the_engines(status, BOTH).await;
+    row.replies_are_the_engines(422, BOTH).await;
     row.stage.comes_to_rest().await;
     let got = row.got_in_all(Role::Prefill).await;
     assert_eq!(got, BOTH.len(), "a refusal is not tried again");
@@ -118,6 +109,22 @@ async fn is_the_answer(row: Row, status: u16) {
     assert_eq!(row.tried_again().await, [0.0; 3]);
     row.blames_nobody().await;
     row.ends().await;
+}
+
+/// Another one may take what this one will not: one is asked, and no more.
+pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
+    for code in [429, 404] {
+        let mut row = is_done_by_the_other(proxy, protocol, &status(code)).await;
+        row.mark().await;
+        row.stage.all_do(Role::Prefill, &status(code)).await;
+        row.replies_are_the_engines(code, BOTH).await;
+        row.stage.comes_to_rest().await;
+        let got = row.got_in_all(Role::Prefill).await;
+        assert_eq!(got, 2 * BOTH.len(), "one other is asked");
+        assert_decode_left_alone(&row).await;
+        row.blames_only(Role::Prefill).await;
+        row.ends().await;
+    }
 }
 
 pub async fn prefill_answers_5xx(proxy: Proxy, protocol: Protocol) {
