@@ -208,14 +208,16 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
     }
     let kept = headers_for_client();
     let end = response::ended(gateway, &client, came(answer, &kept));
-    match (end.meaning.follows, answer) {
-        (Follows::PassedOn, PrefillAnswer::Whole { status, body }) => {
-            deliver(gateway, &client, status, kept, body);
-        }
-        (Follows::PassedOn, _) => {
+    match (end.meaning.follows, end.came, answer) {
+        (
+            Follows::PassedOn,
+            Came::Good | Came::Status(_),
+            PrefillAnswer::Whole { status, body },
+        ) => deliver(gateway, &client, status, kept, body),
+        (Follows::PassedOn, Came::Unsendable, _) => {
             give_up(gateway, &client, &Failure::Refused(Refusal::Unsendable));
         }
-        (Follows::SameBytes | Follows::Anew(_), _) => {
+        _ => {
             let failure = last(failure, end.came, answer, kept);
             recover(gateway, &client, failure, end);
         }

@@ -4,6 +4,7 @@
 mod bodies;
 mod deadlines;
 mod figures;
+mod found;
 mod health;
 mod hops;
 mod modes;
@@ -23,6 +24,10 @@ pd_router_e2e::on_both_hosts! {
     figures {
         every_worker_is_asked_at_its_own_port,
     }
+    found {
+        found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client,
+        found_l1_behind_sidecars_a_dead_prefill_worker_costs_no_answer,
+    }
     health {
         an_ejected_worker_comes_back_after_one_trial,
         killing_one_of_two_prefills_under_load_costs_no_answer,
@@ -39,5 +44,12 @@ pd_router_e2e::on_both_hosts! {
     spread {
         prompts_that_nobody_knows_go_to_whoever_has_least_to_do,
         a_conversation_is_known_by_all_its_messages_and_its_tools,
+    }
+}
+
+pd_router_e2e::on_both_hosts! {
+    envoy only
+    found {
+        found_b1_a_path_that_is_no_text_is_the_clients_own_fault,
     }
 }

@@ -139,3 +139,20 @@ pub async fn a_client_that_leaves_during_decode_stops_it(proxy: Proxy) {
     rig.assert_comes_to_rest().await;
     rig.assert_none_refused().await;
 }
+
+/// A recovery tells the prefill worker to drop the request: the answer to that call is expected.
+pub async fn found_c10_what_a_recovery_calls_off_is_known_when_it_is_answered(proxy: Proxy) {
+    let mut rig = Rig::start(proxy, QUICK, (2, 2)).await;
+    let fails = json!({"kind": "status", "status": 500, "leg": "decode"});
+    rig.fleet.decode[0].fault(&fails).await;
+    for number in 0..6 {
+        let ask = Ask::chat(&format!("question {number}"));
+        rig.gateway.send(ask).await.expect(200);
+    }
+    rig.assert_comes_to_rest().await;
+    let metrics = rig.gateway.metrics().await;
+    let recoveries = metrics.sum("pd_router_recoveries_total");
+    assert!(recoveries.unwrap_or_default() > 0.0, "none was tried again");
+    let log = rig.gateway.process().log();
+    assert!(!log.contains("which nobody made"), "{log}");
+}

@@ -30,5 +30,6 @@ pd_router_e2e::on_both_hosts! {
         a_prefill_that_fails_late_is_an_error_where_nothing_was_read,
         a_client_that_leaves_stops_both_legs,
         a_client_that_leaves_during_decode_stops_it,
+        found_c10_what_a_recovery_calls_off_is_known_when_it_is_answered,
     }
 }

@@ -604,7 +604,8 @@ impl Router {
         // What an unknown path does may take as long as it likes, and must not be done twice.
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
             let errand = Rc::new(Errand::of(case, request));
-            dispatch.patience = errand.patience(self, key.worker, self.prefill_deadline(key));
+            let answers = seat.decode.as_ref().map_or(key.worker, |worker| worker.id);
+            dispatch.patience = errand.patience(self, answers, self.reading(key));
             let budget = Budget::of(&self.pool.decode);
             seat.trail = Some(Rc::clone(&errand.trail));
             seat.recovery = Some(Recovery::new(errand, way, budget));

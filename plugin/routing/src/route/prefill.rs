@@ -215,13 +215,15 @@ impl Router {
         Ok(Plan::Prefill(phase, seat))
     }
 
-    /// How long a worker may take over the prompts that are booked on it now.
+    /// How long a call of a prefill worker may take.
     pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
+        self.reading(key).max(self.grace(key.worker))
+    }
+
+    /// How long a worker may take over the prompts that are booked on it now.
+    pub(super) fn reading(&self, key: TargetKey) -> Duration {
         let tokens = self.ledger.load_in_all(key).prefill_tokens;
-        self.pool
-            .prefill
-            .deadline(tokens)
-            .max(self.grace(key.worker))
+        self.pool.prefill.deadline(tokens)
     }
 }
 

@@ -380,3 +380,23 @@ fn found_b19_while_all_decode_workers_are_full_nothing_is_prefilled() {
     );
     assert_eq!(router.ejected(), 0);
 }
+
+/// It is told to drop what it computes for a client who has left, and answers 500 "aborted".
+#[test]
+fn found_c3_clients_that_leave_eject_no_prefill_worker() {
+    let workers = two_by_two()
+        .into_iter()
+        .map(|one| with(one, json!({"bootstrap_port": 9000})));
+    let workers: Vec<Value> = workers.collect();
+    let mut router = router("sglang", &workers, json!({}));
+    for number in 0..12 {
+        let (phase, seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+        phase.answered(status(500), Client::Left, &mut router);
+        router.request_ended(&seat);
+        let (phase, mut seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
+        phase.answered(GOOD, Client::Waits, &mut router);
+        router.answer_begins(&mut seat);
+        router.request_ended(&seat);
+        assert_eq!(router.ejected(), 0, "{number}");
+    }
+}
