@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use routing::request::{Head, Kind};
-use routing::route::{Plan, Refusal, Turn};
+use routing::route::{Plan, Refusal};
 
 use crate::endpoints;
 use crate::gateway::Gateway;
@@ -118,14 +118,12 @@ impl StreamContext {
         let now = self.gateway.tell_time();
         self.pools.vm.refresh(&self.pools.config.sharing, now);
         let next = match stream.stage.get() {
-            Stage::Reading(generation) => {
-                planning::plan(&self.gateway, stream, generation, Turn::New)
-            }
+            Stage::Reading(generation) => planning::plan(&self.gateway, stream, generation),
             _ => {
                 let mut router = self.gateway.router.borrow_mut();
                 router.advance(self.gateway.tell_time());
                 let subset = stream.spoken.borrow().subset();
-                let body = host::buffer(Buffer::Request).unwrap_or_default();
+                let body = self.pools.vm.copy_body().unwrap_or_default();
                 let outcome = router.plan_encoded(&body, subset.as_ref());
                 drop(router);
                 planning::carry_out(&self.gateway, stream, outcome, body)

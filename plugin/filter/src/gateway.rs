@@ -10,8 +10,7 @@ use routing::budget::{Budget, Share};
 use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::WorkerId;
 use routing::handoff::usage;
-use routing::request::Generation;
-use routing::route::{PrefillAnswer, Refusal, Router};
+use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 
 use crate::calls::Calls;
 use crate::host;
@@ -28,8 +27,8 @@ pub type Waiting = HashMap<Waiter, Waits>;
 pub struct Waits {
     /// Its stream.
     pub stream: Rc<Stream>,
-    /// The kind that it is.
-    pub generation: Generation,
+    /// What was read of it, and its body.
+    pub queued: QueuedRequest,
     /// The gateway it came to: of those of an older configuration some may still wait.
     pub gateway: Rc<Gateway>,
 }
@@ -242,14 +241,15 @@ impl Gateway {
     }
 
     /// A request waits for a worker.
-    pub fn wait(self: &Rc<Self>, waiter: Waiter, stream: &Rc<Stream>, generation: Generation) {
+    pub fn wait(self: &Rc<Self>, queued: QueuedRequest, stream: &Rc<Stream>) {
+        let waiter = queued.waiter;
         stream.stage.set(Stage::Waiting(waiter));
         if stream.queued.get().is_zero() {
             stream.queued.set(self.now());
         }
         let waits = Waits {
             stream: Rc::clone(stream),
-            generation,
+            queued,
             gateway: Rc::clone(self),
         };
         self.waiting.borrow_mut().insert(waiter, waits);

@@ -5,13 +5,13 @@ use std::rc::Rc;
 use routing::admission::Waiter;
 use routing::answer::EventEdit;
 use routing::request::Generation;
-use routing::route::{Explain, Plan, Refusal, Told, Turn};
+use routing::route::{Explain, Plan, QueueTicket, Refusal, Router, Told};
 use routing::selection::eligibility::Subset;
 
 use crate::calls::{self, Task};
 use crate::gateway::{Gateway, Waits};
 use crate::headers;
-use crate::host::{self, Buffer, Header, HostError, Map};
+use crate::host::{self, Header, HostError, Map};
 use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
 
@@ -82,13 +82,8 @@ pub enum Next {
 }
 
 /// Plans a request whose body is there, and carries out what was decided. The stream's context must be the effective one.
-pub fn plan(
-    gateway: &Rc<Gateway>,
-    stream: &Rc<Stream>,
-    generation: Generation,
-    turn: Turn,
-) -> Next {
-    let body = host::buffer(Buffer::Request).unwrap_or_default();
+pub fn plan(gateway: &Rc<Gateway>, stream: &Rc<Stream>, generation: Generation) -> Next {
+    let body = gateway.vm.copy_body().unwrap_or_default();
     let body = match renamed(gateway, stream, body) {
         Ok(body) => body,
         Err(error) => {
@@ -109,23 +104,38 @@ pub fn plan(
             session: spoken.session.as_deref(),
             tenant: spoken.tenant.as_deref(),
             subset: subset.as_ref(),
-            turn,
             explain: spoken.explain(),
         };
         let mut router = gateway.router.borrow_mut();
         let outcome = router.plan(generation, &body, told);
-        if let Some(explanation) = router.take_explanation() {
-            log::debug!("[{}] {explanation}", stream.request_id());
-            let is_asked = told.explain == Explain::ForCaller;
-            stream.explanation.replace(is_asked.then_some(explanation));
-        }
+        explained(&mut router, stream, told.explain);
         outcome
     };
-    if let Ok(Plan::Wait(waiter)) = outcome {
-        gateway.wait(waiter, stream, generation);
-        return Next::Stays;
+    match outcome {
+        Ok(Plan::Wait(ticket)) => wait(gateway, stream, *ticket, body),
+        outcome => carry_out(gateway, stream, outcome, body),
     }
-    carry_out(gateway, stream, outcome, body)
+}
+
+/// A request joins those who wait, its body with it: nobody copies or reads that again before the request's turn.
+fn wait(gateway: &Rc<Gateway>, stream: &Rc<Stream>, ticket: QueueTicket, body: Vec<u8>) -> Next {
+    let waiter = ticket.waiter;
+    match ticket.with_body(body) {
+        Some(queued) => gateway.wait(queued, stream),
+        None => {
+            gateway.router.borrow_mut().gives_up(waiter);
+            stream.refuse(gateway, &Refusal::Internal);
+        }
+    }
+    Next::Stays
+}
+
+fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
+    if let Some(explanation) = router.take_explanation() {
+        log::debug!("[{}] {explanation}", stream.request_id());
+        let is_asked = wanted == Explain::ForCaller;
+        stream.explanation.replace(is_asked.then_some(explanation));
+    }
 }
 
 /// The body under the name that its model has for the workers, which is settled once: one that waits is not renamed again.
@@ -226,30 +236,34 @@ enum Outcome {
 
 fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
     let waits = gateway.waiting.borrow_mut().remove(&waiter);
-    let Some(Waits {
-        stream,
-        generation,
-        gateway,
-    }) = waits.filter(|waits| waits.stream.enter())
-    else {
+    let Some(mut waits) = waits.filter(|waits| waits.stream.enter()) else {
         gateway.router.borrow_mut().gives_up(waiter);
         return Outcome::Decided;
     };
-    let next = plan(&gateway, &stream, generation, Turn::Called(waiter));
-    if !gateway.waiting.borrow().contains_key(&waiter) {
-        gateway.has_waited(&stream);
+    let outcome = {
+        let explain = waits.stream.spoken.borrow().explain();
+        let mut router = waits.gateway.router.borrow_mut();
+        let outcome = router.plan_queued(&mut waits.queued, waits.gateway.tell_time(), explain);
+        explained(&mut router, &waits.stream, explain);
+        outcome
+    };
+    let Some(outcome) = outcome else {
+        gateway.waiting.borrow_mut().insert(waiter, waits);
+        return Outcome::Waits;
+    };
+    let Waits {
+        stream,
+        queued,
+        gateway,
+    } = waits;
+    gateway.has_waited(&stream);
+    if carry_out(&gateway, &stream, outcome, queued.into_body()) == Next::GoesOn
+        && let Err(error) = host::resume_request()
+    {
+        log::error!("[{}] could not go on: {error}", stream.request_id());
+        stream.refuse(&gateway, &Refusal::Internal);
     }
-    match next {
-        Next::GoesOn => {
-            if let Err(error) = host::resume_request() {
-                log::error!("[{}] could not go on: {error}", stream.request_id());
-                stream.refuse(&gateway, &Refusal::Internal);
-            }
-            Outcome::Decided
-        }
-        Next::Stays if gateway.waiting.borrow().contains_key(&waiter) => Outcome::Waits,
-        Next::Stays => Outcome::Decided,
-    }
+    Outcome::Decided
 }
 
 /// Refuses those who have waited too long.

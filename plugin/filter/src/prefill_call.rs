@@ -16,7 +16,7 @@ use crate::calls::{Call, headers_for_client, not_made, with_clients_headers};
 use crate::cleanup;
 use crate::gateway::Gateway;
 use crate::headers;
-use crate::host::{self, Buffer};
+use crate::host;
 use crate::recovery::{self, End, Failure};
 use crate::rewrite;
 use crate::stream::{Beside, Doom, Stage, Stream};
@@ -97,7 +97,7 @@ fn make_call(gateway: &Gateway, job: &Job) -> Result<u32, PrefillAnswer<'static>
     let destination = job.phase.destination();
     let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
-    let body = prefill_body(job);
+    let body = prefill_body(gateway, job);
     // The call must be the root's: the client's context may be gone when the answer comes.
     host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = body.map_err(|_| PrefillAnswer::NotSent)?;
@@ -120,11 +120,11 @@ fn make_call(gateway: &Gateway, job: &Job) -> Result<u32, PrefillAnswer<'static>
 }
 
 /// The prefill leg's body, made from the client's: the proxy has that, unless the request was forwarded already.
-fn prefill_body(job: &Job) -> Result<Vec<u8>, host::HostError> {
+fn prefill_body(gateway: &Gateway, job: &Job) -> Result<Vec<u8>, host::HostError> {
     if let Some(spare) = &*job.client.spare.borrow() {
         return Ok(job.phase.body(&spare.body));
     }
-    let body = host::buffer(Buffer::Request)?;
+    let body = gateway.vm.copy_body()?;
     Ok(job.phase.body(&body))
 }
 

@@ -339,7 +339,9 @@ impl Stream {
 
     /// Forwards a leg of a request that waited for its prefill. The stream's context must be the effective one.
     pub fn go_on(self: &Rc<Self>, gateway: &Gateway, dispatch: &Dispatch) {
-        let forwarded = host::buffer(Buffer::Request)
+        let forwarded = gateway
+            .vm
+            .copy_body()
             .and_then(|body| self.forward(gateway, dispatch, body))
             .and_then(|()| host::resume_request());
         if let Err(error) = forwarded {
@@ -573,7 +575,7 @@ impl Stream {
     /// Keeps the request for the leg that cleans up, as far as the budget goes.
     fn leave_estate(&self, gateway: &Gateway) {
         let spare = self.spare.take().map(|spare| Ok(spare.body));
-        let body = spare.unwrap_or_else(|| host::buffer(Buffer::Request));
+        let body = spare.unwrap_or_else(|| gateway.vm.copy_body());
         let Ok(body) = body else {
             return;
         };

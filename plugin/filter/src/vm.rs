@@ -12,7 +12,7 @@ use routing::route::Router;
 
 use crate::exchange::{Exchange, Round};
 use crate::gateway::{Gateway, Waiting};
-use crate::host;
+use crate::host::{self, Buffer, HostError};
 use crate::shared::Lease;
 use crate::status::Refusals;
 use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
@@ -42,6 +42,8 @@ pub struct Vm {
     exchange: RefCell<Exchange>,
     /// Bytes of request bodies buffered now.
     pub bodies: Rc<Cell<usize>>,
+    /// Bytes of request bodies that were copied out of the proxy since this was last told.
+    copied: Cell<u64>,
     pools: RefCell<HashMap<String, Kept>>,
     /// The gateways of each pool whose roots are alive, in the order of these. After an update the old root goes on until its
     /// streams have drained; and two listeners may have a configuration each.
@@ -83,6 +85,7 @@ impl Vm {
             lease: RefCell::new(Lease::new()),
             exchange: RefCell::default(),
             bodies: Rc::default(),
+            copied: Cell::default(),
             pools: RefCell::default(),
             alive: RefCell::default(),
         }
@@ -109,6 +112,17 @@ impl Vm {
         };
         pools.insert(pool.name.clone(), kept.clone());
         kept
+    }
+
+    /// A copy of the body of the request whose context is the effective one.
+    ///
+    /// # Errors
+    /// When the proxy would not give it.
+    pub fn copy_body(&self) -> Result<Vec<u8>, HostError> {
+        let body = host::buffer(Buffer::Request)?;
+        let copied = self.copied.get().saturating_add(body.len() as u64);
+        self.copied.set(copied);
+        Ok(body)
     }
 
     /// A root has its first tick, or its first request: its gateways are alive.
@@ -208,6 +222,7 @@ impl Vm {
     /// Tells the outside what was decided here, and who is there, if this VM leads.
     pub fn tell_of_fleets(&self) {
         self.refusals.publish();
+        self.telemetry.bodies_copied(self.copied.take());
         for gateway in self.acting() {
             let tally = gateway.router.borrow_mut().take_tally();
             gateway.metrics.decided(tally);

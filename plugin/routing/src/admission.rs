@@ -168,7 +168,7 @@ impl Line {
     }
 }
 
-/// How many of a place are tried when a worker may have become free: each is planned anew, body and all.
+/// How many of a place are tried when a worker may have become free: to plan one takes as long as to look at all workers.
 const TRIED_AT_ONCE: usize = 16;
 
 /// Why a request cannot wait: as many do already as may.

@@ -4,6 +4,10 @@
 //! unknown fields stay as the client sent them. Only top-level members whose names are asked for are kept, so what is
 //! held does not grow with the body.
 
+mod spans;
+
+pub use spans::ObjectSpans;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;

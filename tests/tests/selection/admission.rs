@@ -135,6 +135,46 @@ pub async fn a_full_queue_and_a_wait_too_long_are_told_and_leavers_leave_nothing
     gateway.assert_comes_to_rest().await;
 }
 
+/// Bytes of prompt of each of those who wait below.
+const LARGE: usize = 2_000_000;
+
+pub async fn found_b2_bodies_of_those_who_wait_are_copied_and_read_once(proxy: Proxy) {
+    const WAITING: u64 = 3;
+    const LEAVERS: u64 = 20;
+    let pool = one_answer_at_a_time(json!({"deadline_ms": 120_000}));
+    let (_fleet, gateway) = start(proxy, pool, QUICK).await;
+    let first = occupy(&gateway).await;
+    let mut waiting = Vec::new();
+    for place in 1..=WAITING {
+        let mut client = Raw::connect(gateway.listen).await;
+        client.write(&endless(&"x".repeat(LARGE))).await;
+        until_waiting(&gateway, place).await;
+        waiting.push(client);
+    }
+    // Each that joins, and each that leaves, is an event at which all who wait are tried.
+    for _ in 0..LEAVERS {
+        let mut leaver = Raw::connect(gateway.listen).await;
+        leaver.write(&endless("the leaver")).await;
+        until_waiting(&gateway, WAITING + 1).await;
+        drop(leaver);
+        until_waiting(&gateway, WAITING).await;
+    }
+    let large = (WAITING * LARGE as u64) as f64;
+    let others = 500_000.0;
+    let metrics = eventually("all bodies are told of", GENEROUS, || async {
+        let metrics = gateway.metrics().await;
+        let read = metrics.expect("pd_router_body_bytes_read_total");
+        (read >= large).then_some(metrics).ok_or(read.to_string())
+    })
+    .await;
+    let read = metrics.expect("pd_router_body_bytes_read_total");
+    assert!(read < large + others, "{read} bytes were read");
+    let copied = metrics.expect("pd_router_body_bytes_copied_total");
+    assert!(copied < large + others, "{copied} bytes were copied");
+    drop((first, waiting));
+    gateway.assert_comes_to_rest().await;
+}
+
 pub async fn the_end_of_a_prefill_lets_the_next_request_in(proxy: Proxy) {
     let pool = json!({"admission": {
         "prefill": {"tokens": 0},

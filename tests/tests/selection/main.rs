@@ -26,6 +26,7 @@ pd_router_e2e::on_both_hosts! {
     admission {
         requests_wait_for_a_busy_decode_worker_and_are_served_in_order,
         a_full_queue_and_a_wait_too_long_are_told_and_leavers_leave_nothing,
+        found_b2_bodies_of_those_who_wait_are_copied_and_read_once,
         the_end_of_a_prefill_lets_the_next_request_in,
         without_a_queue_a_busy_worker_is_told_at_once,
         nobody_waits_where_there_is_no_worker,

@@ -46,6 +46,7 @@ pub struct Telemetry {
     handoff_failures: [Metric; 2],
     by_word: RefCell<BTreeMap<(&'static str, &'static str), Metric>>,
     clean_ups: Metric,
+    body_bytes_copied: Metric,
     places: [Metric; State::ALL.len()],
     vms: Metric,
     lapped: Metric,
@@ -88,6 +89,7 @@ impl Telemetry {
                 .map(|leg| Metric::counter("handoff_failures_total", &[("leg", leg)])),
             by_word: RefCell::default(),
             clean_ups: counter("clean_ups_total"),
+            body_bytes_copied: counter("body_bytes_copied_total"),
             places: State::ALL.map(of_state),
             vms: gauge("vms"),
             lapped: counter("decisions_lapped_total"),
@@ -204,6 +206,11 @@ impl Telemetry {
     /// Blocks that a client left behind are being fetched.
     pub fn cleaning_up(&self) {
         self.clean_ups.add(1);
+    }
+
+    /// Bytes of request bodies were copied out of the proxy.
+    pub fn bodies_copied(&self, bytes: u64) {
+        self.body_bytes_copied.add(bytes);
     }
 
     /// Words are the program's own, so the number of metrics is bounded.

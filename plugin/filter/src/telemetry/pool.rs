@@ -41,6 +41,7 @@ pub struct PoolTelemetry {
     first_token: Metric,
     between_tokens: Metric,
     queued: Metric,
+    body_bytes: Metric,
     prompt_blocks: Metric,
     possible: Metric,
     chosen: Metric,
@@ -85,6 +86,7 @@ impl PoolTelemetry {
             first_token: histogram("time_to_first_token_ms"),
             between_tokens: histogram("inter_token_latency_ms"),
             queued: histogram("queue_ms"),
+            body_bytes: counter("body_bytes_read_total"),
             prompt_blocks: counter("prompt_blocks_total"),
             possible: counter("prefix_blocks_possible_total"),
             chosen: counter("prefix_blocks_chosen_total"),
@@ -134,6 +136,7 @@ impl PoolTelemetry {
 
     /// What was decided since this was last told.
     pub fn decided(&self, tally: Tally) {
+        self.body_bytes.add(tally.body_bytes);
         self.prompt_blocks.add(tally.prompt_blocks);
         self.possible.add(tally.possible_blocks);
         self.chosen.add(tally.chosen_blocks);

@@ -1,6 +1,9 @@
 //! Owns whether the members that bound an answer can be meant. A prefill leg has others in their place, so that what is wrong
 //! with them would show only when decode refuses it, and the prompt was computed for nothing.
 
+use serde_json::value::RawValue;
+
+use super::{Generation, sequences};
 use crate::json::Object;
 use crate::route::Refusal;
 
@@ -56,6 +59,32 @@ pub(super) fn whole(value: &str) -> Option<u64> {
 
 /// Beyond it not every whole number is one of these.
 const EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// The most tokens that an answer may have, where the client says so.
+pub(super) fn max_tokens(generation: Generation, object: &Object<'_>) -> Option<u64> {
+    if generation == Generation::Generate {
+        return max_new_tokens(object);
+    }
+    let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
+    names.iter().find_map(|name| whole(object.get(name)?.value))
+}
+
+/// SGLang's limit: of several that for the longest answer, none where one of them has none.
+fn max_new_tokens(object: &Object<'_>) -> Option<u64> {
+    #[derive(serde::Deserialize)]
+    struct Sampling<'a> {
+        #[serde(borrow)]
+        max_new_tokens: &'a RawValue,
+    }
+    let objects = sequences::objects(object.get("sampling_params")?.value)?;
+    let limits = objects
+        .into_iter()
+        .map(|object| serde_json::from_str::<Sampling<'_>>(object).ok());
+    let limits: Option<Vec<u64>> = limits
+        .map(|sampling| whole(sampling?.max_new_tokens.get()))
+        .collect();
+    limits?.into_iter().max()
+}
 
 /// A count of tokens. The engines take `5.0` for 5.
 fn count(value: &str) -> Option<f64> {

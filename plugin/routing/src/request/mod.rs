@@ -1,5 +1,6 @@
 //! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
 
+mod buffered;
 mod embeds;
 mod forged;
 mod limits;
@@ -9,18 +10,17 @@ pub mod rename;
 pub mod sequences;
 pub mod steering;
 
+pub use buffered::{BufferedRequest, ParsedRequest};
 pub use forged::check_unread;
 pub use parts::Part;
 pub use sequences::{Prompts, Sequences};
 pub use steering::{Pin, Steering};
 
-use limits::whole;
-
 use std::borrow::Cow;
+use std::rc::Rc;
 
 use memchr::memmem;
 use percent_encoding::percent_decode;
-use serde_json::value::RawValue;
 
 use crate::handoff::direct;
 use crate::handoff::terminal::Form;
@@ -193,13 +193,15 @@ pub struct Request<'a> {
     /// Which interface it uses.
     pub generation: Generation,
     /// The model asked for; empty where the interface names none.
-    pub model: String,
+    pub model: Rc<str>,
     /// An estimate of the prompt's length: one token per four bytes, or the number of token ids.
     pub prompt_tokens: u64,
     /// The members that a hand-off may edit.
     pub body: Object<'a>,
     sequences: Sequences,
     fault: Fault,
+    max_tokens: Option<u64>,
+    hands_off_itself: bool,
 }
 
 impl<'a> Request<'a> {
@@ -244,11 +246,13 @@ impl<'a> Request<'a> {
         fault.noted(limits::check(&object), ());
         Ok(Self {
             generation,
-            model,
+            model: model.into(),
             prompt_tokens,
-            body: object,
             sequences,
             fault,
+            max_tokens: limits::max_tokens(generation, &object),
+            hands_off_itself: forged::own_handoff(&object).is_some(),
+            body: object,
         })
     }
 
@@ -262,7 +266,7 @@ impl<'a> Request<'a> {
 }
 
 /// The first thing found wrong with a request that can be worked on all the same.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Fault(Option<Refusal>);
 
 impl Fault {
@@ -301,30 +305,7 @@ impl Request<'_> {
 
     /// The most tokens that an answer may have, where the client says so.
     pub fn max_tokens(&self) -> Option<u64> {
-        if self.generation == Generation::Generate {
-            return self.max_new_tokens();
-        }
-        let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
-        names
-            .iter()
-            .find_map(|name| whole(self.body.get(name)?.value))
-    }
-
-    /// SGLang's limit: of several that for the longest answer, none where one of them has none.
-    fn max_new_tokens(&self) -> Option<u64> {
-        #[derive(serde::Deserialize)]
-        struct Sampling<'a> {
-            #[serde(borrow)]
-            max_new_tokens: &'a RawValue,
-        }
-        let objects = sequences::objects(self.body.get("sampling_params")?.value)?;
-        let limits = objects
-            .into_iter()
-            .map(|object| serde_json::from_str::<Sampling<'_>>(object).ok());
-        let limits: Option<Vec<u64>> = limits
-            .map(|sampling| whole(sampling?.max_new_tokens.get()))
-            .collect();
-        limits?.into_iter().max()
+        self.max_tokens
     }
 
     /// How many sequences it asks for.
@@ -351,7 +332,7 @@ impl Request<'_> {
 
     /// Whether the client itself hands the request from one worker to another: it set a field of a hand-off, and to something.
     pub fn hands_off_itself(&self) -> bool {
-        forged::own_handoff(&self.body).is_some()
+        self.hands_off_itself
     }
 
     /// That the hand-off is left to the router: a client that could set it could read another's KV cache. Null and `{}` say

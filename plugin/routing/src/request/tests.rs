@@ -171,10 +171,7 @@ fn generate_names_no_model_and_its_prompt_has_three_shapes() {
     let tokens = |member: &str| {
         let body = format!(r#"{{{member},"sampling_params":{{"max_new_tokens":7}}}}"#);
         let request = Request::parse(Generation::Generate, body.as_bytes()).unwrap();
-        assert_eq!(
-            (request.model.as_str(), request.max_tokens()),
-            ("", Some(7))
-        );
+        assert_eq!((&*request.model, request.max_tokens()), ("", Some(7)));
         request.prompt_tokens
     };
     assert_eq!(tokens(r#""text":"some text""#), 3);
@@ -182,7 +179,7 @@ fn generate_names_no_model_and_its_prompt_has_three_shapes() {
     assert_eq!(tokens(r#""input_ids":[[1,2],[3]]"#), 3);
     assert_eq!(tokens(r#""input_embeds":[[ [0.5, -1],[2e1,3]],[[1]] ]"#), 3);
     let named = Request::parse(Generation::Generate, br#"{"text":"a","model":"m"}"#).unwrap();
-    assert_eq!((named.model.as_str(), named.max_tokens()), ("m", None));
+    assert_eq!((&*named.model, named.max_tokens()), ("m", None));
     let limits =
         br#"{"text":["a","b"],"sampling_params":[{"max_new_tokens":7},{"max_new_tokens":9}]}"#;
     let request = Request::parse(Generation::Generate, limits).unwrap();

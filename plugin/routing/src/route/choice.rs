@@ -4,9 +4,7 @@ use std::rc::Rc;
 
 use super::ask::Case;
 use super::binding::Binding;
-use super::eligible::{
-    admitted, constraints, hands_over, is_restricted, most_preferred, within_subset,
-};
+use super::eligible::{Narrowed, admitted, constraints, hands_over, is_restricted, most_preferred};
 use super::explain::Explained;
 use super::pinned::Pinned;
 use super::roster::Member;
@@ -289,23 +287,11 @@ impl Router {
         constraints: &Constraints,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
         let members = case.roster.of_role(Role::Decode);
-        let pin = case.steering.decode_pin();
-        let eligible = admitted(members, constraints)
-            .and_then(|admitted| Self::not_excluded(case, members, admitted))
-            .map_err(|filter| match filter {
-                Filter::Role | Filter::Taints | Filter::Failed => {
-                    Refusal::NotServed(NotServed::NoDecode)
-                }
-                filter => Refusal::NoneEligible {
-                    role: Role::Decode,
-                    filter,
-                },
-            })?;
-        let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
+        let (eligible, pinned) = Self::decoders(case, constraints)?;
         let (decode, eligible) = self
             .choose(case, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NoDecode))?;
-        let others = self.others(members, &eligible, &decode, pin, constraints);
+        let others = self.others(members, &eligible, &decode, pinned.pin, constraints);
         Ok((decode, others))
     }
 
@@ -361,6 +347,10 @@ impl Router {
         wanted: &Constraints,
     ) -> Result<Option<(Chosen, Eligible)>, Refusal> {
         let members = case.roster.of_role(pinned.role);
+        let Narrowed { eligible, free } = self.narrowed(case, eligible, pinned)?;
+        if pinned.role == Role::Prefill {
+            self.somebody_decodes(case)?;
+        }
         let reads_overlap = self.remembers(pinned.role) && !case.asked.blocks.sequence.is_empty();
         if reads_overlap {
             self.prefixes
@@ -368,18 +358,9 @@ impl Router {
         } else {
             self.depths.clear();
         }
-        let eligible = within_subset(case, pinned.role, eligible)?;
-        let (index, eligible) = match pinned.pin.worker {
-            Some(id) => {
-                let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
-                self.not_busy(case, Eligible::Some(vec![index]), pinned.role)?;
-                (Some(index), eligible)
-            }
-            None => {
-                let eligible = self.narrow_further(case, eligible, pinned)?;
-                let index = self.pick(case, members, eligible.clone(), pinned.role, wanted)?;
-                (index, eligible)
-            }
+        let index = match pinned.pin.worker {
+            Some(_) => free.nth(0),
+            None => self.pick(case, members, free, pinned.role, wanted)?,
         };
         let Some(member) = index.and_then(|index| members.get(index)) else {
             return Ok(None);
@@ -402,7 +383,7 @@ impl Router {
         Ok(Some((chosen, eligible)))
     }
 
-    /// The index of the one that the policy picks among those who are not too busy.
+    /// The index of the one that the policy picks among these, who are not too busy.
     fn pick(
         &mut self,
         case: &Case<'_>,
@@ -411,7 +392,6 @@ impl Router {
         role: Role,
         wanted: &Constraints,
     ) -> Result<Option<usize>, Refusal> {
-        eligible = self.not_busy(case, eligible, role)?;
         let decode_credit = self.decode_credit();
         let policy = match role {
             Role::Prefill => self.prefill_policy.as_mut(),

@@ -8,9 +8,18 @@ use super::pinned::Pinned;
 use super::roster::{Member, Roster};
 use super::{Refusal, Router};
 use crate::fleet::{Condition, Role, Worker};
+use crate::rendezvous::NotServed;
 use crate::request::Pin;
 use crate::selection::eligibility::{Eligible, Filter};
 use crate::topology::{self, Constraints};
+
+/// Who is left of one role.
+pub(super) struct Narrowed {
+    /// Those who may be picked.
+    pub(super) eligible: Eligible,
+    /// Those of them who are not too busy; of one whom the caller names, that one.
+    pub(super) free: Eligible,
+}
 
 impl Router {
     /// Where a bootstrap server must be known: those of whom it is. One who is only asked about need not be, where none is.
@@ -101,6 +110,62 @@ impl Router {
             left = left.prefer(has);
         }
         Ok(left)
+    }
+
+    /// Those who could decode, and whom the caller names.
+    pub(super) fn decoders(
+        case: &Case<'_>,
+        constraints: &Constraints,
+    ) -> Result<(Eligible, Pinned), Refusal> {
+        let members = case.roster.of_role(Role::Decode);
+        let pin = case.steering.decode_pin();
+        let eligible = admitted(members, constraints)
+            .and_then(|admitted| Self::not_excluded(case, members, admitted))
+            .map_err(|filter| match filter {
+                Filter::Role | Filter::Taints | Filter::Failed => {
+                    Refusal::NotServed(NotServed::NoDecode)
+                }
+                filter => Refusal::NoneEligible {
+                    role: Role::Decode,
+                    filter,
+                },
+            })?;
+        let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
+        Ok((eligible, pinned))
+    }
+
+    /// That not all who could decode are too busy: a request that waits for one of them is not compared with what prefill workers
+    /// hold, which takes the longer the longer its prompt is. Whatever else is wrong is told in its turn.
+    pub(super) fn somebody_decodes(&self, case: &Case<'_>) -> Result<(), Refusal> {
+        let has_threshold = self.pool.admission.has_threshold(Role::Decode);
+        if !has_threshold || case.admit == Admit::Anyone {
+            return Ok(());
+        }
+        let found = Self::decoders(case, &case.steering.constraints)
+            .and_then(|(eligible, pinned)| self.narrowed(case, eligible, pinned));
+        match found {
+            Err(overloaded @ Refusal::Overloaded { .. }) => Err(overloaded),
+            _ => Ok(()),
+        }
+    }
+
+    /// Those of one role who are left by what does not depend on the prompt.
+    pub(super) fn narrowed(
+        &self,
+        case: &Case<'_>,
+        eligible: Eligible,
+        pinned: Pinned,
+    ) -> Result<Narrowed, Refusal> {
+        let members = case.roster.of_role(pinned.role);
+        let eligible = within_subset(case, pinned.role, eligible)?;
+        if let Some(id) = pinned.pin.worker {
+            let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
+            let free = self.not_busy(case, Eligible::Some(vec![index]), pinned.role)?;
+            return Ok(Narrowed { eligible, free });
+        }
+        let eligible = self.narrow_further(case, eligible, pinned)?;
+        let free = self.not_busy(case, eligible.clone(), pinned.role)?;
+        Ok(Narrowed { eligible, free })
     }
 
     /// Those who are not busier than the role's threshold.

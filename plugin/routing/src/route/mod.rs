@@ -50,14 +50,14 @@ pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use reports::Report;
 pub use seat::{Fallback, Seat};
 pub use tally::{Facts, Picks, Tally};
-pub use waiting::Turn;
+pub use waiting::{QueueTicket, QueuedRequest};
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::admission::{Claim, Waiter, Waiting};
+use crate::admission::{Claim, Waiting};
 use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
@@ -83,6 +83,7 @@ use recovery::{Budget, Way};
 use reports::Reports;
 use roster::Roster;
 use sharing::Kept;
+use waiting::Terms;
 use workers::Opened;
 
 /// Routes the requests of one pool on one thread.
@@ -103,6 +104,8 @@ pub struct Router {
     adapters: HashMap<String, Option<String>>,
     health: Health,
     waiting: Waiting,
+    /// How many fleets have been adopted.
+    adopted: u64,
     /// The explanations of the choices for the request at hand, where its caller wants them.
     explained: Option<Vec<Explained>>,
     prefill_policy: Box<dyn Policy>,
@@ -128,8 +131,8 @@ pub enum Plan {
     Prefill(PrefillPhase, Seat),
     /// It is answered here, and no backend is touched.
     Answer(LocalAnswer),
-    /// All who could take it are too busy: it waits. To be planned anew when it is called.
-    Wait(Waiter),
+    /// All who could take it are too busy: it waits, and is tried again when it is called.
+    Wait(Box<QueueTicket>),
 }
 
 /// What a request says beside its body.
@@ -145,8 +148,6 @@ pub struct Told<'a> {
     pub tenant: Option<&'a [u8]>,
     /// The endpoints that the gateway allows; none: all.
     pub subset: Option<&'a Subset>,
-    /// Whether it has waited already.
-    pub turn: Turn,
     /// Whether its choices are to be explained.
     pub explain: Explain,
 }
@@ -183,6 +184,7 @@ impl Router {
             adapters: HashMap::new(),
             health: Health::new(pool.health.clone()),
             waiting: Waiting::default(),
+            adopted: 0,
             explained: None,
             prefill_policy: policy(pool.selection.prefill),
             decode_policy: policy(pool.selection.decode),
@@ -311,14 +313,10 @@ impl Router {
         self.advance(told.now);
         self.explain(told.explain);
         let outcome = self.plan_read(generation, body, told);
-        let outcome = self.or_forward_anywhere(outcome, told.subset);
-        if !matches!(outcome, Ok(Plan::Wait(_))) {
-            self.decided(told.turn);
-        }
-        outcome
+        self.or_forward_anywhere(outcome, told.subset)
     }
 
-    /// The same, as far as it is the request's own: who waits no more is not told.
+    /// The same, where the pool refuses whom it cannot serve.
     fn plan_read(
         &mut self,
         generation: Generation,
@@ -333,6 +331,7 @@ impl Router {
         if body.is_empty() {
             return self.plan_empty(generation, told.subset);
         }
+        self.tally.read(body.len());
         let request = match Request::read(generation, body) {
             Ok(request) => request,
             Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
@@ -350,6 +349,7 @@ impl Router {
         let Placed {
             place,
             verdict,
+            model,
             adapter,
         } = self.placed(&request, &steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
@@ -361,20 +361,21 @@ impl Router {
             tokens: asked.prompt_tokens,
             since: told.now,
         };
-        let facts = Facts {
-            // The place's, not the client's: of those there are only so many.
-            model: place.model.as_deref().map(Rc::from),
-            prompt_tokens: asked.prompt_tokens,
-        };
         let case = self.case(&place, &steering, &asked);
-        let mut outcome = self.plan_at(&case, verdict, &request, told);
+        let mut outcome = self.plan_at(&case, verdict, &request, told.now);
         if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
-            seat.facts = facts;
+            seat.facts = Facts::of(&place, &asked);
         }
         match outcome {
             // Who is sheddable does not wait.
             Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query && rank >= 0 => {
-                self.wait(&place, claim, told.turn, overloaded)
+                let terms = Terms {
+                    adopted: self.adopted,
+                    steering,
+                    asked,
+                    model,
+                };
+                self.wait(&place, claim, &request, terms, overloaded)
             }
             outcome => outcome,
         }
@@ -386,18 +387,18 @@ impl Router {
         case: &Case<'_>,
         verdict: Verdict,
         request: &Request<'_>,
-        told: Told<'_>,
+        now: Duration,
     ) -> Result<Plan, Refusal> {
         match verdict {
             Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
             Verdict::Pair if request.hands_off_itself() => self.plan_decode(case, request),
             Verdict::Pair => match split::obstacle(&self.pool, request) {
-                Some(obstacle) => self.plan_whole(case, request, told, obstacle),
-                None => self.plan_pair(case, request, told),
+                Some(obstacle) => self.plan_whole(case, request, now, obstacle),
+                None => self.plan_pair(case, request, now),
             },
             Verdict::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
-                self.plan_whole(case, request, told, otherwise)
+                self.plan_whole(case, request, now, otherwise)
             }
         }
     }
@@ -481,19 +482,12 @@ impl Router {
         &mut self,
         case: &Case<'_>,
         request: &Request<'_>,
-        told: Told<'_>,
+        now: Duration,
     ) -> Result<Plan, Refusal> {
         if case.steering.query {
             let (prefill, decode) = self.look_at_pair(case)?;
             let block_tokens = self.pool.block_tokens;
-            let answer = query::answer(
-                request,
-                case,
-                Some(&prefill),
-                &decode,
-                block_tokens,
-                told.now,
-            );
+            let answer = query::answer(request, case, Some(&prefill), &decode, block_tokens, now);
             return Ok(Plan::Answer(answer));
         }
         if let Some(whole) = self.stays(case) {
@@ -536,7 +530,7 @@ impl Router {
         &mut self,
         case: &Case<'_>,
         request: &Request<'_>,
-        told: Told<'_>,
+        now: Duration,
         otherwise: Refusal,
     ) -> Result<Plan, Refusal> {
         let whole = match self.pick_whole(case) {
@@ -547,7 +541,7 @@ impl Router {
         let decode = &whole.decode.target;
         if case.steering.query {
             let block_tokens = self.pool.block_tokens;
-            let answer = query::answer(request, case, None, decode, block_tokens, told.now);
+            let answer = query::answer(request, case, None, decode, block_tokens, now);
             return Ok(Plan::Answer(answer));
         }
         let fallback = (decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);

@@ -14,6 +14,8 @@ use crate::selection::eligibility::Subset;
 pub(super) struct Placed {
     pub(super) place: Place,
     pub(super) verdict: Verdict,
+    /// The model, or that which the adapter asked for is one of; none: the interface names none.
+    pub(super) model: Option<String>,
     /// The adapter that it asks for.
     pub(super) adapter: Option<Rc<str>>,
 }
@@ -26,34 +28,39 @@ impl Router {
         steering: &Steering,
         subset: Option<&Subset>,
     ) -> Result<Placed, Refusal> {
-        let outcome = self.place_of(&request.model, steering, subset);
-        match &outcome {
-            // Who runs it whole reads it himself, and takes more than is understood here.
-            Ok(placed) if placed.verdict == Verdict::Whole => {}
-            _ => request.check()?,
-        }
-        outcome
+        let outcome = self.look_up(&request.model).and_then(|(model, adapter)| {
+            let (place, verdict) = self.choose_place(model.as_deref(), steering, subset)?;
+            Ok(Placed {
+                place,
+                verdict,
+                model,
+                adapter,
+            })
+        });
+        checked(request, outcome, |placed| placed.verdict)
     }
 
-    fn place_of(
+    /// The same for a model that has been looked up already.
+    pub(super) fn placed_at(
         &mut self,
-        model: &str,
+        request: &Request<'_>,
+        model: Option<&str>,
         steering: &Steering,
         subset: Option<&Subset>,
-    ) -> Result<Placed, Refusal> {
-        let (model, adapter) = match model {
-            "" => (None, None),
+    ) -> Result<(Place, Verdict), Refusal> {
+        let outcome = self.choose_place(model, steering, subset);
+        checked(request, outcome, |(_, verdict)| *verdict)
+    }
+
+    /// The model that a name stands for, and the adapter where it is one's; none where there is no name.
+    pub(super) fn look_up(&self, name: &str) -> Result<(Option<String>, Option<Rc<str>>), Refusal> {
+        match name {
+            "" => Ok((None, None)),
             name => {
                 let (model, adapter) = self.model_of(name)?;
-                (Some(model), adapter)
+                Ok((Some(model), adapter))
             }
-        };
-        let (place, verdict) = self.choose_place(model.as_deref(), steering, subset)?;
-        Ok(Placed {
-            place,
-            verdict,
-            adapter,
-        })
+        }
     }
 
     /// The place that a request goes to, and what it gets there. Of several that would serve it one is drawn, by the number
@@ -168,6 +175,19 @@ impl Router {
             .filter(|worker| place.holds(worker))
             .count() as u64
     }
+}
+
+/// Who runs a request whole reads it himself, and takes more than is understood here: else what is wrong with it comes first.
+fn checked<T>(
+    request: &Request<'_>,
+    outcome: Result<T, Refusal>,
+    verdict: impl Fn(&T) -> Verdict,
+) -> Result<T, Refusal> {
+    match &outcome {
+        Ok(placed) if verdict(placed) == Verdict::Whole => {}
+        _ => request.check()?,
+    }
+    outcome
 }
 
 /// An index drawn by weight; none where there is no weight.

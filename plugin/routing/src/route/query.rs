@@ -86,5 +86,5 @@ fn document(request: &Request<'_>, nvext: &Value, now_s: u64, part: &str) -> Val
             )
         }
     };
-    json!({"id": "query", "object": object, "created": now_s, "model": request.model, "choices": [choice], "nvext": nvext})
+    json!({"id": "query", "object": object, "created": now_s, "model": &*request.model, "choices": [choice], "nvext": nvext})
 }

@@ -19,6 +19,8 @@ pub struct Tally {
     pub possible_blocks: u64,
     /// Leading blocks of them that the worker which was picked was thought to hold.
     pub chosen_blocks: u64,
+    /// Bytes of requests' bodies that were read.
+    pub body_bytes: u64,
     /// How often each worker was picked.
     pub picks: HashMap<(WorkerId, Role), Picks>,
 }
@@ -39,6 +41,13 @@ pub struct Facts {
     pub model: Option<Rc<str>>,
     /// Tokens of its prompt, as the router counts them: exact where they came as ids.
     pub prompt_tokens: u64,
+}
+
+impl Tally {
+    /// A body of so many bytes is read.
+    pub(super) fn read(&mut self, bytes: usize) {
+        self.body_bytes = self.body_bytes.saturating_add(bytes as u64);
+    }
 }
 
 impl Router {

@@ -38,7 +38,6 @@ const UNTOLD: Told<'static> = Told {
     session: None,
     tenant: None,
     subset: None,
-    turn: Turn::New,
     explain: Explain::No,
 };
 

@@ -1,19 +1,62 @@
 //! Owns the requests that wait for a worker: when one joins, whose turn it is, and when it has waited too long.
+//!
+//! A body is read once, when its request comes: what was read is kept, and to try the request again costs the same however long
+//! its body is.
 
+use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Plan, Refusal, Router};
+use super::ask::Asked;
+use super::{Explain, Facts, Plan, Refusal, Router};
 use crate::admission::{Claim, Full, Waiter};
 use crate::prefill_router::Place;
+use crate::request::{BufferedRequest, ParsedRequest, Request, Steering};
 
-/// Whether a request has just come, or has waited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Turn {
-    /// It has just come.
-    #[default]
-    New,
-    /// It waits, and it is its turn to be tried.
-    Called(Waiter),
+/// A request that is to wait, without its body.
+#[derive(Debug)]
+pub struct QueueTicket {
+    /// Its number.
+    pub waiter: Waiter,
+    parsed: ParsedRequest,
+    terms: Terms,
+}
+
+/// A request that waits, with its body and all that was read of it.
+#[derive(Debug)]
+pub struct QueuedRequest {
+    /// Its number.
+    pub waiter: Waiter,
+    request: BufferedRequest,
+    terms: Terms,
+}
+
+/// What a choice for it goes by.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) steering: Steering,
+    pub(super) asked: Asked,
+    /// The model, or that which the adapter asked for is one of; none: the interface names none.
+    pub(super) model: Option<String>,
+    /// The fleets that had been adopted when the model was looked up.
+    pub(super) adopted: u64,
+}
+
+impl QueueTicket {
+    /// Together with its body; none where that is another one than was read.
+    pub fn with_body(self, body: Vec<u8>) -> Option<QueuedRequest> {
+        Some(QueuedRequest {
+            waiter: self.waiter,
+            request: self.parsed.with(body)?,
+            terms: self.terms,
+        })
+    }
+}
+
+impl QueuedRequest {
+    /// Its body, which is kept no longer.
+    pub fn into_body(self) -> Vec<u8> {
+        self.request.into_body()
+    }
 }
 
 impl Router {
@@ -49,30 +92,87 @@ impl Router {
         self.waiting.count()
     }
 
-    /// It waits, or waits on.
+    /// It waits, if it may.
     pub(super) fn wait(
         &mut self,
         place: &Place,
         claim: Claim,
-        turn: Turn,
+        request: &Request<'_>,
+        terms: Terms,
         overloaded: Refusal,
     ) -> Result<Plan, Refusal> {
         let Some(queue) = &self.pool.admission.queue else {
             return Err(overloaded);
         };
-        if let Turn::Called(waiter) = turn {
-            return Ok(Plan::Wait(waiter));
-        }
         match self.waiting.join(place, claim, queue) {
-            Ok(waiter) => Ok(Plan::Wait(waiter)),
+            Ok(waiter) => Ok(Plan::Wait(Box::new(QueueTicket {
+                waiter,
+                parsed: request.parsed(),
+                terms,
+            }))),
             Err(Full { waiting, allowed }) => Err(Refusal::QueueFull { waiting, allowed }),
         }
     }
 
-    /// What was decided of one that had waited.
-    pub(super) fn decided(&mut self, turn: Turn) {
-        if let Turn::Called(waiter) = turn {
-            self.waiting.serve(waiter);
+    /// Tries a request that waits; none: it waits on.
+    pub fn plan_queued(
+        &mut self,
+        queued: &mut QueuedRequest,
+        now: Duration,
+        explain: Explain,
+    ) -> Option<Result<Plan, Refusal>> {
+        self.advance(now);
+        self.explain(explain);
+        let outcome = self.plan_by_terms(queued, now);
+        let has_queue = self.pool.admission.queue.is_some();
+        if has_queue && matches!(outcome, Err(Refusal::Overloaded { .. })) {
+            return None;
+        }
+        self.waiting.serve(queued.waiter);
+        let subset = queued.terms.asked.subset.as_deref();
+        Some(self.or_forward_anywhere(outcome, subset))
+    }
+
+    fn plan_by_terms(
+        &mut self,
+        queued: &mut QueuedRequest,
+        now: Duration,
+    ) -> Result<Plan, Refusal> {
+        let QueuedRequest { request, terms, .. } = queued;
+        let request = request.request();
+        self.look_up_anew(&request, terms)?;
+        let Terms {
+            steering,
+            asked,
+            model,
+            ..
+        } = &*terms;
+        let subset = asked.subset.as_deref();
+        let (place, verdict) = self.placed_at(&request, model.as_deref(), steering, subset)?;
+        let case = self.case(&place, steering, asked);
+        let mut outcome = self.plan_at(&case, verdict, &request, now);
+        if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
+            seat.facts = Facts::of(&place, asked);
+        }
+        outcome
+    }
+
+    /// Where the fleet is another one now, the model may be so, too, or be gone.
+    fn look_up_anew(&self, request: &Request<'_>, terms: &mut Terms) -> Result<(), Refusal> {
+        if terms.adopted != self.adopted {
+            (terms.model, terms.asked.adapter) = self.look_up(&request.model)?;
+        }
+        terms.adopted = self.adopted;
+        Ok(())
+    }
+}
+
+impl Facts {
+    /// Of a request at its place. The model is the place's, not the client's: of those there are only so many.
+    pub(super) fn of(place: &Place, asked: &Asked) -> Self {
+        Self {
+            model: place.model.as_deref().map(Rc::from),
+            prompt_tokens: asked.prompt_tokens,
         }
     }
 }

@@ -115,6 +115,7 @@ impl Router {
         self.reports.keep(&fleet);
         self.bindings.retain(|id, _| fleet.contains(*id));
         self.rosters.clear();
+        self.adopted = self.adopted.wrapping_add(1);
         self.adapters = adapters(&fleet);
         self.fleet = fleet;
         self.open_ranks();

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use routing::request::Generation;
-use routing::route::{AfterPrefill, Client, Plan, Refusal, Router, Told, Turn};
+use routing::route::{AfterPrefill, Client, Explain, Plan, QueuedRequest, Refusal, Router, Told};
 use serde_json::{Value, json};
 
 use crate::support::{
-    GOOD, ask, body, prefill, query, refusal, router, status, two_by_two, with, worker,
+    GOOD, ask, body, prefill, query, refusal, router, status, two_by_two, with, worker, worker_with,
 };
 
 /// A pool whose prefill workers are busy with anything at all.
@@ -16,25 +16,25 @@ fn strict(fields: Value) -> Router {
     router("nixl", &two_by_two(), json!({"admission": admission}))
 }
 
-fn waiter(plan: Result<Plan, Refusal>) -> routing::admission::Waiter {
+fn waits_with(plan: Result<Plan, Refusal>, body: Vec<u8>) -> QueuedRequest {
     match plan {
-        Ok(Plan::Wait(waiter)) => waiter,
+        Ok(Plan::Wait(ticket)) => ticket.with_body(body).expect("the body that was read"),
         Ok(_) => panic!("it does not wait"),
         Err(refusal) => panic!("{refusal}"),
     }
 }
 
+fn waits(plan: Result<Plan, Refusal>) -> QueuedRequest {
+    waits_with(plan, body(&json!({})))
+}
+
+/// Tries one that waits; none: it waits on.
 fn again(
     router: &mut Router,
-    waiter: routing::admission::Waiter,
+    queued: &mut QueuedRequest,
     ms: u64,
-) -> Result<Plan, Refusal> {
-    let told = Told {
-        now: Duration::from_millis(ms),
-        turn: Turn::Called(waiter),
-        ..Told::default()
-    };
-    router.plan(Generation::Chat, &body(&json!({})), told)
+) -> Option<Result<Plan, Refusal>> {
+    router.plan_queued(queued, Duration::from_millis(ms), Explain::No)
 }
 
 #[test]
@@ -58,17 +58,19 @@ fn those_who_wait_are_called_in_order_when_a_booking_ends() {
     let mut router = strict(json!({"queue": {}}));
     let first = prefill(ask(&mut router, json!({})));
     let second = prefill(ask(&mut router, json!({})));
-    let waits = waiter(ask(&mut router, json!({})));
-    let later = waiter(ask(&mut router, json!({})));
-    assert_eq!((router.waiting(), router.called()), (2, vec![waits, later]));
-    assert_eq!(waiter(again(&mut router, waits, 1100)), waits);
+    let mut sooner = waits(ask(&mut router, json!({})));
+    let mut later = waits(ask(&mut router, json!({})));
+    let both = vec![sooner.waiter, later.waiter];
+    assert_eq!((router.waiting(), router.called()), (2, both));
+    assert!(again(&mut router, &mut sooner, 1100).is_none());
 
     let (phase, seat) = first;
     phase.answered(GOOD, Client::Waits, &mut router);
-    let third = prefill(again(&mut router, waits, 1200));
-    assert_eq!((router.waiting(), router.called()), (1, vec![later]));
-    assert_eq!(waiter(again(&mut router, later, 1300)), later);
-    router.gives_up(later);
+    let third = prefill(again(&mut router, &mut sooner, 1200).expect("its turn"));
+    assert_eq!(sooner.into_body(), body(&json!({})));
+    assert_eq!((router.waiting(), router.called()), (1, vec![later.waiter]));
+    assert!(again(&mut router, &mut later, 1300).is_none());
+    router.gives_up(later.waiter);
     assert_eq!(router.waiting(), 0);
     drop((seat, second, third));
     assert!(router.total_load().is_idle());
@@ -78,12 +80,12 @@ fn those_who_wait_are_called_in_order_when_a_booking_ends() {
 fn one_who_wants_a_busy_worker_holds_nobody_up() {
     let mut router = strict(json!({"queue": {}}));
     let busy = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
-    let waits = waiter(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let pinned = waits(ask(&mut router, json!({"prefill_worker_id": 1})));
     let (other, seat) = prefill(ask(&mut router, json!({})));
     assert_eq!(other.worker().id.0, 2);
-    let behind = waiter(ask(&mut router, json!({})));
+    let behind = waits(ask(&mut router, json!({})));
     drop((other, seat));
-    assert_eq!(router.called(), [waits, behind]);
+    assert_eq!(router.called(), [pinned.waiter, behind.waiter]);
     drop(busy);
 }
 
@@ -105,13 +107,14 @@ fn the_queue_is_bounded_in_number_and_in_time() {
         prefill(ask(&mut router, json!({}))),
         prefill(ask(&mut router, json!({}))),
     ];
-    let waits = waiter(ask(&mut router, json!({})));
+    let queued = waits(ask(&mut router, json!({})));
     let refused = refusal(ask(&mut router, json!({})));
     assert_eq!((refused.status(), refused.code()), (429, "queue_full"));
     // They came at second 1.
     assert!(router.late(Duration::from_millis(1499)).is_empty());
     let late = router.late(Duration::from_millis(1500));
-    assert_eq!(late, [(waits, Refusal::QueueDeadline { deadline_ms: 500 })]);
+    let told = Refusal::QueueDeadline { deadline_ms: 500 };
+    assert_eq!(late, [(queued.waiter, told)]);
     assert_eq!(router.waiting(), 0);
 }
 
@@ -124,11 +127,109 @@ fn a_query_does_not_wait_and_nobody_waits_where_nobody_is() {
     ];
     let annotated = json!({"annotations": ["query_instance_id:"]});
     assert_eq!(refusal(ask(&mut router, annotated)).code(), "overloaded");
-    let waits = waiter(ask(&mut router, json!({})));
+    let mut queued = waits(ask(&mut router, json!({})));
     crate::support::leave(&mut router, &[1, 2, 11, 12]);
-    let refused = refusal(again(&mut router, waits, 1100));
+    let refused = refusal(again(&mut router, &mut queued, 1100).expect("an end"));
     assert_eq!(refused.status(), 503);
     assert_eq!(router.waiting(), 0);
+}
+
+/// A body of several hundred kilobytes in awkward spelling.
+fn long_body(nvext: &Value) -> Vec<u8> {
+    let text = "caf\u{e9} ".repeat(60_000);
+    let messages = json!([{"role": "user", "content": text}]);
+    let text = json!({"model": "m", "messages": messages, "nvext": nvext}).to_string();
+    let odd = text.replacen('{', "{ \"max\\u005ftokens\" : 7,", 1);
+    odd.into_bytes()
+}
+
+#[test]
+fn found_b2_a_request_that_waits_is_read_once_however_often_it_is_tried() {
+    for busy in [
+        json!({"prefill": {"tokens": 0}}),
+        json!({"decode": {"blocks": 0}}),
+    ] {
+        let admission = with(busy, json!({"queue": {}}));
+        let workers = [worker("prefill", 1), worker("decode", 11)];
+        let mut router = router("nixl", &workers, json!({"admission": admission}));
+        let (first, seat) = prefill(ask(&mut router, json!({})));
+        let before = router.take_tally().body_bytes;
+        assert_eq!(before, body(&json!({})).len() as u64);
+
+        let long = long_body(&json!({}));
+        let told = Told {
+            now: Duration::from_secs(1),
+            ..Told::default()
+        };
+        let plan = router.plan(Generation::Chat, &long, told);
+        let mut queued = waits_with(plan, long.clone());
+        for event in 0..100 {
+            assert!(again(&mut router, &mut queued, 1000 + event).is_none());
+        }
+        let tally = router.take_tally();
+        assert_eq!(tally.body_bytes, long.len() as u64, "each byte once");
+        assert!(tally.picks.is_empty(), "{tally:?}");
+
+        first.answered(GOOD, Client::Waits, &mut router);
+        drop(seat);
+        let (phase, _seat) = prefill(again(&mut router, &mut queued, 2000).expect("its turn"));
+        assert_eq!(router.take_tally().body_bytes, 0);
+        let kept = queued.into_body();
+        assert_eq!(kept, long);
+        let leg: Value = serde_json::from_slice(&phase.body(&kept)).unwrap();
+        assert_eq!(leg["max_tokens"], 1);
+        assert_eq!(
+            leg["messages"][0]["content"].as_str().map(str::len),
+            Some(360_000)
+        );
+    }
+}
+
+#[test]
+fn found_b2_what_waits_is_sent_as_it_would_have_been_at_once() {
+    let workers = [worker("prefill", 1), worker("decode", 11)];
+    for protocol in ["nixl", "trtllm", "sglang"] {
+        let admission = json!({"prefill": {"tokens": 0}, "queue": {}});
+        let mut router = router(protocol, &workers, json!({"admission": admission}));
+        let long = long_body(&json!({"hints": {}}));
+        let told = Told {
+            now: Duration::from_secs(1),
+            ..Told::default()
+        };
+        let (first, seat) = prefill(router.plan(Generation::Chat, &long, told));
+        let plan = router.plan(Generation::Chat, &long, told);
+        let mut queued = waits_with(plan, long.clone());
+        let expected = bare(&first.body(&long));
+        drop((first, seat));
+        let (phase, seat) = prefill(again(&mut router, &mut queued, 2000).expect("its turn"));
+        assert_eq!(bare(&phase.body(&long)), expected, "{protocol}");
+        assert!(seat.may_recover());
+    }
+}
+
+/// A leg without what is another for each request.
+fn bare(leg: &[u8]) -> Value {
+    let mut leg: Value = serde_json::from_slice(leg).unwrap();
+    if let Some(fields) = leg.as_object_mut() {
+        ["bootstrap_room", "rid", "disaggregated_params"]
+            .map(|name| fields.remove(name));
+    }
+    leg
+}
+
+#[test]
+fn found_b2_who_waits_follows_the_fleet() {
+    let mut router = strict(json!({"queue": {}}));
+    let _held = [
+        prefill(ask(&mut router, json!({}))),
+        prefill(ask(&mut router, json!({}))),
+    ];
+    let mut queued = waits(ask(&mut router, json!({})));
+    // Its model's workers leave, another's come.
+    let other = worker_with("aggregated", 21, json!({"model": "other"}));
+    crate::support::replace(&mut router, &[other]);
+    let refused = refusal(again(&mut router, &mut queued, 1100).expect("an end"));
+    assert_eq!((refused.status(), router.waiting()), (404, 0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Owns how a router is made from a few words, and asked.
 
-use routing::config::{Config, ConfigError};
+use routing::config::{Config, ConfigError, Discovery};
+use routing::discovery::static_workers;
 use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
 use routing::route::{
@@ -63,6 +64,16 @@ pub fn leave(router: &mut Router, gone: &[u64]) {
         .collect();
     let version = router.fleet().version() + 1;
     router.adopt(Fleet::new(version, staying));
+}
+
+/// Others come in the place of all who are there.
+pub fn replace(router: &mut Router, workers: &[Value]) {
+    let config = configured("nixl", workers, json!({})).unwrap();
+    let Discovery::Static(list) = &config.pools[0].discovery else {
+        panic!("listed workers");
+    };
+    let version = router.fleet().version() + 1;
+    router.adopt(Fleet::new(version, static_workers(&list.workers)));
 }
 
 pub fn body(nvext: &Value) -> Vec<u8> {
