@@ -4,8 +4,10 @@
 //! unknown fields stay as the client sent them. Only top-level members whose names are asked for are kept, so what is
 //! held does not grow with the body.
 
+mod lists;
 mod spans;
 
+pub use lists::{count_numbers, each_edited, elements, length};
 pub use spans::ObjectSpans;
 
 use std::borrow::Cow;
@@ -123,38 +125,6 @@ pub fn edited(
     let mut edits = read.edit();
     edit(&read, &mut edits);
     String::from_utf8(edits.apply(object.as_bytes())).ok()
-}
-
-/// The elements of a list as they are written; none where `list` is none.
-pub fn elements(list: &str) -> Option<Vec<&str>> {
-    let elements: Vec<&RawValue> = serde_json::from_str(list).ok()?;
-    Some(elements.into_iter().map(RawValue::get).collect())
-}
-
-/// How many elements a list has; none where `list` is none.
-pub fn length(list: &str) -> Option<usize> {
-    let elements: Vec<IgnoredAny> = serde_json::from_str(list).ok()?;
-    Some(elements.len())
-}
-
-/// A list whose elements `edit` gives another value, or none to let them be; none where `list` is none.
-pub fn each_edited(
-    list: &str,
-    mut edit: impl FnMut(usize, &str) -> Option<String>,
-) -> Option<String> {
-    let mut text = String::with_capacity(list.len());
-    let mut from = 0;
-    for (index, element) in elements(list)?.into_iter().enumerate() {
-        let Some(other) = edit(index, element) else {
-            continue;
-        };
-        let start = offset(list, element);
-        text.push_str(list.get(from..start)?);
-        text.push_str(&other);
-        from = start.saturating_add(element.len());
-    }
-    text.push_str(list.get(from..)?);
-    Some(text)
 }
 
 /// A text as JSON has it, in quotes.

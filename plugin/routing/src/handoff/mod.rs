@@ -18,6 +18,9 @@ use crate::request::Request;
 /// A header to be set on a leg: set, never added, so that a client's own value does not survive beside it.
 pub type HeaderValue = (&'static str, String);
 
+/// Bytes that a prefill answer may hand to decode: the ids of a prompt of a million tokens, seven bytes each, and its blocks'.
+pub const MAX_HANDOFF: usize = 8 * 1024 * 1024;
+
 /// The fields by which one leg is handed over to another, in all protocols: a client must not set them.
 pub const FIELDS: [&str; 5] = [
     "kv_transfer_params",

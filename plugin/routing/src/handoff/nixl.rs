@@ -6,10 +6,8 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::one_token;
-use crate::json::{Edits, Object};
+use super::{MAX_HANDOFF, one_token};
+use crate::json::{Edits, Object, count_numbers};
 use crate::request::Request;
 
 pub(super) const PARAMS: &str = "kv_transfer_params";
@@ -68,15 +66,19 @@ impl Handoff {
     }
 
     /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an
-    /// object, or one that says of nothing that it waits to be fetched).
+    /// object, longer than any prompt needs, or one that says of nothing that it waits to be fetched).
     pub fn parse(answer: &[u8]) -> Option<Self> {
         let object = Object::parse(answer, &[PARAMS]).ok()?;
         let params = object.get(PARAMS)?.value;
+        if params.len() > MAX_HANDOFF {
+            return None;
+        }
         let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS, TO_FETCH, EXPIRY]).ok()?;
         if fields.get(TO_FETCH)?.value != "true" {
             return None;
         }
-        let blocks = fields.get(BLOCK_IDS).map(|ids| count(ids.value));
+        // Block ids come as one list, or as a list of groups.
+        let blocks = fields.get(BLOCK_IDS).map(|ids| count_numbers(ids.value));
         Some(Self {
             params: params.to_owned(),
             blocks: blocks.unwrap_or_default(),
@@ -96,18 +98,6 @@ fn seconds(text: &str) -> Option<Duration> {
     let seconds = text.parse().ok()?;
     let time = Duration::try_from_secs_f64(seconds).ok()?;
     (time > YEAR_2001).then_some(time)
-}
-
-/// Block ids come as one list, or as a list of groups.
-fn count(ids: &str) -> u64 {
-    fn leaves(ids: &Value) -> u64 {
-        match ids {
-            Value::Array(items) => items.iter().map(leaves).sum(),
-            Value::Number(_) => 1,
-            _ => 0,
-        }
-    }
-    serde_json::from_str(ids).map_or(0, |ids| leaves(&ids))
 }
 
 #[cfg(test)]

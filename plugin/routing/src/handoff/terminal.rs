@@ -14,6 +14,9 @@ const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"
 /// Token ids that TensorRT-LLM answers for decode. Others answer them to a client who asks for them.
 const PROMPT_IDS: &str = "prompt_token_ids";
 
+/// Bytes of an answer that can be told as a stream: one token, and its log-probabilities.
+const MAX_RETOLD: usize = 1024 * 1024;
+
 /// A prefill answer that ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terminal {
@@ -37,7 +40,7 @@ pub enum Form {
 
 impl Terminal {
     /// The whole answer; none where the length limit ended it (then a missing hand-off is a failure), or where it is
-    /// no answer.
+    /// no answer, or one of more than a megabyte where a stream is wanted.
     pub fn read(answer: &[u8], form: Form) -> Option<Self> {
         if Verdict::of_prefill(answer) != Verdict::Ended(End::Itself) {
             return None;
@@ -48,6 +51,8 @@ impl Terminal {
                 content_type: "application/json",
                 body: body.into_bytes(),
             }),
+            // Told anew it is held many times over.
+            Form::Stream { .. } if body.len() > MAX_RETOLD => None,
             Form::Stream { usage } => Some(Self {
                 content_type: "text/event-stream",
                 body: events::of(&serde_json::from_str(&body).ok()?, usage)?.into_bytes(),

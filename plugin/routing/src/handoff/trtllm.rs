@@ -3,8 +3,7 @@
 //! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not read the
 //! prompt again. Ids are numbers up to 2^63 and pass as they are written. Source: TensorRT-LLM's disaggregated server.
 
-use super::one_token;
-use super::usage;
+use super::{MAX_HANDOFF, one_token, usage};
 use crate::json::{Edits, Object, Place, edited, elements, length};
 use crate::request::{Generation, Request};
 
@@ -114,6 +113,9 @@ pub enum ContextProblem {
     /// The prompt's ids are there, but are no list.
     #[error("its prompt_token_ids are no list")]
     PromptIds,
+    /// It is longer than any prompt needs.
+    #[error("what it hands over is too long")]
+    TooLong,
 }
 
 impl Context {
@@ -136,6 +138,10 @@ impl Context {
         let prompt_ids = said(PROMPT_IDS);
         let ids = prompt_ids.map(|ids| length(ids).ok_or(ContextProblem::PromptIds));
         let counted = ids.transpose()?.unwrap_or_default() as u64;
+        let handed = choice.len().saturating_add(prompt_ids.map_or(0, str::len));
+        if handed > MAX_HANDOFF {
+            return Err(ContextProblem::TooLong);
+        }
         Ok(Self {
             params: generation_only(choice, said("usage"))?,
             prompt_ids: prompt_ids.map(str::to_owned),

@@ -26,7 +26,7 @@ use crate::request::Request;
 
 /// Bytes of a prefill worker's answer at most; one that sends more has failed. It has a hand-off, one token, and the prompt's
 /// ids or log-probabilities where they are asked for.
-pub const MAX_PREFILL_ANSWER: usize = 64 * 1024 * 1024;
+pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]

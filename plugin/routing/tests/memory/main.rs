@@ -1,0 +1,5 @@
+//! What the reading of hostile texts holds at most, counted in bytes by the allocator.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod answers;
+mod peak;
