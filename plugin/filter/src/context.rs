@@ -98,7 +98,7 @@ impl StreamContext {
             false => Stage::Reading(generation),
         });
         match has_body {
-            true => Action::Pause,
+            true => self.expect_body(stream),
             false => self.route(stream),
         }
     }
@@ -111,6 +111,23 @@ impl StreamContext {
         };
         let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
         action(planning::carry_out(&self.gateway, stream, plan, Vec::new()))
+    }
+
+    /// A body is to come. One that says that it is too long need not come at all.
+    fn expect_body(&self, stream: &Stream) -> Action {
+        let headers = stream.headers();
+        let told = find(&headers, "content-length").and_then(|told| std::str::from_utf8(told).ok());
+        self.is_too_long(stream, told.and_then(|told| told.parse().ok()).unwrap_or(0));
+        Action::Pause
+    }
+
+    /// Whether a body of so many bytes is longer than one may be: then it has been refused.
+    fn is_too_long(&self, stream: &Stream, bytes: usize) -> bool {
+        let allowed_bytes = self.pools.config.limits.body_bytes;
+        if bytes > allowed_bytes {
+            stream.refuse(&self.gateway, &Refusal::TooLarge { allowed_bytes });
+        }
+        bytes > allowed_bytes
     }
 
     /// The body is complete: the request is routed.
@@ -226,6 +243,9 @@ impl HttpContext for StreamContext {
             }
         }
         stream.body.replace(None);
+        if self.is_too_long(&stream, size) {
+            return Action::Pause;
+        }
         let Some(held) = self.gateway.hold_body(size) else {
             stream.refuse(&self.gateway, &Refusal::Busy);
             return Action::Pause;

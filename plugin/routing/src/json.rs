@@ -4,9 +4,11 @@
 //! unknown fields stay as the client sent them. Only top-level members whose names are asked for are kept, so what is
 //! held does not grow with the body.
 
+mod bounds;
 mod lists;
 mod spans;
 
+pub use bounds::{MAX_VALUES, has_more_values_than, is_deeper_than};
 pub use lists::{count_numbers, each_edited, elements, length};
 pub use spans::ObjectSpans;
 
@@ -14,7 +16,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
-use memchr::{memchr2, memchr2_iter};
+use memchr::memchr2;
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -130,28 +132,6 @@ pub fn edited(
 /// A text as JSON has it, in quotes.
 pub fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
-}
-
-/// Whether lists and objects lie in each other more than `most` deep in `json`, which is valid.
-pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
-    // Most texts have not even that many brackets, and are told by counting, which is quicker.
-    if memchr2_iter(b'[', b'{', json).nth(most).is_none() {
-        return false;
-    }
-    let (mut depth, mut rest) = (0_usize, json);
-    while let Some((byte, after)) = rest.split_first() {
-        rest = after;
-        match byte {
-            b'"' => rest = behind_string(after),
-            b'[' | b'{' => depth = depth.saturating_add(1),
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > most {
-            return true;
-        }
-    }
-    false
 }
 
 /// What follows the closing quote of a string whose opening quote is past.

@@ -60,7 +60,10 @@ pub async fn a_body_above_a_limit_of_one_mebibyte_is_too_large(proxy: Proxy) {
 
 pub async fn a_body_of_20_megabytes_passes_the_shipped_limit(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let mut config = fleet.config();
+    // The bootstrap's limit is above the filter's own, which the configuration moves.
+    config["limits"] = json!({"body_bytes": 32 * 1024 * 1024});
+    let mut gateway = Gateway::start(proxy, &config, &[]).await;
     assert_passes(&fleet, &mut gateway, 20_000_000).await;
 }
 
@@ -68,6 +71,26 @@ pub async fn a_body_above_the_shipped_limit_is_too_large(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let mut gateway = Gateway::over(proxy, &fleet).await;
     assert_too_large(&fleet, &mut gateway, 35_000_000).await;
+}
+
+pub async fn found_b13_a_body_above_the_default_limit_is_told_so_before_it_has_come(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    // That it is too long is said at once, and is seen where its length is not said.
+    let head = |headers| raw::head("POST /v1/chat/completions HTTP/1.1", headers);
+    let told = head(&[("content-length", "20000000")]);
+    let mut untold = head(&[("transfer-encoding", "chunked")]);
+    untold.extend(raw::chunk(&vec![b' '; 17_000_000]));
+    for request in [told, untold] {
+        let reply = Raw::exchange(gateway.listen, request).await;
+        let message = reply.expect_code(413, "body_too_large");
+        assert!(message.contains("16777216"), "{message}");
+    }
+    for engine in fleet.engines() {
+        assert_eq!(engine.state().await.requests, 0);
+    }
+    gateway.assert_serves().await;
+    gateway.assert_comes_to_rest().await;
 }
 
 async fn with_one_mebibyte(proxy: Proxy, fleet: &Fleet) -> Gateway {

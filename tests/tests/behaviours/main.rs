@@ -65,6 +65,7 @@ pd_router_e2e::on_both_hosts! {
         a_body_above_a_limit_of_one_mebibyte_is_too_large,
         a_body_of_20_megabytes_passes_the_shipped_limit,
         a_body_above_the_shipped_limit_is_too_large,
+        found_b13_a_body_above_the_default_limit_is_told_so_before_it_has_come,
     }
     transport {
         a_request_with_trailers_is_routed,

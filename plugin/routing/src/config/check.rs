@@ -18,6 +18,12 @@ impl Config {
         if !(1..=MAX_POOLS).contains(&self.pools.len()) {
             return Err(value("pools", "must list from 1 to 64 pools"));
         }
+        if self.limits.body_bytes == 0 {
+            return Err(value(
+                "limits.body_bytes",
+                "must be at least 1: with 0 every body would be too long",
+            ));
+        }
         if self.limits.bodies_in_flight_bytes == 0 {
             return Err(value(
                 "limits.bodies_in_flight_bytes",

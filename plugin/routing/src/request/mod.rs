@@ -24,7 +24,9 @@ use percent_encoding::percent_decode;
 
 use crate::handoff::direct;
 use crate::handoff::terminal::Form;
-use crate::json::{JsonError, MAX_DEPTH, Member, Object, is_deeper_than};
+use crate::json::{
+    JsonError, MAX_DEPTH, MAX_VALUES, Member, Object, has_more_values_than, is_deeper_than,
+};
 use crate::route::Refusal;
 
 /// What a request's line and headers say, before any of its body is read.
@@ -220,6 +222,12 @@ impl<'a> Request<'a> {
     /// # Errors
     /// [`Refusal`] where it is no JSON object, or none that can be worked on.
     pub fn read(generation: Generation, body: &'a [u8]) -> Result<Self, Refusal> {
+        if has_more_values_than(MAX_VALUES, body) {
+            return Err(Refusal::Field {
+                name: "body",
+                problem: "has more than 2,097,152 JSON values and names in it",
+            });
+        }
         let object = Object::parse(body, MEMBERS)?;
         if is_deeper_than(MAX_DEPTH, body) {
             return Err(Refusal::Field {

@@ -111,6 +111,12 @@ pub enum Refusal {
     /// Nothing is known of any worker yet.
     #[error("no worker is known yet")]
     NoFleet,
+    /// The body is longer than one may be.
+    #[error("the request body is longer than {allowed_bytes} bytes")]
+    TooLarge {
+        /// Bytes that a body may have.
+        allowed_bytes: usize,
+    },
     /// The bodies in flight reached the configured bound.
     #[error("too many request bodies in flight")]
     Busy,
@@ -220,7 +226,7 @@ pub enum PrefillFailure {
 
 impl Refusal {
     /// Every [`Refusal::code`] that there is.
-    pub const CODES: [&str; 32] = [
+    pub const CODES: [&str; 33] = [
         "not_json",
         "invalid_field",
         "encoded_body",
@@ -236,6 +242,7 @@ impl Refusal {
         "queue_full",
         "queue_deadline",
         "no_fleet",
+        "body_too_large",
         "bodies_in_flight",
         "prefill_no_handoff",
         "prefill_failed",
@@ -265,6 +272,7 @@ impl Refusal {
             | Self::WorkerIdRequired { .. }
             | Self::Unsendable => 400,
             Self::UnknownModel { .. } | Self::NoPool | Self::UnknownPath => 404,
+            Self::TooLarge { .. } => 413,
             Self::Encoded => 415,
             Self::Backpressure { .. }
             | Self::Overloaded { .. }
@@ -313,6 +321,7 @@ impl Refusal {
             Self::QueueFull { .. } => "queue_full",
             Self::QueueDeadline { .. } => "queue_deadline",
             Self::NoFleet => "no_fleet",
+            Self::TooLarge { .. } => "body_too_large",
             Self::Busy => "bodies_in_flight",
             Self::PrefillFailed {
                 cause: PrefillFailure::NoHandoff,
@@ -369,7 +378,7 @@ impl Refusal {
     /// OpenAI's `type`.
     pub fn kind(&self) -> &'static str {
         match self.status() {
-            400 | 415 => "invalid_request_error",
+            400 | 413 | 415 => "invalid_request_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             503 => "service_unavailable",

@@ -342,6 +342,10 @@ fn of_the_document() {
     for (document, path) in [
         (r#"{"pools":[]}"#.to_owned(), "pools"),
         (
+            format!(r#"{{"pools":[{sound}],"limits":{{"body_bytes":0}}}}"#),
+            "limits.body_bytes",
+        ),
+        (
             format!(r#"{{"pools":[{sound}],"limits":{{"bodies_in_flight_bytes":0}}}}"#),
             "limits.bodies_in_flight_bytes",
         ),

@@ -216,6 +216,13 @@ fn lines() -> Vec<Line> {
             "it waited for a worker as long as `admission.queue.deadline_ms`",
         ),
         line(
+            Refusal::TooLarge {
+                allowed_bytes: 16_777_216,
+            },
+            "",
+            "the body is longer than `limits.body_bytes`; the proxy's own limit answers 413 without this body",
+        ),
+        line(
             Refusal::Busy,
             "",
             "`limits.bodies_in_flight_bytes` is reached",
@@ -326,6 +333,7 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::QueueFull { .. } => "queue full",
         Refusal::QueueDeadline { .. } => "queue deadline",
         Refusal::NoFleet => "no fleet",
+        Refusal::TooLarge { .. } => "body too large",
         Refusal::Busy => "busy",
         Refusal::PrefillFailed { cause, .. } => match cause {
             PrefillFailure::NotSent => "prefill failed: not sent",
@@ -346,7 +354,7 @@ fn name(refusal: &Refusal) -> &'static str {
 }
 
 /// How many names there are.
-const NAMES: usize = 40;
+const NAMES: usize = 41;
 
 #[test]
 fn every_code_is_listed_once() {

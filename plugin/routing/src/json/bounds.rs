@@ -1,0 +1,80 @@
+//! Owns how deep a JSON text may nest, and how many values may stand in it: what it takes to read one depends on both.
+
+use memchr::{memchr2_iter, memchr3_iter};
+
+use super::behind_string;
+
+/// JSON values in a request: a prompt of a million ids is half as many. To read one takes some ten times as long as to skip a
+/// byte of text, so that a text of nothing else would keep a thread from its other requests.
+pub const MAX_VALUES: usize = 2 * 1024 * 1024;
+
+/// Whether more than so many values stand in `json`, members' names counted as values are. Of what is no JSON it tells something
+/// like it.
+pub fn has_more_values_than(most: usize, json: &[u8]) -> bool {
+    // Every value but the first follows one of these, and most texts have not even so many of them, inside of strings or not.
+    if memchr3_iter(b',', b'[', b'{', json).nth(most / 2).is_none() {
+        return false;
+    }
+    let (mut values, mut rest) = (0_usize, json);
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        match byte {
+            b'"' => rest = behind_string(after),
+            b',' | b'[' | b'{' | b':' => values = values.saturating_add(1),
+            _ => {}
+        }
+        if values > most {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether lists and objects lie in each other more than `most` deep in `json`, which is valid.
+pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
+    // Most texts have not even that many brackets, and are told by counting, which is quicker.
+    if memchr2_iter(b'[', b'{', json).nth(most).is_none() {
+        return false;
+    }
+    let (mut depth, mut rest) = (0_usize, json);
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        match byte {
+            b'"' => rest = behind_string(after),
+            b'[' | b'{' => depth = depth.saturating_add(1),
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > most {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        let list = |element: &str, count: usize| format!("[{}]", vec![element; count].join(","));
+        for (text, values) in [
+            (list("1", 1000), 1000),
+            (list("\"\"", 1000), 1000),
+            (list("\",[{:\\\"\"", 1000), 1000),
+            (list("[]", 1000), 2000),
+            (list("{\"a\":1}", 1000), 3000),
+        ] {
+            assert!(
+                has_more_values_than(values - 1, text.as_bytes()),
+                "{values}"
+            );
+            assert!(!has_more_values_than(values, text.as_bytes()), "{values}");
+        }
+        let text = format!("{{\"content\":\"{}\"}}", "a, [b] {c}: \\n".repeat(1000));
+        assert!(!has_more_values_than(2, text.as_bytes()));
+        assert!(has_more_values_than(10, &b"[".repeat(100)));
+        assert!(!has_more_values_than(10, b"\"[[[[[[[[[[[[[[[[[[["));
+    }
+}
