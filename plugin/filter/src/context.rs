@@ -250,7 +250,7 @@ impl HttpContext for StreamContext {
             stream.refuse(&self.gateway, &Refusal::Busy);
             return Action::Pause;
         };
-        stream.body.replace(Some(held));
+        stream.body.replace(Some(Rc::new(held)));
         match end_of_stream {
             true => self.route(&stream),
             false => Action::Pause,

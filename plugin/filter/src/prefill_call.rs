@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::answer::{Form, Reader};
+use routing::budget::Share;
 use routing::config::Legs;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::terminal::Terminal;
@@ -30,6 +31,8 @@ pub struct Job {
     attempt: u32,
     /// When it was made.
     since: Duration,
+    /// The body's bytes count until the call has ended.
+    _share: Option<Rc<Share>>,
 }
 
 impl Job {
@@ -40,6 +43,7 @@ impl Job {
             client: Rc::clone(client),
             attempt: client.attempt.get(),
             since: gateway.now(),
+            _share: client.share(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::answer::{Form, Reader, Verdict};
+use routing::budget::Share;
 use routing::fleet::WorkerId;
 use routing::outcome::{Came, Follows, Leg, Meaning};
 use routing::route::{Dispatch, Failed, Plan, PrefillAnswer, Refusal, Seat};
@@ -85,6 +86,8 @@ pub struct DecodeCall {
     client: Rc<Stream>,
     attempt: u32,
     failure: Failure,
+    /// The body's bytes count until the call has ended.
+    _share: Option<Rc<Share>>,
 }
 
 /// Hands a failed decode leg to the root, and holds everything back meanwhile. To be called from the stream's own callback.
@@ -174,6 +177,7 @@ pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, 
         client: Rc::clone(client),
         attempt: client.attempt.get(),
         failure,
+        _share: client.share(),
     };
     match try_to_call(gateway, client, dispatch) {
         Ok(token) => gateway.calls.borrow_mut().run(token, Call::Decode(call)),
@@ -202,6 +206,7 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
         client,
         attempt,
         failure,
+        _share,
     } = call;
     if !client.waits_for(attempt) {
         return;

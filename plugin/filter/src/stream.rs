@@ -70,7 +70,7 @@ pub enum Response {
 pub struct Spare {
     /// The body.
     pub body: Vec<u8>,
-    _share: Share,
+    share: Rc<Share>,
 }
 
 /// A request that its client has left, kept for the leg that cleans up.
@@ -203,7 +203,7 @@ pub struct Stream {
     /// Why its answer must end badly, though it has begun.
     pub doom: RefCell<Option<Doom>>,
     /// Its share of the buffered bodies.
-    pub body: RefCell<Option<Share>>,
+    pub body: RefCell<Option<Rc<Share>>>,
     /// How its prefill can be called off, or made to drop what it has computed: until decode is known to have fetched that.
     pub abort: RefCell<Option<AbortLeg>>,
     /// What its client has left behind.
@@ -327,6 +327,13 @@ impl Stream {
         matches!(self.response.get(), Response::Flowing | Response::EndHeld)
     }
 
+    /// Its share of what may be held of bodies. A call that carries the body holds it too: the proxy keeps what it was given until
+    /// the call has ended, also where the client has left.
+    pub fn share(&self) -> Option<Rc<Share>> {
+        let buffered = self.body.borrow().clone();
+        buffered.or_else(|| Some(Rc::clone(&self.spare.borrow().as_ref()?.share)))
+    }
+
     /// Makes this stream the one that host calls are about; false when it is gone.
     pub fn enter(&self) -> bool {
         host::enter_context(self.id).is_ok()
@@ -429,7 +436,7 @@ impl Stream {
             let share = gateway.hold_spare(body.len());
             let spare = share.map(|share| Spare {
                 body,
-                _share: share,
+                share: Rc::new(share),
             });
             self.spare.replace(spare);
         }

@@ -238,3 +238,41 @@ impl SilentWorker {
             .clear();
     }
 }
+
+pub async fn found_b9_a_call_whose_client_has_left_holds_its_share_of_the_budget(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, &ROOMY).await;
+    let mut config = fleet.config();
+    config["limits"] = json!({"bodies_in_flight_bytes": 3_000_000});
+    let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
+    let hang = json!({"kind": "hang", "times": 1});
+    fleet.prefill[0].fault(&hang).await;
+    let mut body = chat_body("hello");
+    body["bulk"] = json!("x".repeat(2_000_000));
+    let request = raw::post(CHAT, &[], body.to_string().as_bytes());
+
+    let mut leaver = Raw::connect(gateway.listen).await;
+    leaver.write(&request).await;
+    eventually("prefill has been called", GENEROUS, || async {
+        let requests = fleet.prefill_total().await.requests;
+        (requests == 1).then_some(()).ok_or(requests.to_string())
+    })
+    .await;
+    drop(leaver);
+    eventually("the client has left", GENEROUS, || async {
+        let streams = gateway.metrics().await.expect("pd_router_streams");
+        (streams == 0.0).then_some(()).ok_or(streams.to_string())
+    })
+    .await;
+    // The proxy keeps the body for the call that hangs: two of them are more than there may be.
+    let refused = Raw::exchange(gateway.listen, request.clone()).await;
+    refused.expect_code(503, "bodies_in_flight");
+    // The call's deadline ends it.
+    eventually("there is room again", GENEROUS, || async {
+        let reply = Raw::exchange(gateway.listen, request.clone()).await;
+        (reply.status == 200)
+            .then_some(())
+            .ok_or(reply.status.to_string())
+    })
+    .await;
+    gateway.assert_comes_to_rest().await;
+}

@@ -84,6 +84,7 @@ pd_router_e2e::on_both_hosts! {
         clients_that_leave_in_the_middle_of_a_stream_leave_no_charge_behind,
         clients_that_leave_in_the_middle_of_their_body_leave_no_charge_behind,
         a_prefill_that_fails_after_its_client_left_leaves_no_charge_behind,
+        found_b9_a_call_whose_client_has_left_holds_its_share_of_the_budget,
     }
     failures {
         with_one_of_two_decode_workers_dead_all_are_answered,
