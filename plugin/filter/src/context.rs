@@ -6,6 +6,7 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use routing::request::{Head, Kind};
 use routing::route::{Plan, Refusal};
+use routing::uploads::Progress;
 
 use crate::endpoints;
 use crate::gateway::Gateway;
@@ -114,10 +115,12 @@ impl StreamContext {
     }
 
     /// A body is to come. One that says that it is too long need not come at all.
-    fn expect_body(&self, stream: &Stream) -> Action {
+    fn expect_body(&self, stream: &Rc<Stream>) -> Action {
         let headers = stream.headers();
         let told = find(&headers, "content-length").and_then(|told| std::str::from_utf8(told).ok());
-        self.is_too_long(stream, told.and_then(|told| told.parse().ok()).unwrap_or(0));
+        if !self.is_too_long(stream, told.and_then(|told| told.parse().ok()).unwrap_or(0)) {
+            self.pools.vm.receiving.begin(&self.gateway, stream);
+        }
         Action::Pause
     }
 
@@ -125,6 +128,7 @@ impl StreamContext {
     fn is_too_long(&self, stream: &Stream, bytes: usize) -> bool {
         let allowed_bytes = self.pools.config.limits.body_bytes;
         if bytes > allowed_bytes {
+            self.pools.vm.receiving.end(stream.id());
             stream.refuse(&self.gateway, &Refusal::TooLarge { allowed_bytes });
         }
         bytes > allowed_bytes
@@ -132,6 +136,7 @@ impl StreamContext {
 
     /// The body is complete: the request is routed.
     fn route(&self, stream: &Rc<Stream>) -> Action {
+        self.pools.vm.receiving.end(stream.id());
         let now = self.gateway.tell_time();
         self.pools.vm.refresh(&self.pools.config.sharing, now);
         let next = match stream.stage.get() {
@@ -242,15 +247,19 @@ impl HttpContext for StreamContext {
                 return Action::Pause;
             }
         }
-        stream.body.replace(None);
         if self.is_too_long(&stream, size) {
             return Action::Pause;
         }
-        let Some(held) = self.gateway.hold_body(size) else {
+        let progress = match end_of_stream {
+            true => Progress::Complete,
+            false => Progress::Incomplete,
+        };
+        let receiving = &self.pools.vm.receiving;
+        if !receiving.hold(&self.gateway, &stream, size, progress) {
+            receiving.end(stream.id());
             stream.refuse(&self.gateway, &Refusal::Busy);
             return Action::Pause;
-        };
-        stream.body.replace(Some(Rc::new(held)));
+        }
         match end_of_stream {
             true => self.route(&stream),
             false => Action::Pause,

@@ -340,6 +340,11 @@ impl Gateway {
         self.bodies.take(bytes)
     }
 
+    /// How many of so many more bytes the budget for buffered bodies has no room for.
+    pub fn lacks_for_bodies(&self, bytes: usize) -> usize {
+        self.bodies.lacks(bytes)
+    }
+
     /// Takes a share of the budget for requests that may have to be placed again; none when it is used up.
     pub fn hold_spare(&self, bytes: usize) -> Option<Share> {
         self.spares.take(bytes)

@@ -27,6 +27,7 @@ mod stream;
 mod telemetry;
 #[cfg(feature = "trap")]
 mod trap;
+mod uploads;
 mod vm;
 
 use proxy_wasm::traits::RootContext;

@@ -176,6 +176,9 @@ impl Site {
             #[cfg(feature = "trap")]
             crate::trap::spring(&vm);
         }
+        for gateway in self.pools.all() {
+            vm.receiving.refuse_late(gateway);
+        }
         for errands in &mut self.errands {
             errands.go_round(self.round);
         }

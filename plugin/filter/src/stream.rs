@@ -512,6 +512,7 @@ impl Stream {
     /// called in the stream's own context.
     pub fn settle(&self, gateway: &Gateway) {
         let stage = self.stage.replace(Stage::Ended);
+        gateway.vm.receiving.end(self.id);
         if let Some(blocks) = self.staged.take() {
             gateway.telemetry.leaked(blocks);
             log::info!(

@@ -16,6 +16,7 @@ use crate::host::{self, Buffer, HostError};
 use crate::shared::Lease;
 use crate::status::Refusals;
 use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
+use crate::uploads::Receiving;
 
 /// A second or so.
 const ROUNDS_TO_SET_ANEW: u32 = 10;
@@ -42,6 +43,8 @@ pub struct Vm {
     exchange: RefCell<Exchange>,
     /// Bytes of request bodies buffered now.
     pub bodies: Rc<Cell<usize>>,
+    /// The requests whose bodies are being received.
+    pub receiving: Receiving,
     /// Bytes of request bodies that were copied out of the proxy since this was last told.
     copied: Cell<u64>,
     pools: RefCell<HashMap<String, Kept>>,
@@ -85,6 +88,7 @@ impl Vm {
             lease: RefCell::new(Lease::new()),
             exchange: RefCell::default(),
             bodies: Rc::default(),
+            receiving: Receiving::default(),
             copied: Cell::default(),
             pools: RefCell::default(),
             alive: RefCell::default(),

@@ -33,6 +33,14 @@ impl Budget {
     }
 }
 
+impl Budget {
+    /// How many of so many more bytes there is no room for.
+    pub fn lacks(&self, bytes: usize) -> usize {
+        let total = self.held.get().saturating_add(bytes);
+        total.saturating_sub(self.limit)
+    }
+}
+
 /// A share of a budget, given back when dropped.
 #[derive(Debug)]
 pub struct Share {
@@ -59,6 +67,7 @@ mod tests {
         assert!(budget.take(usize::MAX).is_none());
         let rest = budget.take(4).unwrap();
         assert!(budget.take(1).is_none() && budget.take(0).is_some());
+        assert_eq!((budget.lacks(7), narrower.lacks(0)), (7, 5));
         drop(share);
         assert!(narrower.take(1).is_some() && narrower.take(2).is_none());
         drop(rest);

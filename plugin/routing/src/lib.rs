@@ -32,3 +32,4 @@ pub mod route;
 pub mod selection;
 pub mod sharing;
 pub mod topology;
+pub mod uploads;

@@ -13,6 +13,7 @@ mod limits;
 mod refusals;
 mod surface;
 mod transport;
+mod uploads;
 
 pd_router_e2e::on_both_hosts! {
     answers {
@@ -66,6 +67,10 @@ pd_router_e2e::on_both_hosts! {
         a_body_of_20_megabytes_passes_the_shipped_limit,
         a_body_above_the_shipped_limit_is_too_large,
         found_b13_a_body_above_the_default_limit_is_told_so_before_it_has_come,
+    }
+    uploads {
+        found_b6_a_body_that_does_not_come_in_time_is_told_so,
+        found_b6_incomplete_bodies_give_way_to_complete_ones,
     }
     transport {
         a_request_with_trailers_is_routed,

@@ -24,6 +24,12 @@ impl Config {
                 "must be at least 1: with 0 every body would be too long",
             ));
         }
+        if !(1..=3_600_000).contains(&self.limits.body_timeout_ms) {
+            return Err(value(
+                "limits.body_timeout_ms",
+                "must be from 1 to 3600000: an hour at most",
+            ));
+        }
         if self.limits.bodies_in_flight_bytes == 0 {
             return Err(value(
                 "limits.bodies_in_flight_bytes",

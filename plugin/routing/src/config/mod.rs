@@ -52,7 +52,11 @@ pub struct Limits {
     /// be lower, else it is the proxy that answers.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub body_bytes: usize,
-    /// Bytes of request bodies buffered at once, per worker thread; beyond it a request gets 503.
+    /// Milliseconds from a request's headers to the end of its body; one that has not come by then gets 408. At most an hour.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3_600_000)))]
+    pub body_timeout_ms: u64,
+    /// Bytes of request bodies buffered at once, per worker thread, those of calls to workers included until the calls have ended. Beyond
+    /// it a request gets 503: the one that has taken longest and is still not complete, else the new one.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bodies_in_flight_bytes: usize,
 }
@@ -64,6 +68,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 16 * 1024 * 1024,
+            body_timeout_ms: 60_000,
             bodies_in_flight_bytes: 256 * 1024 * 1024,
         }
     }

@@ -117,6 +117,12 @@ pub enum Refusal {
         /// Bytes that a body may have.
         allowed_bytes: usize,
     },
+    /// The body has not come in time.
+    #[error("the request body did not come within {deadline_ms} ms")]
+    BodyTimeout {
+        /// Milliseconds that a body may take.
+        deadline_ms: u64,
+    },
     /// The bodies in flight reached the configured bound.
     #[error("too many request bodies in flight")]
     Busy,
@@ -226,7 +232,7 @@ pub enum PrefillFailure {
 
 impl Refusal {
     /// Every [`Refusal::code`] that there is.
-    pub const CODES: [&str; 33] = [
+    pub const CODES: [&str; 34] = [
         "not_json",
         "invalid_field",
         "encoded_body",
@@ -243,6 +249,7 @@ impl Refusal {
         "queue_deadline",
         "no_fleet",
         "body_too_large",
+        "body_timeout",
         "bodies_in_flight",
         "prefill_no_handoff",
         "prefill_failed",
@@ -272,6 +279,7 @@ impl Refusal {
             | Self::WorkerIdRequired { .. }
             | Self::Unsendable => 400,
             Self::UnknownModel { .. } | Self::NoPool | Self::UnknownPath => 404,
+            Self::BodyTimeout { .. } => 408,
             Self::TooLarge { .. } => 413,
             Self::Encoded => 415,
             Self::Backpressure { .. }
@@ -322,6 +330,7 @@ impl Refusal {
             Self::QueueDeadline { .. } => "queue_deadline",
             Self::NoFleet => "no_fleet",
             Self::TooLarge { .. } => "body_too_large",
+            Self::BodyTimeout { .. } => "body_timeout",
             Self::Busy => "bodies_in_flight",
             Self::PrefillFailed {
                 cause: PrefillFailure::NoHandoff,
@@ -378,7 +387,7 @@ impl Refusal {
     /// OpenAI's `type`.
     pub fn kind(&self) -> &'static str {
         match self.status() {
-            400 | 413 | 415 => "invalid_request_error",
+            400 | 408 | 413 | 415 => "invalid_request_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             503 => "service_unavailable",

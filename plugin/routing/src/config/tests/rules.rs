@@ -346,6 +346,10 @@ fn of_the_document() {
             "limits.body_bytes",
         ),
         (
+            format!(r#"{{"pools":[{sound}],"limits":{{"body_timeout_ms":0}}}}"#),
+            "limits.body_timeout_ms",
+        ),
+        (
             format!(r#"{{"pools":[{sound}],"limits":{{"bodies_in_flight_bytes":0}}}}"#),
             "limits.bodies_in_flight_bytes",
         ),

@@ -223,9 +223,16 @@ fn lines() -> Vec<Line> {
             "the body is longer than `limits.body_bytes`; the proxy's own limit answers 413 without this body",
         ),
         line(
+            Refusal::BodyTimeout {
+                deadline_ms: 60_000,
+            },
+            "",
+            "the body has not come within `limits.body_timeout_ms` of its headers",
+        ),
+        line(
             Refusal::Busy,
             "",
-            "`limits.bodies_in_flight_bytes` is reached",
+            "`limits.bodies_in_flight_bytes` is reached: there is no room for the body, or another one has taken it before this one was complete",
         ),
         // Prefill.
         line(
@@ -334,6 +341,7 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::QueueDeadline { .. } => "queue deadline",
         Refusal::NoFleet => "no fleet",
         Refusal::TooLarge { .. } => "body too large",
+        Refusal::BodyTimeout { .. } => "body timeout",
         Refusal::Busy => "busy",
         Refusal::PrefillFailed { cause, .. } => match cause {
             PrefillFailure::NotSent => "prefill failed: not sent",
@@ -354,7 +362,7 @@ fn name(refusal: &Refusal) -> &'static str {
 }
 
 /// How many names there are.
-const NAMES: usize = 41;
+const NAMES: usize = 42;
 
 #[test]
 fn every_code_is_listed_once() {

@@ -1,0 +1,112 @@
+//! Owns the requests whose bodies this VM is receiving: one whose body does not come in time is refused, and so is one whose room
+//! another body needs more.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use routing::route::Refusal;
+use routing::uploads::{Progress, Uploads};
+
+use crate::gateway::Gateway;
+use crate::stream::Stream;
+
+/// The requests whose bodies are being received.
+#[derive(Default)]
+pub struct Receiving {
+    uploads: RefCell<Uploads>,
+    requests: RefCell<HashMap<u32, Request>>,
+}
+
+/// A request whose body is being received.
+struct Request {
+    stream: Rc<Stream>,
+    gateway: Rc<Gateway>,
+}
+
+impl Receiving {
+    /// A body is to come.
+    pub fn begin(&self, gateway: &Rc<Gateway>, stream: &Rc<Stream>) {
+        let request = Request {
+            stream: Rc::clone(stream),
+            gateway: Rc::clone(gateway),
+        };
+        self.requests.borrow_mut().insert(stream.id(), request);
+        self.uploads
+            .borrow_mut()
+            .begin(stream.id(), stream.came.get());
+    }
+
+    /// The body is complete, refused, or gone with its stream.
+    pub fn end(&self, stream: u32) {
+        self.uploads.borrow_mut().end(stream);
+        self.requests.borrow_mut().remove(&stream);
+    }
+
+    /// Holds so many bytes of a body in all, in the place of other bodies where it must be. False where there is no room.
+    pub fn hold(
+        &self,
+        gateway: &Gateway,
+        stream: &Stream,
+        bytes: usize,
+        progress: Progress,
+    ) -> bool {
+        stream.body.replace(None);
+        self.uploads.borrow_mut().received(stream.id(), bytes);
+        let held = gateway.hold_body(bytes).or_else(|| {
+            self.make_way(gateway, stream, bytes, progress)?;
+            gateway.hold_body(bytes)
+        });
+        let is_held = held.is_some();
+        stream.body.replace(held.map(Rc::new));
+        is_held
+    }
+
+    fn make_way(
+        &self,
+        gateway: &Gateway,
+        stream: &Stream,
+        bytes: usize,
+        progress: Progress,
+    ) -> Option<()> {
+        let lacking = gateway.lacks_for_bodies(bytes);
+        let now = gateway.tell_time();
+        let ways = self
+            .uploads
+            .borrow()
+            .make_way(stream.id(), lacking, progress, now)?;
+        for other in ways {
+            self.refuse(other, &Refusal::Busy);
+        }
+        stream.enter().then_some(())
+    }
+
+    /// Refuses the requests of a gateway whose bodies have not come in time. To be called in each round, when the gateway has been told
+    /// the time; the context that was the effective one is so no more.
+    pub fn refuse_late(&self, gateway: &Rc<Gateway>) {
+        let deadline_ms = gateway.config.limits.body_timeout_ms;
+        let limit = Duration::from_millis(deadline_ms);
+        let late = self.uploads.borrow().late(gateway.now(), limit);
+        for stream in late {
+            let is_its = |request: &Request| Rc::ptr_eq(&request.gateway, gateway);
+            let is_due = self.requests.borrow().get(&stream).is_some_and(is_its);
+            if is_due {
+                self.refuse(stream, &Refusal::BodyTimeout { deadline_ms });
+            }
+        }
+    }
+
+    fn refuse(&self, stream: u32, refusal: &Refusal) {
+        let request = self.requests.borrow_mut().remove(&stream);
+        self.uploads.borrow_mut().end(stream);
+        let Some(Request { stream, gateway }) = request else {
+            return;
+        };
+        stream.body.replace(None);
+        if stream.enter() {
+            log::info!("[{}] refused: {refusal}", stream.request_id());
+            stream.refuse(&gateway, refusal);
+        }
+    }
+}

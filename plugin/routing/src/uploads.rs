@@ -1,0 +1,192 @@
+//! Owns the request bodies that are being received on one thread: how long each may take, and which of them give way where there
+//! is no room for all.
+//!
+//! Bodies share a budget of bytes. A client that sends slowly, or not at all, holds what has come of its body all the same; so
+//! a body that is complete takes the room of those that are not, and one that is being received takes that of those that have
+//! had their time.
+
+use std::time::Duration;
+
+use hashbrown::HashMap;
+
+/// How long a body is safe from others that are being received: a client that is not slow has sent the longest body by then. Without
+/// it, where too many come at once, each would drive out another and none would ever be complete.
+const SAFE: Duration = Duration::from_secs(5);
+
+/// The bodies that are being received, by the number of their stream.
+#[derive(Debug, Default)]
+pub struct Uploads {
+    open: HashMap<u32, Upload>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Upload {
+    /// When its request's headers came.
+    began: Duration,
+    /// Bytes of it that have come.
+    bytes: usize,
+}
+
+/// How far a body has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// More of it is to come.
+    Incomplete,
+    /// All of it is there.
+    Complete,
+}
+
+impl Uploads {
+    /// A body is to come on this stream.
+    pub fn begin(&mut self, stream: u32, now: Duration) {
+        let upload = Upload {
+            began: now,
+            bytes: 0,
+        };
+        self.open.insert(stream, upload);
+    }
+
+    /// So many bytes of it have come in all.
+    pub fn received(&mut self, stream: u32, bytes: usize) {
+        if let Some(upload) = self.open.get_mut(&stream) {
+            upload.bytes = bytes;
+        }
+    }
+
+    /// The body is complete, refused, or gone with its stream.
+    pub fn end(&mut self, stream: u32) {
+        self.open.remove(&stream);
+    }
+
+    /// How many bodies are being received.
+    pub fn count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// The streams whose bodies have not come within `limit`.
+    pub fn late(&self, now: Duration, limit: Duration) -> Vec<u32> {
+        let is_late = |upload: &Upload| now.saturating_sub(upload.began) >= limit;
+        let late = self.open.iter().filter(|(_, upload)| is_late(upload));
+        late.map(|(stream, _)| *stream).collect()
+    }
+
+    /// The streams whose bodies give way so that `wanted` more bytes can be held for the body of `stream`, those that have taken
+    /// longest first; none where that would not be enough.
+    pub fn make_way(
+        &self,
+        stream: u32,
+        wanted: usize,
+        progress: Progress,
+        now: Duration,
+    ) -> Option<Vec<u32>> {
+        let own = self.open.get(&stream).map(|upload| upload.began);
+        let gives_way = |upload: &Upload| match progress {
+            Progress::Complete => true,
+            Progress::Incomplete => {
+                let has_had_its_time = now.saturating_sub(upload.began) >= SAFE;
+                has_had_its_time && own.is_some_and(|own| upload.began < own)
+            }
+        };
+        let mut others: Vec<(Duration, u32, usize)> = self
+            .open
+            .iter()
+            .filter(|(other, upload)| **other != stream && upload.bytes > 0 && gives_way(upload))
+            .map(|(other, upload)| (upload.began, *other, upload.bytes))
+            .collect();
+        others.sort_unstable();
+        let mut freed = 0_usize;
+        let mut ways = Vec::new();
+        for (_, other, bytes) in others {
+            if freed >= wanted {
+                break;
+            }
+            freed = freed.saturating_add(bytes);
+            ways.push(other);
+        }
+        (freed >= wanted && wanted > 0).then_some(ways)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Bodies by number: when each began, in seconds, and bytes of it that have come.
+    fn uploads(all: &[(u32, u64, usize)]) -> Uploads {
+        let mut uploads = Uploads::default();
+        for (stream, began, bytes) in all {
+            uploads.begin(*stream, at(*began));
+            uploads.received(*stream, *bytes);
+        }
+        uploads
+    }
+
+    #[test]
+    fn found_b6_a_body_has_a_deadline_of_its_own() {
+        let mut uploads = uploads(&[(1, 0, 0), (2, 10, 500)]);
+        assert!(uploads.late(at(59), at(60)).is_empty());
+        assert_eq!(uploads.late(at(60), at(60)), [1]);
+        // A byte now and then is no excuse.
+        uploads.received(2, 501);
+        let mut late = uploads.late(at(70), at(60));
+        late.sort_unstable();
+        assert_eq!(late, [1, 2]);
+        uploads.end(1);
+        uploads.end(2);
+        assert!(uploads.late(at(1000), at(60)).is_empty());
+        assert_eq!(uploads.count(), 0);
+        // What is not known any more is no upload.
+        uploads.received(1, 7);
+        assert_eq!(uploads.count(), 0);
+    }
+
+    #[test]
+    fn found_b6_a_complete_body_takes_the_room_of_those_that_are_not() {
+        let uploads = uploads(&[
+            (1, 2, 1000),
+            (2, 0, 100),
+            (3, 9, 100),
+            (4, 1, 0),
+            (9, 10, 5),
+        ]);
+        let ways = |wanted| uploads.make_way(9, wanted, Progress::Complete, at(10));
+        assert_eq!(ways(1), Some(vec![2]));
+        assert_eq!(ways(100), Some(vec![2]));
+        assert_eq!(ways(101), Some(vec![2, 1]));
+        assert_eq!(ways(1200), Some(vec![2, 1, 3]));
+        assert_eq!(ways(1201), None);
+        assert_eq!(ways(0), None);
+    }
+
+    #[test]
+    fn found_b6_an_incomplete_body_takes_that_of_those_that_have_had_their_time() {
+        let uploads = uploads(&[(1, 0, 1000), (2, 4, 100), (3, 7, 100), (9, 10, 5)]);
+        let ways =
+            |stream, wanted, now| uploads.make_way(stream, wanted, Progress::Incomplete, at(now));
+        assert_eq!(ways(9, 50, 10), Some(vec![1]));
+        assert_eq!(ways(9, 1100, 10), Some(vec![1, 2]));
+        assert_eq!(ways(9, 1101, 10), None);
+        assert_eq!(ways(9, 1101, 12), Some(vec![1, 2, 3]));
+        // Nobody takes the room of one that came later.
+        assert_eq!(ways(1, 1, 100), None);
+        // One that is not known came at no time.
+        assert_eq!(ways(7, 1, 100), None);
+    }
+
+    #[test]
+    fn found_b6_sixteen_that_hold_everything_and_send_nothing_keep_nobody_out() {
+        const BODY: usize = 16 * 1024 * 1024;
+        let slow: Vec<_> = (0..16).map(|stream| (stream, 0, BODY - 1)).collect();
+        let mut uploads = uploads(&slow);
+        uploads.begin(99, at(6));
+        uploads.received(99, 64 * 1024);
+        for progress in [Progress::Complete, Progress::Incomplete] {
+            let ways = uploads.make_way(99, 64 * 1024, progress, at(7));
+            assert_eq!(ways, Some(vec![0]), "{progress:?}");
+        }
+    }
+}
