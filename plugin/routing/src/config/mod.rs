@@ -8,6 +8,7 @@ mod engine_metrics;
 mod health;
 mod legs;
 mod listed;
+mod memory;
 mod paths;
 mod picker;
 mod protocol;
