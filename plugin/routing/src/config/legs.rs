@@ -70,7 +70,7 @@ pub struct DecodeLeg {
     /// Where the worker reads the prompt too, as much again as a prefill call may take.
     pub first_token_timeout_ms: u32,
     /// Milliseconds between two pieces of a streamed answer, after the first; 0: no limit. A client that reads slowly
-    /// silences its worker too.
+    /// silences its worker too; where other streams of the worker move meanwhile, it is not held against it.
     pub silence_timeout_ms: u32,
     /// Milliseconds for each token that the client allows, for an answer in one piece, in addition to those for the
     /// first; 0, and where the client names no limit: no limit.
