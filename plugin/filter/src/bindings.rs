@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
-use routing::fleet::WorkerId;
+use routing::fleet::{Incarnation, WorkerId};
 use routing::route::Question;
 
 use crate::calls;
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Questions under way, and when each worker is asked next.
 #[derive(Default)]
 pub struct Asker {
-    asked: HashMap<u32, WorkerId>,
+    asked: HashMap<u32, Incarnation>,
     /// With whether the worker had told when it was asked last: one that must tell anew is asked at once.
     again: HashMap<WorkerId, (Duration, bool)>,
     /// Workers that did not tell: only the first time is logged.
@@ -36,7 +36,8 @@ impl Asker {
             let last = self.again.get(&id);
             let waits = last
                 .is_some_and(|(until, was_bound)| now < *until && *was_bound == question.is_bound);
-            if !waits && !self.asked.values().any(|asked| *asked == id) {
+            let life = question.worker.incarnation();
+            if !waits && !self.asked.values().any(|asked| *asked == life) {
                 let until = now.saturating_add(question.again);
                 self.again.insert(id, (until, question.is_bound));
                 self.ask(&question);
@@ -53,7 +54,7 @@ impl Asker {
         } = question;
         match calls::get(cluster, Some(*destination), path, &[], PATIENCE) {
             Ok(token) => {
-                self.asked.insert(token, question.worker.id);
+                self.asked.insert(token, question.worker.incarnation());
             }
             Err(status) => self.failed(question.worker.id, &format!("the call failed: {status:?}")),
         }
@@ -61,15 +62,15 @@ impl Asker {
 
     /// Takes the answer to a question; false where the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<Gateway>) -> bool {
-        let Some(id) = self.asked.remove(&token) else {
+        let Some(life) = self.asked.remove(&token) else {
             return false;
         };
         let body = calls::good_answer(has_headers).unwrap_or_default();
-        match gateway.told(id, &body) {
+        match gateway.told(&life, &body) {
             true => {
-                self.silent.remove(&id);
+                self.silent.remove(&life.id);
             }
-            false => self.failed(id, "it did not tell what it was asked"),
+            false => self.failed(life.id, "it did not tell what it was asked"),
         }
         true
     }

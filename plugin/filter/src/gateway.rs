@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use routing::admission::Waiter;
 use routing::budget::{Budget, Share};
 use routing::config::{Config, Discovery, PolicyName, Pool};
-use routing::fleet::WorkerId;
+use routing::fleet::{Incarnation, WorkerId};
 use routing::handoff::usage;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 
@@ -72,7 +72,7 @@ pub struct Gateway {
     /// The version of the published fleet that was last looked at.
     fleet_seen: Rc<Cell<u32>>,
     /// The workers that were there when it was last asked who has left.
-    present: RefCell<Vec<WorkerId>>,
+    present: RefCell<Vec<Incarnation>>,
     /// The version of the engines' reports that was last looked at.
     reports_seen: Cell<u32>,
     /// Who has registered, as this VM has seen it.
@@ -162,24 +162,18 @@ impl Gateway {
         );
     }
 
-    /// Who was there when this was last asked, and is no more.
+    /// Who was there when this was last asked, and is no more, or is another now.
     pub fn who_left(&self) -> Vec<WorkerId> {
         let router = self.router.borrow();
         let fleet = router.fleet();
         let mut present = self.present.borrow_mut();
-        let is_same = fleet
-            .workers()
-            .map(|worker| worker.id)
-            .eq(present.iter().copied());
-        if is_same {
+        let now = || fleet.workers().map(|worker| worker.incarnation());
+        if now().eq(present.iter().copied()) {
             return Vec::new();
         }
-        let now = fleet.workers().map(|worker| worker.id).collect();
-        let before = std::mem::replace(&mut *present, now);
-        before
-            .into_iter()
-            .filter(|id| !fleet.contains(*id))
-            .collect()
+        let before = std::mem::replace(&mut *present, now().collect());
+        let left = before.into_iter().filter(|life| !fleet.lives(life));
+        left.map(|life| life.id).collect()
     }
 
     /// Hears what the engines have told the VM that leads, if there is anything new.
@@ -197,8 +191,8 @@ impl Gateway {
     }
 
     /// A prefill worker has answered what it was asked; false where that does not tell.
-    pub fn told(&self, worker: WorkerId, answer: &[u8]) -> bool {
-        self.router.borrow_mut().told(worker, answer)
+    pub fn told(&self, whom: &Incarnation, answer: &[u8]) -> bool {
+        self.router.borrow_mut().told(whom, answer)
     }
 
     /// A request is refused.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use routing::config::{EngineMetrics, Pool};
 use routing::engine_metrics;
-use routing::fleet::{Role, Worker, WorkerId};
+use routing::fleet::{Incarnation, Role, Worker};
 use routing::route::Report;
 
 use crate::calls;
@@ -16,8 +16,8 @@ use crate::shared;
 /// Asks the workers of a pool while this VM leads.
 pub struct Scraper {
     rules: EngineMetrics,
-    asked: HashMap<u32, WorkerId>,
-    reports: HashMap<WorkerId, Report>,
+    asked: HashMap<u32, Incarnation>,
+    reports: HashMap<Incarnation, Report>,
     /// Whose turn it is: a place in the fleet.
     turn: usize,
     /// Workers that may be asked now, and the fraction that is left over.
@@ -84,7 +84,8 @@ impl Scraper {
         let Some(address) = worker.address else {
             return;
         };
-        if self.asked.values().any(|asked| *asked == worker.id) {
+        let life = worker.incarnation();
+        if self.asked.values().any(|asked| *asked == life) {
             return;
         }
         let timeout = Duration::from_millis(self.rules.timeout_ms);
@@ -98,19 +99,19 @@ impl Scraper {
         };
         // What cannot be asked says nothing: its last figures grow old.
         if let Ok(token) = calls::get(&cluster, Some(address), &self.rules.path, &[], timeout) {
-            self.asked.insert(token, worker.id);
+            self.asked.insert(token, life);
         }
     }
 
     /// Takes an answer; false where the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Gateway) -> bool {
-        let Some(worker) = self.asked.remove(&token) else {
+        let Some(life) = self.asked.remove(&token) else {
             return false;
         };
         if let Some(text) = calls::good_answer(has_headers) {
             let figures = engine_metrics::parse(&text);
             self.reports
-                .insert(worker, Report::of(worker, gateway.now(), figures));
+                .insert(life, Report::of(life.id, gateway.now(), figures));
             self.has_news = true;
         }
         true
@@ -121,7 +122,7 @@ impl Scraper {
             return;
         }
         let router = gateway.router.borrow();
-        self.reports.retain(|id, _| router.fleet().contains(*id));
+        self.reports.retain(|life, _| router.fleet().lives(life));
         shared::publish_reports(&gateway.pool.name, self.reports.values());
     }
 }

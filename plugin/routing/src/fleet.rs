@@ -118,7 +118,31 @@ pub struct Capacity {
     pub batched_tokens: Option<u64>,
 }
 
+/// One life of a worker: nothing that was learned of it outlives any of these. A start that none of them shows is told by the
+/// engine itself, with another start time, bootstrap port or id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Incarnation {
+    /// Its id.
+    pub id: WorkerId,
+    /// Where it is reached.
+    pub address: Option<SocketAddr>,
+    /// What it does.
+    pub role: Role,
+    /// How many ranks it has: an engine has others only after a new start.
+    pub dp_size: u32,
+}
+
 impl Worker {
+    /// The life that it is in.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation {
+            id: self.id,
+            address: self.address,
+            role: self.role,
+            dp_size: self.dp_size,
+        }
+    }
+
     /// Whether the worker serves `model`; a request without a model is served by all.
     pub fn serves(&self, model: Option<&str>) -> bool {
         match (&self.model, model) {
@@ -251,6 +275,25 @@ impl Fleet {
     /// The worker of that id.
     pub fn get(&self, id: WorkerId) -> Option<&Rc<Worker>> {
         self.workers.get(*self.index.get(&id)?)
+    }
+
+    /// Whether a worker is still in the life that it was in.
+    pub fn lives(&self, life: &Incarnation) -> bool {
+        self.get(life.id)
+            .is_some_and(|worker| worker.incarnation() == *life)
+    }
+
+    /// The same without some of its workers.
+    pub fn without(&self, some: &[WorkerId]) -> Self {
+        let staying = self.workers().filter(|worker| !some.contains(&worker.id));
+        let mut fleet = Self {
+            version: self.version,
+            workers: staying.cloned().collect(),
+            index: HashMap::new(),
+        };
+        let places = fleet.workers.iter().map(|worker| worker.id).zip(0..);
+        fleet.index = places.collect();
+        fleet
     }
 
     /// The worker reached at `address` in one of `roles`, if any.

@@ -215,7 +215,7 @@ fn default_on_failure() -> Vec<OnPrefillFailure> {
 pub enum BootstrapSource {
     /// On this port of every prefill worker that does not tell its own.
     Port(#[cfg_attr(feature = "schema", schemars(range(min = 1)))] u16),
-    /// `sglang` only: each prefill worker is asked, at `/get_server_info`, before it is handed a request.
+    /// `sglang` only: each prefill worker is asked, at `/get_server_info`, before it is handed a request, again every two seconds, and at once after it took no connection.
     Ask,
 }
 

@@ -41,6 +41,12 @@ impl EngineIds {
         (!ids.is_empty()).then_some(Self(ids))
     }
 
+    /// Whether these may be the engines that told `earlier`: each of those is there still.
+    pub fn continue_those(&self, earlier: &Self) -> bool {
+        let mut before = earlier.0.iter();
+        before.all(|(rank, id)| self.0.get(rank) == Some(id))
+    }
+
     /// The engine that computes for a rank.
     pub fn of(&self, rank: u32) -> Option<&str> {
         self.0.get(&rank).map(String::as_str)

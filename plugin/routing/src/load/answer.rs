@@ -123,7 +123,7 @@ impl DecodeCharge {
 
     /// The same charge on the worker that really serves, after the proxy has moved on to it.
     pub fn moved_to(self, key: TargetKey, ledger: &mut Ledger) -> Self {
-        if self.target() == key {
+        if self.target() == key && ledger.has(key, self.booking.slot) {
             return self;
         }
         let moved = ledger.charge_decode(key, self.booking.answer);

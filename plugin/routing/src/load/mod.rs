@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::fleet::{Fleet, Target, TargetKey, Worker};
+use crate::fleet::{Fleet, Target, TargetKey, Worker, WorkerId};
 use backlog::Ticket;
 use books::Books;
 
@@ -29,6 +29,8 @@ use books::Books;
 pub struct Ledger {
     slots: HashMap<TargetKey, usize>,
     free: Vec<usize>,
+    /// Slots of workers whose ids live on in other workers, until nothing is booked on them any more.
+    retired: Vec<usize>,
     /// On whose ranks other VMs have booked something, as far as it was heard.
     heard: Vec<usize>,
     books: Rc<Books>,
@@ -108,6 +110,11 @@ impl Ledger {
         self.books.total()
     }
 
+    /// Whether a rank is kept under that number.
+    pub(super) fn has(&self, key: TargetKey, slot: usize) -> bool {
+        self.slots.get(&key) == Some(&slot)
+    }
+
     /// Forgets workers that left and on which nothing is booked any more.
     pub fn keep(&mut self, fleet: &Fleet) {
         let Self {
@@ -120,6 +127,42 @@ impl Ledger {
                 free.push(*slot);
             }
             stays
+        });
+        self.free_retired();
+    }
+
+    /// These workers have come to the end of a life: what is booked on them is no part of the next one's.
+    pub fn retire(&mut self, ended: &[WorkerId]) {
+        let Self {
+            slots,
+            retired,
+            books,
+            ..
+        } = self;
+        slots.retain(|key, slot| {
+            let stays = !ended.contains(&key.worker);
+            if !stays {
+                books.close(*slot);
+                retired.push(*slot);
+            }
+            stays
+        });
+        self.free_retired();
+    }
+
+    fn free_retired(&mut self) {
+        let Self {
+            retired,
+            free,
+            books,
+            ..
+        } = self;
+        retired.retain(|slot| {
+            let is_idle = books.load(*slot).is_idle();
+            if is_idle {
+                free.push(*slot);
+            }
+            !is_idle
         });
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Router;
 use crate::config::{BootstrapSource, Protocol};
-use crate::fleet::{Role, Worker, WorkerId};
+use crate::fleet::{Incarnation, Role, Worker, WorkerId};
 use crate::handoff::bootstrap::Bootstrap;
 use crate::handoff::mooncake::{self, EngineIds};
 use crate::handoff::sglang;
@@ -15,15 +15,29 @@ use crate::handoff::sglang;
 /// A prefill worker that has not told is asked again after this time: it serves nobody until it has.
 const UNTOLD_AGAIN: Duration = Duration::from_millis(250);
 
-/// One that has told is asked again after this time, where a restart at the same address would change the answer.
+/// One that has told is asked again after this time, since a restart at the same address would change the answer.
 const TOLD_AGAIN: Duration = Duration::from_millis(500);
 
+/// The same of SGLang, which asks all its schedulers before it answers.
+const SGLANG_TOLD_AGAIN: Duration = Duration::from_secs(2);
+
 /// What is known of a prefill worker.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) bootstrap: Bootstrap,
     /// Mooncake only.
     pub(super) engines: Option<EngineIds>,
+}
+
+impl Binding {
+    /// Whether this may be told by the same process as what was known before.
+    fn continues(&self, before: &Self) -> bool {
+        let are_same = match (&self.engines, &before.engines) {
+            (Some(now), Some(before)) => now.continue_those(before),
+            (now, before) => now == before,
+        };
+        are_same && self.bootstrap == before.bootstrap
+    }
 }
 
 /// What a prefill worker must be asked.
@@ -56,9 +70,23 @@ impl Router {
                     bootstrap,
                     engines: None,
                 };
-                self.bindings.insert(worker.id, binding);
+                self.bind(worker.id, binding);
             }
         }
+    }
+
+    /// From now on this is known of a worker; whether that is news. Another port or other engines than before are those of
+    /// another process: what had been learned of the worker ends.
+    fn bind(&mut self, id: WorkerId, binding: Binding) -> bool {
+        let before = self.bindings.get(&id);
+        let is_known = before.is_some_and(|before| *before == binding);
+        if before.is_some_and(|before| !binding.continues(before)) {
+            self.forget(&[id]);
+            self.rosters.clear();
+            self.open_ranks();
+        }
+        self.bindings.insert(id, binding);
+        !is_known
     }
 
     /// A worker's bootstrap server, where its port is known without asking.
@@ -92,7 +120,7 @@ impl Router {
                 let server = SocketAddr::new(address.ip(), port);
                 (&clusters.bootstrap, server, mooncake::QUERY)
             }
-            _ if is_bound => return None,
+            _ if self.bootstrap_of(worker).is_some() => return None,
             _ => (&clusters.prefill, address, "/get_server_info"),
         };
         Some(Question {
@@ -101,24 +129,34 @@ impl Router {
             destination,
             path,
             is_bound,
-            again: match is_bound {
-                true => TOLD_AGAIN,
-                false => UNTOLD_AGAIN,
+            again: match (is_bound, self.pool.protocol) {
+                (false, _) => UNTOLD_AGAIN,
+                (true, Protocol::Sglang) => SGLANG_TOLD_AGAIN,
+                (true, _) => TOLD_AGAIN,
             },
         })
     }
 
-    /// A worker whose engines may have started anew is handed nothing until it has told their ids again.
+    /// A worker that may have started anew is handed nothing until it has told again what only it can tell.
     pub(super) fn unbind(&mut self, id: WorkerId) {
-        if self.pool.protocol == Protocol::Mooncake && self.bindings.remove(&id).is_some() {
+        let worker = self.fleet.get(id);
+        let is_told = worker.is_some_and(|worker| match self.pool.protocol {
+            Protocol::Mooncake => true,
+            _ => self.bootstrap_of(worker).is_none(),
+        });
+        if is_told && self.bindings.remove(&id).is_some() {
             self.recompute();
         }
     }
 
-    /// What a worker answered; false where that does not tell what was asked. An answer of one that has left meanwhile is
+    /// What a worker answered; false where that does not tell what was asked. An answer of one whose life has ended meanwhile is
     /// discarded.
-    pub fn told(&mut self, id: WorkerId, answer: &[u8]) -> bool {
-        let Some(worker) = self.fleet.get(id).cloned() else {
+    pub fn told(&mut self, whom: &Incarnation, answer: &[u8]) -> bool {
+        let worker = self.fleet.get(whom.id);
+        let Some(worker) = worker
+            .filter(|worker| worker.incarnation() == *whom)
+            .cloned()
+        else {
             return true;
         };
         let binding = match self.pool.protocol {
@@ -134,7 +172,7 @@ impl Router {
         let Some(binding) = binding else {
             return false;
         };
-        if self.bindings.insert(id, binding).is_none() {
+        if self.bind(worker.id, binding) {
             self.recompute();
         }
         true

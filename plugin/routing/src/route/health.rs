@@ -218,13 +218,6 @@ impl Health {
         }
     }
 
-    /// What was held against a worker is held against it no more.
-    pub(super) fn forget(&mut self, worker: WorkerId) {
-        self.records.remove(&worker);
-        self.pairs.forget(worker);
-        self.warm.remove(&worker);
-    }
-
     /// From now on these rules hold.
     pub(super) fn follow(&mut self, rules: config::Health) {
         self.rules = rules;
@@ -340,6 +333,7 @@ impl Health {
         self.records
             .retain(|worker, record| !record.is_blank(now) && fleet.contains(*worker));
         self.warm.retain(|worker| fleet.contains(*worker));
+        self.pairs.keep(fleet);
     }
 
     /// Forgets what has expired.

@@ -482,7 +482,7 @@ impl PrefillPhase {
         let decode = &self.decode.target.worker;
         let is_named = self.errand.steering.decode_pin().worker.is_some();
         let known = router.fleet.get(decode.id);
-        match known.filter(|worker| worker.role == decode.role) {
+        match known.filter(|worker| worker.incarnation() == decode.incarnation()) {
             Some(worker) if worker.is_draining() && !is_named => {
                 // What stands in the way of another one is told to nobody: there is this one.
                 let _ = self.replace_decode(router);
@@ -496,8 +496,9 @@ impl PrefillPhase {
     /// Of those to whom the same bytes may go only those are left who still take anything new.
     fn keep_open_others(&mut self, router: &Router) {
         let is_open = |other: &Target| {
-            let known = router.fleet.get(other.worker.id);
-            known.is_some_and(|worker| !worker.is_draining())
+            let life = other.worker.incarnation();
+            let known = router.fleet.get(life.id);
+            known.is_some_and(|worker| !worker.is_draining() && worker.incarnation() == life)
         };
         self.others.retain(is_open);
     }
@@ -601,7 +602,7 @@ impl PrefillPhase {
     fn run_whole(&mut self, router: &mut Router) -> Option<AfterPrefill> {
         if self.legs.order() != config::Legs::Sequential
             || !router.pool.decode.runs_whole_requests
-            || !router.fleet.contains(self.decode.target.worker.id)
+            || !router.fleet.lives(&self.decode.target.worker.incarnation())
         {
             return None;
         }

@@ -163,7 +163,7 @@ impl Router {
                 continue;
             }
             if last.is_some_and(|last| report.is_of_another_life(last)) {
-                self.begins_anew(&worker);
+                self.begins_anew(worker.id);
             }
             let last = self.reports.get(worker.id);
             let report = report.after(last);
@@ -185,14 +185,6 @@ impl Router {
     /// What is wrong with what was reported, since this was last asked; each told once for each worker.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.reports.warnings)
-    }
-
-    /// The engine at a known address is another process: what it had cached, and what was held against it, is gone.
-    fn begins_anew(&mut self, worker: &Rc<Worker>) {
-        self.forget_cache(worker);
-        self.unbind(worker.id);
-        self.health.forget(worker.id);
-        self.reports.of.remove(&worker.id);
     }
 
     fn hear_report(&mut self, worker: &Rc<Worker>, report: Report, mean_prompt: f64) {

@@ -8,7 +8,7 @@ use hashbrown::{HashMap, HashSet};
 use super::ask::{Admit, Asked, Case};
 use super::roster::Roster;
 use super::{Router, capacity, runs_whole};
-use crate::fleet::{Fleet, TargetKey, Worker};
+use crate::fleet::{Fleet, TargetKey, Worker, WorkerId};
 use crate::load::Load;
 use crate::prefill_router::Place;
 use crate::request::Steering;
@@ -109,18 +109,57 @@ impl Router {
 
     /// Takes over another fleet, whole.
     pub fn adopt(&mut self, fleet: Fleet) {
-        self.prefill_policy.keep(&fleet);
-        self.decode_policy.keep(&fleet);
-        self.health.keep(&fleet, self.ledger.now());
-        self.reports.keep(&fleet);
-        self.bindings.retain(|id, _| fleet.contains(*id));
-        self.rosters.clear();
+        let known = self.fleet.workers();
+        let ended: Vec<WorkerId> = known
+            .filter(|worker| !fleet.lives(&worker.incarnation()))
+            .map(|worker| worker.id)
+            .collect();
         self.adopted = self.adopted.wrapping_add(1);
         self.adapters = adapters(&fleet);
         self.fleet = fleet;
+        self.forget(&ended);
+        self.settle();
+    }
+
+    /// The lives of these workers have ended, whoever has their ids now: all that was learned of them is forgotten, here and
+    /// nowhere else. To be settled after that.
+    pub(super) fn forget(&mut self, ended: &[WorkerId]) {
+        if ended.is_empty() {
+            return;
+        }
+        let staying = self.fleet.without(ended);
+        self.prefill_policy.keep(&staying);
+        self.decode_policy.keep(&staying);
+        self.health.keep(&staying, self.ledger.now());
+        self.reports.keep(&staying);
+        self.bindings.retain(|id, _| staying.contains(*id));
+        let Self {
+            opened, prefixes, ..
+        } = self;
+        opened.retain(|key, known| {
+            let stays = staying.contains(key.worker);
+            if !stays {
+                prefixes.forget(known.slot);
+            }
+            stays
+        });
+        let ids_live_on = ended.iter().filter(|id| self.fleet.contains(**id));
+        let ids_live_on: Vec<WorkerId> = ids_live_on.copied().collect();
+        self.ledger.retire(&ids_live_on);
+    }
+
+    /// What follows from who is there and what is known of them.
+    pub(super) fn settle(&mut self) {
+        self.rosters.clear();
         self.open_ranks();
         self.bind_what_is_known();
         self.recompute();
+    }
+
+    /// A worker's engine is another process than the one that all was learned of.
+    pub(super) fn begins_anew(&mut self, worker: WorkerId) {
+        self.forget(&[worker]);
+        self.settle();
     }
 
     /// What is known of workers that left is forgotten, and a number given to those that came. Those whose capacity is another

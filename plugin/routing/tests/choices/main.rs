@@ -11,6 +11,7 @@ mod burst;
 mod eligibility;
 mod engine;
 mod health;
+mod incarnations;
 mod kv;
 mod marks;
 mod overrides;

@@ -246,7 +246,8 @@ fn of_a_named_workers_ranks_the_least_busy_one_is_taken() {
 fn who_is_named_but_not_bound_yet_is_waited_for() {
     let mut router = router("sglang", &two_by_two(), json!({"bootstrap": "ask"}));
     let info = br#"{"disaggregation_bootstrap_port":9000}"#;
-    assert!(router.told(WorkerId(1), info));
+    let first = router.fleet().get(WorkerId(1)).unwrap().incarnation();
+    assert!(router.told(&first, info));
     assert_eq!(pair(ask(&mut router, json!({"prefill_worker_id": 1}))).0, 1);
     let refused = refusal(ask(&mut router, json!({"prefill_worker_id": 2})));
     assert_eq!(refused, Refusal::NotServed(NotServed::Pending));

@@ -238,7 +238,16 @@ impl History {
             return;
         };
         let namespace = phase.worker().namespace.clone();
+        let id = phase.worker().id.0;
         let after = phase.answered(answer, client, &mut self.subject.router);
+        let is_reached = !matches!(
+            answer,
+            PrefillAnswer::NotSent | PrefillAnswer::Whole { status: 503, .. }
+        );
+        // It may have started anew meanwhile.
+        if !is_reached && self.subject.unbound().contains(&id) {
+            self.world.unbind(id);
+        }
         if client == Client::Left {
             self.after_the_client_left(&after, &namespace, flight.named);
             return;

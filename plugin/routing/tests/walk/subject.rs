@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use routing::config::{Config, OnPrefillAbsent, Protocol};
-use routing::fleet::{Fleet, WorkerId};
+use routing::fleet::{Fleet, Incarnation, Role, WorkerId};
 use routing::prefill_router::Place;
 use routing::rendezvous::State;
 use routing::request::Generation;
@@ -63,6 +63,8 @@ pub struct Real {
     version: u64,
     told: BTreeMap<Place, State>,
     complaint: Option<String>,
+    /// Those who have been there.
+    lives: BTreeMap<u64, Incarnation>,
 }
 
 pub fn pool(setup: &Setup, fields: &str) -> routing::config::Pool {
@@ -97,6 +99,7 @@ impl Real {
             version: 0,
             told: BTreeMap::new(),
             complaint: None,
+            lives: BTreeMap::new(),
         }
     }
 
@@ -132,11 +135,23 @@ impl Subject for Real {
             News::Fleet => {
                 self.version += 1;
                 let workers = world.workers(|space| self.setup.model(space));
+                let lives = workers
+                    .iter()
+                    .map(|worker| (worker.id.0, worker.incarnation()));
+                self.lives.extend(lives);
                 self.router.adopt(Fleet::new(self.version, workers));
             }
             News::Bound(id) => {
                 let info = br#"{"disaggregation_bootstrap_port":8998}"#;
-                assert!(self.router.told(WorkerId(id), info));
+                // Of one that was never there nothing is told that could be its.
+                let nobody = Incarnation {
+                    id: WorkerId(id),
+                    address: None,
+                    role: Role::Prefill,
+                    dp_size: 1,
+                };
+                let worker = self.lives.get(&id).copied().unwrap_or(nobody);
+                assert!(self.router.told(&worker, info));
             }
             // Nothing to tell: the worker is still among those that are to be asked.
             News::Failed => {}
@@ -164,7 +179,8 @@ impl Subject for Real {
 
     fn unbound(&self) -> Vec<u64> {
         let questions = self.router.questions();
-        let mut ids: Vec<u64> = questions.iter().map(|asked| asked.worker.id.0).collect();
+        let unbound = questions.iter().filter(|asked| !asked.is_bound);
+        let mut ids: Vec<u64> = unbound.map(|asked| asked.worker.id.0).collect();
         ids.sort_unstable();
         ids
     }

@@ -120,6 +120,17 @@ impl World {
         })
     }
 
+    /// Who is there must tell anew where its KV is fetched.
+    pub fn unbind(&mut self, id: u64) {
+        for slot in &mut self.slots {
+            if let Slot::Here { life, bound, .. } = slot
+                && life.id == id
+            {
+                *bound = false;
+            }
+        }
+    }
+
     pub fn of(&self, role: Role, space: usize) -> impl Iterator<Item = (Life, bool)> + '_ {
         let here = self.here();
         here.filter(move |(at, life, _)| self.role(*at) == role && life.space == space)

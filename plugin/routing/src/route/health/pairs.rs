@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::record::Row;
-use crate::fleet::WorkerId;
+use crate::fleet::{Fleet, WorkerId};
 
 /// By then either has been asked again; what is older decides nothing.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
@@ -73,9 +73,9 @@ impl Pairs {
         found
     }
 
-    /// A worker has left, or is another one now.
-    pub(super) fn forget(&mut self, worker: WorkerId) {
+    /// Forgets workers that left, or are others now.
+    pub(super) fn keep(&mut self, fleet: &Fleet) {
         self.open
-            .retain(|pair| pair.prefill != worker && pair.decode != worker);
+            .retain(|pair| fleet.contains(pair.prefill) && fleet.contains(pair.decode));
     }
 }
