@@ -28,10 +28,12 @@ impl Place {
 /// What is known of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlaceState {
-    /// What exists.
+    /// What exists. Nothing where nobody is here for this place itself: a place that is only remembered lends no worker its name.
     pub census: Census,
     /// What follows from it.
     pub state: State,
+    /// Whether a worker of this very place takes new requests. Only then the place has a say in who is served.
+    is_inhabited: bool,
     was_active: bool,
 }
 
@@ -46,10 +48,16 @@ pub struct Transition {
     pub to: State,
 }
 
+/// Which places are meant.
+type Wanted<'w> = &'w dyn Fn(&Place, &PlaceState) -> bool;
+
 /// The states of all places.
 #[derive(Debug, Default)]
 pub struct PrefillRouters {
     places: HashMap<Place, PlaceState>,
+    /// The places that are only remembered, each with the number of the update that found nobody there any more.
+    left: HashMap<Place, u64>,
+    updates: u64,
 }
 
 impl PrefillRouters {
@@ -65,7 +73,11 @@ impl PrefillRouters {
         now.extend(self.places.keys().cloned());
         let mut transitions = Vec::new();
         for place in now {
-            let census = census(&place, &members, &is_bound, &runs_whole);
+            let is_inhabited = members.get(&place).is_some_and(|here| !here.is_empty());
+            let census = match is_inhabited {
+                true => census(&place, &members, &is_bound, &runs_whole),
+                false => Census::default(),
+            };
             let before = self.places.get(&place).copied();
             let was_active = before.is_some_and(|before| before.was_active);
             let state = State::of(census, was_active);
@@ -76,35 +88,41 @@ impl PrefillRouters {
                     to: state,
                 });
             }
-            let was_active = was_active || state == State::Active;
-            self.places.insert(
-                place,
-                PlaceState {
-                    census,
-                    state,
-                    was_active,
-                },
-            );
+            let known = PlaceState {
+                census,
+                state,
+                is_inhabited,
+                was_active: was_active || state == State::Active,
+            };
+            self.places.insert(place, known);
         }
+        self.note_who_left(&members);
         self.forget_excess();
         transitions.sort_by(|a, b| a.place.cmp(&b.place));
         transitions
     }
 
-    /// Places that nobody is at are remembered only up to a bound.
-    fn forget_excess(&mut self) {
-        let is_empty =
-            |place: &PlaceState| place.state == State::Vacant && place.census.whole_workers == 0;
-        let mut vacant: Vec<Place> = self
-            .places
-            .iter()
-            .filter(|(_, s)| is_empty(s))
-            .map(|(p, _)| p.clone())
-            .collect();
-        vacant.sort();
-        for place in vacant.iter().skip(MAX_VACANT) {
-            self.places.remove(place);
+    fn note_who_left(&mut self, members: &HashMap<Place, Vec<&Worker>>) {
+        self.updates = self.updates.saturating_add(1);
+        self.left.retain(|place, _| !members.contains_key(place));
+        for place in self.places.keys() {
+            if !members.contains_key(place) && !self.left.contains_key(place) {
+                self.left.insert(place.clone(), self.updates);
+            }
         }
+    }
+
+    /// Places that nobody is at are remembered only up to a bound, those that were left last.
+    fn forget_excess(&mut self) {
+        if self.left.len() <= MAX_VACANT {
+            return;
+        }
+        let mut left: Vec<(u64, Place)> = self.left.drain().map(|(p, since)| (since, p)).collect();
+        left.sort_by(|(a, first), (b, second)| b.cmp(a).then_with(|| first.cmp(second)));
+        for (_, forgotten) in left.split_off(MAX_VACANT) {
+            self.places.remove(&forgotten);
+        }
+        self.left = left.into_iter().map(|(since, p)| (p, since)).collect();
     }
 
     /// All places and their states.
@@ -112,24 +130,35 @@ impl PrefillRouters {
         self.places.iter()
     }
 
-    /// The places that serve a model: its own, else those that serve any model. Without a model, all.
+    /// The places that serve a model: its own, else those that serve any model. Without a model, all. Those that are only
+    /// remembered have no say in that: they are told where nobody else is, so that the model is not taken for unknown.
     pub fn of_model(&self, model: Option<&str>) -> Vec<(&Place, &PlaceState)> {
-        let Some(model) = model else {
-            return self.places.iter().collect();
-        };
-        let of = |wanted: Option<&str>| {
-            let places = self
-                .places
-                .iter()
-                .filter(|(place, _)| place.model.as_deref() == wanted);
-            places.collect::<Vec<_>>()
-        };
-        let own = of(Some(model));
-        if own.is_empty() { of(None) } else { own }
+        let is_own = |place: &Place| model.is_none() || place.model.as_deref() == model;
+        let is_any = |place: &Place| place.model.is_none();
+        let tiers: [Wanted<'_>; 4] = [
+            &|place, state| is_own(place) && state.is_inhabited,
+            &|place, state| is_any(place) && state.is_inhabited,
+            &|place, _| is_own(place),
+            &|place, _| is_any(place),
+        ];
+        let mut found = tiers.into_iter().map(|tier| self.of(tier));
+        found.find(|places| !places.is_empty()).unwrap_or_default()
+    }
+
+    fn of(&self, is_wanted: Wanted<'_>) -> Vec<(&Place, &PlaceState)> {
+        let places = self.places.iter();
+        places
+            .filter(|(place, state)| is_wanted(place, state))
+            .collect()
     }
 }
 
 impl PlaceState {
+    /// Whether a worker of this very place takes new requests; else it is only remembered, or all who are there drain.
+    pub fn is_inhabited(&self) -> bool {
+        self.is_inhabited
+    }
+
     /// What a request gets here.
     pub fn verdict(
         &self,

@@ -81,6 +81,10 @@ impl Router {
             .collect();
         // In the map's order the draw would not be the same for the same seed.
         places.sort_by(|a, b| a.0.cmp(&b.0));
+        if !places.iter().any(|(_, state)| state.is_inhabited()) {
+            // What a caller names is judged only where there is somebody: a place that is remembered answers as none would.
+            return Err(Refusal::NotServed(NotServed::Vacant));
+        }
         self.keep_pinned(&mut places, steering)?;
 
         let verdict = |state: &PlaceState| state.verdict(mode, absent);

@@ -164,17 +164,24 @@ fn check_departed(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Re
     let Some(space) = (0..SPACES.len()).find(|space| world.known[*space]) else {
         return Ok(());
     };
+    let model = setup.model(space);
+    let serves = |space: usize| setup.model(space) == model;
+    let is_anybody_here = world.here().any(|(_, life, _)| serves(life.space));
     for id in world.departed() {
         let ask = Ask {
-            model: setup.model(space),
+            model: model.clone(),
             query: false,
             prefill: Some(id),
             decode: None,
         };
         let got = subject.ask(&ask);
+        let (status, code) = match is_anybody_here {
+            true => (400, "invalid_worker_id"),
+            false => (503, "no_worker"),
+        };
         let right = Got::Refused {
-            status: 400,
-            code: "invalid_worker_id".to_owned(),
+            status,
+            code: code.to_owned(),
         };
         if got != right {
             return Err(format!("{ask:?}: {got:?}, not {right:?}"));

@@ -11,6 +11,7 @@
 mod check;
 mod docs;
 mod dynamo;
+mod fresh;
 mod historic;
 mod histories;
 mod oracle;
