@@ -105,8 +105,13 @@ pub async fn a_query_keeps_its_pins(proxy: Proxy) {
             assert_eq!(chosen_by(&reply.expect(200)), (prefill, decode));
         }
     }
-    let unknown = query(chat_with(json!({"prefill_worker_id": 424_242})));
-    let reply = rig.gateway.send(ask(&unknown)).await;
+    let gone = query(chat_with(
+        json!({"prefill_worker_id": 424_242, "decode_worker_id": DECODE_IDS[1]}),
+    ));
+    let reply = rig.gateway.send(ask(&gone)).await;
+    assert_eq!(chosen_by(&reply.expect(200)).1, DECODE_IDS[1]);
+    let swapped = query(chat_with(json!({"prefill_worker_id": DECODE_IDS[0]})));
+    let reply = rig.gateway.send(ask(&swapped)).await;
     reply.expect_code(400, "invalid_worker_id");
     rig.assert_nobody_was_asked().await;
 }

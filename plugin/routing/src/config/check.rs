@@ -6,7 +6,7 @@ use crate::fleet::Role;
 
 use super::{
     BootstrapSource, ConditionalPolicy, Config, ConfigError, Legs, OnPrefillAbsent,
-    OnPrefillFailure, Pool, Protocol,
+    OnPrefillFailure, OnStalePin, Pool, Protocol,
 };
 
 /// Each has a router, and with it memory, on every thread.
@@ -257,6 +257,15 @@ impl Pool {
             true => OnPrefillAbsent::Fail,
             false => self.on_prefill_absent,
         }
+    }
+
+    /// What happens where a worker is named that is not there, the default taken into account.
+    pub fn stale_pin(&self) -> OnStalePin {
+        let default = match self.prefill_absent() {
+            OnPrefillAbsent::Aggregate => OnStalePin::Ignore,
+            OnPrefillAbsent::Fail => OnStalePin::Reject,
+        };
+        self.on_stale_pin.unwrap_or(default)
     }
 
     fn check_frontends(&self, at: &str) -> Result<(), ConfigError> {

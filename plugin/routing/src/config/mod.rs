@@ -140,6 +140,9 @@ pub struct Pool {
     /// What happens to a request while there is no prefill worker.
     #[serde(default)]
     pub on_prefill_absent: OnPrefillAbsent,
+    /// What happens where a trusted caller names a worker that has left, or takes nothing new; absent: `ignore` where
+    /// `on_prefill_absent` is `aggregate`, else `reject`. A role whose `selection` is `direct` always rejects.
+    pub on_stale_pin: Option<OnStalePin>,
     /// What happens when a prefill worker has failed, in order. `decode_only` needs `nixl`, `mooncake` or `trtllm`, and
     /// `decode.runs_whole_requests`; it contradicts `enforce_disagg`.
     #[serde(default = "default_on_failure")]
@@ -188,6 +191,17 @@ pub enum OnPrefillAbsent {
     Aggregate,
     /// It fails with 503.
     Fail,
+}
+
+/// What happens where a trusted caller names a worker that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "snake_case")]
+pub enum OnStalePin {
+    /// It is refused with 503: the caller may name another one.
+    Reject,
+    /// It goes on as if that worker had not been named.
+    Ignore,
 }
 
 /// What happens when a prefill worker has failed.

@@ -33,13 +33,14 @@ pub fn whole(worker: &Target) -> Vec<HeaderValue> {
 }
 
 /// Fields of `nvext` by which a caller steers; ranks among them, since the headers name none where a worker has only one.
-pub const STEERING: [&str; 6] = [
+pub const STEERING: [&str; 7] = [
     "annotations",
     "backend_instance_id",
     "prefill_worker_id",
     "decode_worker_id",
     "dp_rank",
     "prefill_dp_rank",
+    "allowed_worker_ids",
 ];
 
 /// Edits that take out of `nvext` what a caller who is not trusted steers with: a mere query would make Dynamo skip prefill,

@@ -3,6 +3,9 @@
 //! Said in headers (both spellings) or in the body's `nvext`; headers win. Ids are decimal, unsigned, of 64 bits. A header
 //! that cannot be read counts as absent, as Dynamo has it.
 
+use std::rc::Rc;
+
+use hashbrown::HashSet;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -28,8 +31,10 @@ pub struct Steering {
     pub prefill: Pin,
     /// The decode worker, for a pair.
     pub decode: Pin,
-    /// The worker meant where the phase's own field is absent.
+    /// The worker that answers, where no decode worker is named: it decodes, or runs the request whole.
     pub backend: Option<WorkerId>,
+    /// The only workers that may be picked, by their ids, whatever they do; none: all.
+    pub allowed: Option<Rc<HashSet<WorkerId>>>,
     /// What the decode worker must and should hold.
     pub constraints: Constraints,
     /// The prompt as token ids, where the caller has them.
@@ -130,7 +135,8 @@ pub struct Pin {
 }
 
 impl Pin {
-    fn or(self, backend: Option<WorkerId>) -> Self {
+    /// The same, where it names nobody for that worker.
+    pub fn or(self, backend: Option<WorkerId>) -> Self {
         Self {
             worker: self.worker.or(backend),
             rank: self.rank,
@@ -217,6 +223,7 @@ struct Nvext<'a> {
     decode_worker_id: Option<u64>,
     dp_rank: Option<u32>,
     prefill_dp_rank: Option<u32>,
+    allowed_worker_ids: Option<Vec<u64>>,
     routing_constraints: Option<Constraints>,
     token_data: Option<Vec<u32>>,
     agent_hints: Option<AgentHints>,
@@ -297,6 +304,9 @@ impl Steering {
             backend: number(Field::Backend)
                 .or(said.backend_instance_id)
                 .map(WorkerId),
+            allowed: said
+                .allowed_worker_ids
+                .map(|ids| Rc::new(ids.into_iter().map(WorkerId).collect())),
             constraints: said.routing_constraints.unwrap_or_default(),
             token_data: said.token_data,
             hints: said.agent_hints.unwrap_or_default().hints(),
@@ -304,14 +314,21 @@ impl Steering {
         })
     }
 
-    /// The pin for a prefill worker.
+    /// The pin for a prefill worker. `backend_instance_id` is none: whoever answers, any prefill worker may hand over to it.
     pub fn prefill_pin(&self) -> Pin {
-        self.prefill.or(self.backend)
+        self.prefill
     }
 
     /// The pin for a decode worker, and for one that runs the request whole.
     pub fn decode_pin(&self) -> Pin {
         self.decode.or(self.backend)
+    }
+
+    /// Whether a worker is among those that may be picked.
+    pub fn allows(&self, worker: WorkerId) -> bool {
+        self.allowed
+            .as_ref()
+            .is_none_or(|ids| ids.contains(&worker))
     }
 
     /// The kind of request this makes.

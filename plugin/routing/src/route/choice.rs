@@ -2,9 +2,11 @@
 
 use std::rc::Rc;
 
-use super::ask::Case;
+use super::ask::{Admit, Case};
 use super::binding::Binding;
-use super::eligible::{Narrowed, admitted, constraints, hands_over, is_restricted, most_preferred};
+use super::eligible::{
+    Narrowed, admitted, allowed, constraints, hands_over, is_restricted, most_preferred, on_rank,
+};
 use super::explain::Explained;
 use super::pinned::Pinned;
 use super::roster::Member;
@@ -115,10 +117,23 @@ impl Router {
         }
     }
 
+    /// Whether too many prompt tokens wait on those among whom would be picked. One who names the worker does not ask who it
+    /// is to be, and one who has been let in is not turned away.
     fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
-        let prefills = case.roster.of_role(Role::Prefill).iter();
-        let queued_tokens: u64 = prefills
+        let pin = case.steering.prefill_pin();
+        if pin.worker.is_some() || case.admit == Admit::Anyone {
+            return None;
+        }
+        let members = case.roster.of_role(Role::Prefill);
+        let decode = self.named_decode(case);
+        // Where nobody is left the choice says why.
+        let eligible = self.prefill_candidates(case, decode.as_ref(), Step::Commit);
+        let eligible = eligible.and_then(|left| allowed(case, Role::Prefill, left));
+        let eligible = eligible.and_then(|left| on_rank(members, Role::Prefill, pin, left));
+        let eligible = eligible.ok()?;
+        let candidates = eligible.indexes().filter_map(|index| members.get(index));
+        let queued_tokens: u64 = candidates
             .map(|member| self.ledger.load_in_all(member.target.key()).prefill_tokens)
             .sum();
         let after = queued_tokens.saturating_add(case.asked.prompt_tokens);
@@ -238,6 +253,27 @@ impl Router {
         step: Step,
     ) -> Result<Chosen, Refusal> {
         let pin = case.steering.prefill_pin();
+        let eligible = self.prefill_candidates(case, decode, step)?;
+        let pinned = Pinned::new(
+            Role::Prefill,
+            "prefill_worker_id",
+            case.steering.prefill,
+            pin,
+        );
+        let chosen = self.choose(case, eligible, pinned, &Constraints::default())?;
+        chosen
+            .map(|(chosen, _)| chosen)
+            .ok_or(Refusal::NotServed(NotServed::NotActivated))
+    }
+
+    /// Those prefill workers among whom one may be picked, whoever the gateway and the caller allow.
+    fn prefill_candidates(
+        &self,
+        case: &Case<'_>,
+        decode: Option<&Rc<Worker>>,
+        step: Step,
+    ) -> Result<Eligible, Refusal> {
+        let pin = case.steering.prefill_pin();
         let members = case.roster.of_role(Role::Prefill);
         let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
         let mut unreachable = None;
@@ -254,7 +290,7 @@ impl Router {
                     })
                 }),
             });
-        let eligible = eligible.map_err(|filter| match (filter, unreachable.take()) {
+        eligible.map_err(|filter| match (filter, unreachable.take()) {
             (Filter::Taints, Some(problem)) if case.roster.has_topology => {
                 Refusal::Topology { problem }
             }
@@ -268,17 +304,7 @@ impl Router {
                 role: Role::Prefill,
                 filter,
             },
-        })?;
-        let pinned = Pinned::new(
-            Role::Prefill,
-            "prefill_worker_id",
-            case.steering.prefill,
-            pin,
-        );
-        let chosen = self.choose(case, eligible, pinned, &Constraints::default())?;
-        chosen
-            .map(|(chosen, _)| chosen)
-            .ok_or(Refusal::NotServed(NotServed::NotActivated))
+        })
     }
 
     fn choose_decode(
@@ -359,7 +385,7 @@ impl Router {
             self.depths.clear();
         }
         let index = match pinned.pin.worker {
-            Some(_) => free.nth(0),
+            Some(_) => pinned.least_busy(members, &free, &self.ledger),
             None => self.pick(case, members, free, pinned.role, wanted)?,
         };
         let Some(member) = index.and_then(|index| members.get(index)) else {

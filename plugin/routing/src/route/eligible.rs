@@ -17,7 +17,7 @@ use crate::topology::{self, Constraints};
 pub(super) struct Narrowed {
     /// Those who may be picked.
     pub(super) eligible: Eligible,
-    /// Those of them who are not too busy; of one whom the caller names, that one.
+    /// Those of them who are not too busy; of one whom the caller names, its ranks.
     pub(super) free: Eligible,
 }
 
@@ -75,16 +75,7 @@ impl Router {
     ) -> Result<Eligible, Refusal> {
         let members = case.roster.of_role(pinned.role);
         let target = |index: usize| members.get(index).map(|member| &member.target);
-        let mut left = eligible;
-        if let Some(rank) = pinned.pin.rank {
-            let on_rank = |index| target(index).is_some_and(|t| t.rank.unwrap_or(0) == rank);
-            left = left
-                .narrow(Filter::Rank, on_rank)
-                .map_err(|_| Refusal::RankOutOfRange {
-                    role: pinned.role,
-                    rank,
-                })?;
-        }
+        let mut left = on_rank(members, pinned.role, pinned.pin, eligible)?;
         if case.roster.has_unhealthy {
             let is_ready =
                 |index| target(index).is_some_and(|t| t.worker.condition == Condition::Ready);
@@ -157,10 +148,10 @@ impl Router {
         pinned: Pinned,
     ) -> Result<Narrowed, Refusal> {
         let members = case.roster.of_role(pinned.role);
-        let eligible = within_subset(case, pinned.role, eligible)?;
+        let eligible = allowed(case, pinned.role, eligible)?;
         if let Some(id) = pinned.pin.worker {
-            let index = pinned.find(id, members, &eligible, &self.fleet, &self.ledger)?;
-            let free = self.not_busy(case, Eligible::Some(vec![index]), pinned.role)?;
+            let ranks = pinned.ranks(id, members, &eligible, &self.fleet)?;
+            let free = self.not_busy(case, ranks, pinned.role)?;
             return Ok(Narrowed { eligible, free });
         }
         let eligible = self.narrow_further(case, eligible, pinned)?;
@@ -211,23 +202,43 @@ pub(super) fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constrain
     }
 }
 
-/// Those whom the gateway allows: also one whom the caller names must be among them.
-pub(super) fn within_subset(
+/// Those whom the gateway and the caller allow: also one whom the caller names must be among them.
+pub(super) fn allowed(
     case: &Case<'_>,
     role: Role,
     eligible: Eligible,
 ) -> Result<Eligible, Refusal> {
-    let Some(subset) = &case.asked.subset else {
+    let members = case.roster.of_role(role);
+    let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
+    let mut left = Ok(eligible);
+    if let Some(subset) = &case.asked.subset {
+        let holds = |index| worker(index).is_some_and(|worker| subset.holds(worker.address));
+        left = left.and_then(|left| left.narrow(Filter::Subset, holds));
+    }
+    if let Some(ids) = &case.steering.allowed {
+        let holds = |index| worker(index).is_some_and(|worker| ids.contains(&worker.id));
+        left = left.and_then(|left| left.narrow(Filter::Allowed, holds));
+    }
+    left.map_err(|filter| Refusal::NoneEligible { role, filter })
+}
+
+/// Those on the rank that is asked for.
+pub(super) fn on_rank(
+    members: &[Member],
+    role: Role,
+    pin: Pin,
+    eligible: Eligible,
+) -> Result<Eligible, Refusal> {
+    let Some(rank) = pin.rank else {
         return Ok(eligible);
     };
-    let members = case.roster.of_role(role);
-    let holds = |index: usize| {
+    let has_it = |index: usize| {
         let member = members.get(index);
-        member.is_some_and(|member| subset.holds(member.target.worker.address))
+        member.is_some_and(|member| member.target.rank.unwrap_or(0) == rank)
     };
     eligible
-        .narrow(Filter::Subset, holds)
-        .map_err(|filter| Refusal::NoneEligible { role, filter })
+        .narrow(Filter::Rank, has_it)
+        .map_err(|_| Refusal::RankOutOfRange { role, rank })
 }
 
 /// Those who have all that is required.
@@ -255,7 +266,7 @@ pub(super) fn hands_over(
     let demanded = case.steering.constraints.clone().merged(derived);
     let is_allowed = |worker: &Worker| {
         let subset = case.asked.subset.as_ref();
-        subset.is_none_or(|subset| subset.holds(worker.address))
+        subset.is_none_or(|subset| subset.holds(worker.address)) && case.steering.allows(worker.id)
     };
     let found = match decode {
         Some(decode) => demanded.admit(decode),

@@ -30,6 +30,7 @@ mod roster;
 mod seat;
 mod sharing;
 mod split;
+mod stale;
 mod surface;
 mod tally;
 mod trail;
@@ -78,6 +79,7 @@ use choice::{Pair, Whole};
 use errand::Errand;
 use explain::Explained;
 use health::Health;
+use pinned::Pinned;
 use place::Placed;
 use recovery::{Budget, Way};
 use reports::Reports;
@@ -345,13 +347,13 @@ impl Router {
         if !self.pool.trust_clients {
             request.check_handoff_is_ours()?;
         }
-        let steering = self.steering(&request, told)?;
+        let mut steering = self.steering(&request, told)?;
         let Placed {
             place,
             verdict,
             model,
             adapter,
-        } = self.placed(&request, &steering, told.subset)?;
+        } = self.placed(&request, &mut steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
         let rank = self.objective(told.headers);
         let claim = Claim {
@@ -510,6 +512,7 @@ impl Router {
 
     /// The caller, who is trusted, has had its prompt prefilled already: the request goes to a decode worker as it came.
     fn plan_decode(&mut self, case: &Case<'_>, request: &Request<'_>) -> Result<Plan, Refusal> {
+        Pinned::check_unused(case.steering, &self.fleet)?;
         let (decode, others) = self.look_at_decode(case)?;
         self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         let mut dispatch = self.dispatch_to(&decode.target, &others);
@@ -533,6 +536,7 @@ impl Router {
         now: Duration,
         otherwise: Refusal,
     ) -> Result<Plan, Refusal> {
+        Pinned::check_unused(case.steering, &self.fleet)?;
         let whole = match self.pick_whole(case) {
             Ok(whole) => whole,
             Err(Refusal::NotServed(_)) => return Err(otherwise),

@@ -2,9 +2,9 @@
 
 use super::roster::Member;
 use super::{PinProblem, Refusal};
-use crate::fleet::{Fleet, Role, WorkerId};
+use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::load::Ledger;
-use crate::request::Pin;
+use crate::request::{Pin, Steering};
 use crate::selection::eligibility::Eligible;
 
 /// A pin, and what it is a pin for.
@@ -25,46 +25,98 @@ impl Pinned {
         Self { field, role, pin }
     }
 
-    /// The named worker among those eligible: on the named rank, else on the least busy one. No cursor moves.
-    pub(super) fn find(
+    /// The named worker's ranks among those eligible: the named one, or all.
+    pub(super) fn ranks(
         &self,
         id: WorkerId,
         members: &[Member],
         eligible: &Eligible,
         fleet: &Fleet,
-        ledger: &Ledger,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<Eligible, Refusal> {
         let problem = |problem| Refusal::Pin {
             field: self.field,
             id,
             problem,
         };
         let worker = fleet.get(id).ok_or_else(|| problem(PinProblem::Unknown))?;
-        if let Some(rank) = self.pin.rank.filter(|rank| *rank >= worker.dp_size) {
-            return Err(problem(PinProblem::RankOutOfRange {
-                rank,
-                dp_size: worker.dp_size,
-            }));
-        }
-        let of_worker = eligible
-            .indexes()
-            .filter_map(|index| Some((index, &members.get(index)?.target)))
-            .filter(|(_, target)| target.worker.id == id);
-        let on_rank = of_worker.filter(|(_, target)| {
-            self.pin
-                .rank
-                .is_none_or(|rank| target.rank.unwrap_or(0) == rank)
-        });
-        let least = on_rank.min_by_key(|(_, target)| {
-            let load = ledger.load_in_all(target.key());
-            load.prefills.saturating_add(load.decodes)
-        });
-        least.map(|(index, _)| index).ok_or_else(|| {
-            problem(match worker.role == self.role {
+        self.check_rank(worker).map_err(problem)?;
+        let is_it = |index: &usize| {
+            let target = members.get(*index).map(|member| &member.target);
+            target.is_some_and(|target| {
+                let rank = target.rank.unwrap_or(0);
+                target.worker.id == id && self.pin.rank.is_none_or(|pinned| pinned == rank)
+            })
+        };
+        let ranks: Vec<usize> = eligible.indexes().filter(is_it).collect();
+        match ranks.is_empty() {
+            false => Ok(Eligible::Some(ranks)),
+            true => Err(problem(match worker.role == self.role {
                 true if worker.is_draining() => PinProblem::Draining,
                 true => PinProblem::NotEligible,
                 false => PinProblem::WrongRole { is: worker.role },
-            })
+            })),
+        }
+    }
+
+    fn check_rank(&self, worker: &Worker) -> Result<(), PinProblem> {
+        match self.pin.rank.filter(|rank| *rank >= worker.dp_size) {
+            None => Ok(()),
+            Some(rank) => Err(PinProblem::RankOutOfRange {
+                rank,
+                dp_size: worker.dp_size,
+            }),
+        }
+    }
+
+    /// Of these ranks the one with the least to do: fewest prompt tokens where prompts are read, fewest blocks where answers are
+    /// written. No cursor moves.
+    pub(super) fn least_busy(
+        &self,
+        members: &[Member],
+        ranks: &Eligible,
+        ledger: &Ledger,
+    ) -> Option<usize> {
+        let work = |index: &usize| {
+            let load = members
+                .get(*index)
+                .map(|member| ledger.load_in_all(member.target.key()))
+                .unwrap_or_default();
+            match self.role {
+                Role::Prefill => (load.prefill_tokens, load.prefills),
+                Role::Decode => (load.decode_blocks, load.decodes),
+                Role::Aggregated => (
+                    load.prefills.saturating_add(load.decodes),
+                    load.prefill_tokens,
+                ),
+            }
+        };
+        ranks.indexes().min_by_key(work)
+    }
+
+    /// Whether the worker that is named for prefill could be that, where a request runs whole and nobody prefills for it: what
+    /// could not be is refused as it is for a pair. Who names one worker for both parts means the one that runs it whole.
+    pub(super) fn check_unused(steering: &Steering, fleet: &Fleet) -> Result<(), Refusal> {
+        let pinned = Self {
+            field: "prefill_worker_id",
+            role: Role::Prefill,
+            pin: steering.prefill,
+        };
+        let Some(id) = pinned.pin.worker else {
+            return Ok(());
+        };
+        let Some(worker) = fleet.get(id) else {
+            return Ok(());
+        };
+        let is_both = steering.decode_pin().worker == Some(id);
+        let checked = match worker.role {
+            Role::Prefill => pinned.check_rank(worker),
+            _ if is_both => pinned.check_rank(worker),
+            is => Err(PinProblem::WrongRole { is }),
+        };
+        checked.map_err(|problem| Refusal::Pin {
+            field: pinned.field,
+            id,
+            problem,
         })
     }
 }

@@ -25,10 +25,11 @@ impl Router {
     pub(super) fn placed(
         &mut self,
         request: &Request<'_>,
-        steering: &Steering,
+        steering: &mut Steering,
         subset: Option<&Subset>,
     ) -> Result<Placed, Refusal> {
         let outcome = self.look_up(&request.model).and_then(|(model, adapter)| {
+            self.drop_stale_pins(steering)?;
             let (place, verdict) = self.choose_place(model.as_deref(), steering, subset)?;
             Ok(Placed {
                 place,
@@ -92,10 +93,12 @@ impl Router {
             .iter()
             .filter(|(_, state)| !matches!(verdict(state), Verdict::Refused(_)))
             .collect();
-        if let Some(subset) = subset
-            && served.len() > 1
-        {
-            self.keep_allowed(&mut served, subset, verdict);
+        if (subset.is_some() || steering.allowed.is_some()) && served.len() > 1 {
+            let is_allowed = |worker: &Worker| {
+                subset.is_none_or(|subset| subset.holds(worker.address))
+                    && steering.allows(worker.id)
+            };
+            self.keep_allowed(&mut served, is_allowed, verdict);
         }
         if let [only] = served.as_slice() {
             return Ok((only.0.clone(), verdict(&only.1)));
@@ -118,7 +121,7 @@ impl Router {
         ))
     }
 
-    /// A worker that is named must exist, and take new requests; then only its places count.
+    /// A worker that is named must exist; then only its places count.
     fn keep_pinned(
         &self,
         places: &mut Vec<(Place, PlaceState)>,
@@ -141,23 +144,20 @@ impl Router {
             if places.is_empty() {
                 return Err(problem(PinProblem::Elsewhere));
             }
-            if worker.is_draining() {
-                return Err(problem(PinProblem::Draining));
-            }
         }
         Ok(())
     }
 
-    /// Of several places those where the gateway allows everyone who is needed, if there are such.
+    /// Of several places those where everyone who is needed may be picked, if there are such.
     fn keep_allowed(
         &self,
         places: &mut Vec<&(Place, PlaceState)>,
-        subset: &Subset,
+        may_be_picked: impl Fn(&Worker) -> bool,
         verdict: impl Fn(&PlaceState) -> Verdict,
     ) {
         let has = |place: &Place, is_wanted: &dyn Fn(&Worker) -> bool| {
             let here = self.fleet.open().filter(|worker| place.holds(worker));
-            let mut allowed = here.filter(|worker| subset.holds(worker.address));
+            let mut allowed = here.filter(|worker| may_be_picked(worker));
             allowed.any(|worker| is_wanted(worker))
         };
         let is_allowed = |place: &Place, state: &PlaceState| match verdict(state) {

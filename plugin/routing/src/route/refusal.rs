@@ -232,7 +232,7 @@ pub enum PrefillFailure {
 
 impl Refusal {
     /// Every [`Refusal::code`] that there is.
-    pub const CODES: [&str; 34] = [
+    pub const CODES: [&str; 35] = [
         "not_json",
         "invalid_field",
         "encoded_body",
@@ -240,6 +240,7 @@ impl Refusal {
         "model_not_found",
         "dp_rank_out_of_range",
         "invalid_worker_id",
+        "stale_worker_id",
         "worker_id_required",
         "topology",
         "backpressure",
@@ -272,6 +273,11 @@ impl Refusal {
     /// The HTTP status.
     pub fn status(&self) -> u32 {
         match self {
+            // Whoever named it knows better in a moment.
+            Self::Pin {
+                problem: PinProblem::Unknown | PinProblem::Draining,
+                ..
+            } => 503,
             Self::NotJson { .. }
             | Self::Field { .. }
             | Self::Pin { .. }
@@ -320,6 +326,10 @@ impl Refusal {
                 ..
             }
             | Self::RankOutOfRange { .. } => "dp_rank_out_of_range",
+            Self::Pin {
+                problem: PinProblem::Unknown | PinProblem::Draining,
+                ..
+            } => "stale_worker_id",
             Self::Pin { .. } => "invalid_worker_id",
             Self::WorkerIdRequired { .. } => "worker_id_required",
             Self::Topology { .. } => "topology",

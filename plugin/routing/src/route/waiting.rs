@@ -157,10 +157,11 @@ impl Router {
         outcome
     }
 
-    /// Where the fleet is another one now, the model may be so, too, or be gone.
+    /// Where the fleet is another one now, the model may be so, too, or be gone, and so may those whom the caller names.
     fn look_up_anew(&self, request: &Request<'_>, terms: &mut Terms) -> Result<(), Refusal> {
         if terms.adopted != self.adopted {
             (terms.model, terms.asked.adapter) = self.look_up(&request.model)?;
+            self.drop_stale_pins(&mut terms.steering)?;
         }
         terms.adopted = self.adopted;
         Ok(())

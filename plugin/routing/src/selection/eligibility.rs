@@ -15,6 +15,8 @@ pub enum Filter {
     Taints,
     /// It is not in the subset that the gateway names.
     Subset,
+    /// It is not among the ids that the caller allows.
+    Allowed,
     /// It has just refused connections, or not answered.
     Health,
     /// It has not the rank that is asked for.
@@ -25,12 +27,13 @@ pub enum Filter {
 
 impl Filter {
     /// All filters, in order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Role,
         Self::Binding,
         Self::Failed,
         Self::Taints,
         Self::Subset,
+        Self::Allowed,
         Self::Health,
         Self::Rank,
         Self::Overload,
@@ -44,6 +47,7 @@ impl Filter {
             Self::Failed => "failed",
             Self::Taints => "taints",
             Self::Subset => "subset",
+            Self::Allowed => "allowed_worker_ids",
             Self::Health => "health",
             Self::Rank => "rank",
             Self::Overload => "overload",

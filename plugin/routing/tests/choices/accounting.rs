@@ -208,7 +208,7 @@ fn refusals_and_queries_book_nothing() {
     let mut router = router(&pairs(2, 2), json!({}), 1);
     wish(1, 100).targets(&mut router);
     wish(1, 100).within("").refused(&mut router);
-    wish(1, 100).prefilled_by(99).refused(&mut router);
+    wish(1, 100).prefilled_by(101).refused(&mut router);
     wish(1, 100)
         .saying(json!({"dp_rank": 9}))
         .refused(&mut router);

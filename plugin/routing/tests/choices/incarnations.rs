@@ -40,7 +40,7 @@ fn well_known() -> Router {
             .prefill(&mut router);
         let answer = if id == 1 { GOOD } else { status(500) };
         phase.answered(answer, Client::Waits, &mut router);
-        drop(seat);
+        router.request_ended(&seat);
     }
     assert!(remembered(&router, 2) > 0 && router.is_ejected(WorkerId(2)));
     assert!(router.report_of(WorkerId(2)).is_some());

@@ -16,6 +16,7 @@ mod kv;
 mod marks;
 mod overrides;
 mod policies;
+mod pressure;
 mod rates;
 mod reports;
 mod shapes;

@@ -130,7 +130,7 @@ fn two_sets_are_no_longer_ambiguous_once_one_of_them_drains() {
 #[test]
 fn who_names_one_that_drains_is_told_so() {
     for protocol in ["nixl", "sglang", "direct"] {
-        let mut router = router(protocol, &two_by_two(), json!({}));
+        let mut router = router(protocol, &two_by_two(), json!({"on_stale_pin": "reject"}));
         drain(&mut router, &[2, 12]);
         for (field, id) in [
             ("prefill_worker_id", 2),

@@ -105,11 +105,7 @@ fn found_c2_one_that_took_no_connection_tells_again_before_it_is_handed_anything
     }
     let (phase, _seat) = prefill(ask(&mut router, json!({})));
     let failed = phase.worker().id.0;
-    phase.answered(
-        routing::route::PrefillAnswer::NotSent,
-        Client::Waits,
-        &mut router,
-    );
+    phase.answered(UNREACHED, Client::Waits, &mut router);
     let unbound: Vec<u64> = router
         .questions()
         .iter()

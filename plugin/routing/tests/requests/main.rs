@@ -14,6 +14,7 @@ mod endings;
 mod explain;
 mod incarnations;
 mod limits;
+mod named;
 mod pins;
 mod policies;
 mod protocols;

@@ -28,24 +28,6 @@ fn a_pin_that_cannot_be_is_refused_and_says_which() {
     use routing::fleet::Role::{Decode, Prefill};
     for (nvext, field, id, problem) in [
         (
-            json!({"prefill_worker_id": 99}),
-            "prefill_worker_id",
-            99,
-            PinProblem::Unknown,
-        ),
-        (
-            json!({"decode_worker_id": u64::MAX}),
-            "decode_worker_id",
-            u64::MAX,
-            PinProblem::Unknown,
-        ),
-        (
-            json!({"backend_instance_id": 99}),
-            "backend_instance_id",
-            99,
-            PinProblem::Unknown,
-        ),
-        (
             json!({"prefill_worker_id": 11}),
             "prefill_worker_id",
             11,
@@ -56,13 +38,6 @@ fn a_pin_that_cannot_be_is_refused_and_says_which() {
             "decode_worker_id",
             1,
             role(Prefill),
-        ),
-        // It stands for both phases, and no worker is of both roles.
-        (
-            json!({"backend_instance_id": 11}),
-            "backend_instance_id",
-            11,
-            role(Decode),
         ),
         (
             json!({"prefill_worker_id": 1, "backend_instance_id": 1}),
@@ -278,7 +253,7 @@ fn an_untrusted_caller_is_not_heard() {
 
 #[test]
 fn in_direct_mode_an_untrusted_query_is_not_passed_on() {
-    let nvext = json!({"annotations": ["query_instance_id:", "other"], "kept": 1});
+    let nvext = json!({"annotations": ["query_instance_id:", "other"], "kept": 1, "allowed_worker_ids": [1, 11, 21]});
     let whole = [worker("aggregated", 21)];
     for workers in [&two_by_two()[..], &whole[..]] {
         let mut untrusting = router("direct", workers, json!({"trust_clients": false}));

@@ -22,7 +22,8 @@ fn strict(protocol: &str) -> Router {
 /// With Mooncake's engines known, as their bootstrap servers tell them.
 fn bound(mut router: Router) -> Router {
     for id in [1, 2] {
-        router.told(WorkerId(id), br#"{"0": {"engine_id": "e"}}"#);
+        let worker = router.fleet().get(WorkerId(id)).unwrap().incarnation();
+        router.told(&worker, br#"{"0": {"engine_id": "e"}}"#);
     }
     router
 }

@@ -124,9 +124,10 @@ fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
         assert_eq!((refused.status(), refused.retry_after_s()), (429, Some(1)));
         assert_eq!(router.total_load(), waiting);
         assert_eq!(who(&mut router), next);
-        // Pinned or not.
-        let pinned = json!({"prefill_worker_id": 3 - phase.worker().id.0});
-        assert_eq!(refusal(ask(&mut router, pinned)), expected);
+        // Who names a worker asks nobody who it is to be.
+        let named = 3 - phase.worker().id.0;
+        let pinned = json!({"prefill_worker_id": named});
+        assert_eq!(pair(ask(&mut router, pinned)).0, named);
         drop(phase.answered(
             PrefillAnswer::Broken,
             routing::route::Client::Left,

@@ -1,5 +1,6 @@
 //! Owns the comparison: everything that can be asked of a subject in one state, against the oracle.
 
+use routing::config::OnPrefillAbsent;
 use routing::fleet::Role;
 use routing::rendezvous::Mode;
 
@@ -159,14 +160,13 @@ fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Resu
     check_departed(subject, world, setup)
 }
 
-/// Who has left is not known any more.
+/// A name that was one's who has left is nobody's any more.
 fn check_departed(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Result<(), String> {
     let Some(space) = (0..SPACES.len()).find(|space| world.known[*space]) else {
         return Ok(());
     };
     let model = setup.model(space);
-    let serves = |space: usize| setup.model(space) == model;
-    let is_anybody_here = world.here().any(|(_, life, _)| serves(life.space));
+    let is_known = world.here().next().is_some();
     for id in world.departed() {
         let ask = Ask {
             model: model.clone(),
@@ -175,15 +175,13 @@ fn check_departed(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Re
             decode: None,
         };
         let got = subject.ask(&ask);
-        let (status, code) = match is_anybody_here {
-            true => (400, "invalid_worker_id"),
-            false => (503, "no_worker"),
+        // Where it is left out the answer is that of a request which names nobody.
+        let right = match (setup.absent, is_known) {
+            (_, false) => Expected::Refused(503, "no_worker"),
+            (OnPrefillAbsent::Fail, true) => Expected::Refused(503, "stale_worker_id"),
+            (OnPrefillAbsent::Aggregate, true) => expected(world, &model, setup, Mode::Normal),
         };
-        let right = Got::Refused {
-            status,
-            code: code.to_owned(),
-        };
-        if got != right {
+        if !fits(&got, &right, world, setup, Mode::Normal) {
             return Err(format!("{ask:?}: {got:?}, not {right:?}"));
         }
     }

@@ -100,22 +100,26 @@ struct Setup {
     protocol: &'static str,
     absent: &'static str,
     whole: bool,
+    stale: &'static str,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
     let protocol = prop_oneof![Just("nixl"), Just("sglang"), Just("direct")];
     let absent = prop_oneof![Just("aggregate"), Just("fail")];
-    (protocol, absent, any::<bool>()).prop_map(|(protocol, absent, whole)| Setup {
+    let stale = prop_oneof![Just("reject"), Just("ignore")];
+    (protocol, absent, any::<bool>(), stale).prop_map(|(protocol, absent, whole, stale)| Setup {
         protocol,
         absent,
         whole,
+        stale,
     })
 }
 
 fn pool(setup: Setup) -> Pool {
     let mut pool = json!({"name": "p", "protocol": setup.protocol, "trust_clients": true,
         "discovery": {"static": {"workers": []}}, "on_prefill_absent": setup.absent,
-        "decode": {"runs_whole_requests": setup.whole}});
+        "decode": {"runs_whole_requests": setup.whole},
+        "on_stale_pin": setup.stale});
     match setup.protocol {
         "direct" => pool["frontends"] = json!(["127.0.0.1:1"]),
         "sglang" => pool["bootstrap"] = json!("ask"),
@@ -207,7 +211,7 @@ impl Old {
     }
 }
 
-/// All that is asked: of each model, of one that nobody has and of none, with nobody named, with each of those who may be there,
+/// All that is asked: of each model, and of one that nobody has, with nobody named, with each of those who may be there,
 /// and with one who never was.
 fn questions() -> Vec<(&'static str, Value)> {
     let mut says = vec![
@@ -224,7 +228,7 @@ fn questions() -> Vec<(&'static str, Value)> {
             says.push(json!({field: id}));
         }
     }
-    let models = ["sim", "other", "unheard-of", "adapter", ""];
+    let models = ["sim", "other", "unheard-of", "adapter"];
     let of_model = |model| says.iter().cloned().map(move |said| (model, said));
     models.into_iter().flat_map(of_model).collect()
 }
@@ -262,7 +266,7 @@ fn answer(router: &mut Router, model: &str, nvext: &Value) -> Answer {
 /// Whether an old gateway may answer so where a fresh one answers otherwise: it may know a model of which nobody is left.
 fn may_differ(old: &Answer, fresh: &Answer) -> bool {
     let unknown = ["no_fleet", "model_not_found"];
-    let gone = ["no_worker", "model_not_found"];
+    let gone = ["no_worker", "model_not_found", "stale_worker_id"];
     matches!((old, fresh), (Answer::Refused(503 | 404, old), Answer::Refused(503 | 404, fresh))
         if gone.contains(old) && unknown.contains(fresh))
 }
@@ -331,6 +335,7 @@ fn after(lists: &[&[Described]]) -> Router {
         protocol: "nixl",
         absent: "aggregate",
         whole: true,
+        stale: "ignore",
     };
     let mut old = Old::new(pool(setup));
     for list in lists {
@@ -408,6 +413,7 @@ fn found_c11_of_models_that_have_gone_those_gone_longest_are_forgotten() {
         protocol: "nixl",
         absent: "aggregate",
         whole: false,
+        stale: "ignore",
     };
     let mut router = Router::new(pool(setup), 42, 7);
     let status = |router: &Router, name: &str| match readiness(router, name) {

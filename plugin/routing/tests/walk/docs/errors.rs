@@ -90,7 +90,7 @@ fn lines() -> Vec<Line> {
         line(
             pin(PinProblem::Unknown),
             "does not identify a known worker",
-            "a worker is named that is not there",
+            "a worker is named that is not there, and `on_stale_pin` is `reject`",
         ),
         line(
             pin(PinProblem::Elsewhere),
@@ -113,7 +113,7 @@ fn lines() -> Vec<Line> {
         line(
             pin(PinProblem::Draining),
             "pinned worker not allowed",
-            "its source says that it drains",
+            "its source says that it drains, and `on_stale_pin` is `reject`",
         ),
         line(
             pin(PinProblem::NotEligible),
@@ -516,11 +516,11 @@ fn the_errors_of_dynamos_router_have_their_numbers() {
         ),
         (
             "pin: unknown",
-            400,
-            "invalid_request_error",
-            "invalid_worker_id",
-            false,
-            None,
+            503,
+            "service_unavailable",
+            "stale_worker_id",
+            true,
+            Some(1),
         ),
     ];
     for (wanted, status, kind, code, retryable, retry_after) in table {

@@ -1,0 +1,71 @@
+//! Owns what becomes of a pin whose worker has left, or takes nothing new: an outer picker is always a moment behind.
+
+use super::{PinProblem, Refusal, Router};
+use crate::config::OnStalePin;
+use crate::fleet::{Role, WorkerId};
+use crate::request::{Pin, Steering};
+
+impl Router {
+    /// Leaves out the pins that name nobody any more, where the pool goes on without them.
+    ///
+    /// # Errors
+    /// Where it does not, or where a worker must be named: the same request may succeed with another name.
+    pub(super) fn drop_stale_pins(&self, steering: &mut Steering) -> Result<(), Refusal> {
+        if self.fleet.workers().next().is_none() {
+            // There is nothing to be behind of.
+            return Ok(());
+        }
+        let Steering {
+            prefill,
+            decode,
+            backend,
+            ..
+        } = steering;
+        let common_rank = decode.rank;
+        if self.is_stale("prefill_worker_id", Role::Prefill, prefill.worker)? {
+            *prefill = Pin::default();
+        }
+        let mut is_dropped = false;
+        if self.is_stale("decode_worker_id", Role::Decode, decode.worker)? {
+            decode.worker = None;
+            is_dropped = true;
+        }
+        if self.is_stale("backend_instance_id", Role::Decode, *backend)? {
+            *backend = None;
+            is_dropped = true;
+        }
+        // The rank was that worker's; prefill has it too where it has none of its own.
+        if is_dropped && decode.or(*backend).worker.is_none() {
+            decode.rank = None;
+            if prefill.worker.is_none() && prefill.rank == common_rank {
+                prefill.rank = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a worker is named that cannot be had, and the request goes on without it.
+    fn is_stale(
+        &self,
+        field: &'static str,
+        role: Role,
+        named: Option<WorkerId>,
+    ) -> Result<bool, Refusal> {
+        let Some(id) = named else {
+            return Ok(false);
+        };
+        let problem = match self.fleet.get(id) {
+            None => PinProblem::Unknown,
+            Some(worker) if worker.is_draining() => PinProblem::Draining,
+            Some(_) => return Ok(false),
+        };
+        let policy = match role {
+            Role::Prefill => &self.prefill_policy,
+            Role::Decode | Role::Aggregated => &self.decode_policy,
+        };
+        match self.pool.stale_pin() {
+            OnStalePin::Ignore if !policy.needs_pin() => Ok(true),
+            OnStalePin::Ignore | OnStalePin::Reject => Err(Refusal::Pin { field, id, problem }),
+        }
+    }
+}
