@@ -282,6 +282,7 @@ impl History {
             AfterPrefill::Answer
             | AfterPrefill::AnswerUnlessPair
             | AfterPrefill::Terminal(_)
+            | AfterPrefill::TerminalStaged(..)
             | AfterPrefill::Refused(_) => {}
             AfterPrefill::CleanUp(_)
             | AfterPrefill::CallOff { .. }
