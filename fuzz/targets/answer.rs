@@ -88,10 +88,12 @@ fuzz_target!(|data: &[u8]| {
                 check_edited(body, &edits.apply(body), &changed);
             }
         }
-        AfterPrefill::Terminal(terminal) if terminal.content_type == "application/json" => {
+        AfterPrefill::Terminal(terminal) | AfterPrefill::TerminalStaged(terminal, _)
+            if terminal.content_type == "application/json" =>
+        {
             check_json(&terminal.body);
         }
-        AfterPrefill::Terminal(terminal) => {
+        AfterPrefill::Terminal(terminal) | AfterPrefill::TerminalStaged(terminal, _) => {
             let text = String::from_utf8(terminal.body).expect("UTF-8");
             for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
                 assert!(

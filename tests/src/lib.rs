@@ -26,6 +26,7 @@ pub mod sse;
 pub mod stage;
 pub mod threads;
 pub mod traffic;
+pub mod trailing;
 pub mod wait;
 
 /// The host that the plugin runs in.

@@ -252,10 +252,24 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
         AfterPrefill::AnswerUnlessPair => ask_another_pair(gateway, &client, answer),
         AfterPrefill::Terminal(terminal) => end_here(gateway, &client, terminal),
+        AfterPrefill::TerminalStaged(terminal, rest) => {
+            client.leave_estate(gateway);
+            end_here(gateway, &client, terminal);
+            clean_up(gateway, &client, *rest, &worker);
+        }
         AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
-        AfterPrefill::CleanUp(leg) => cleanup::start(gateway, &client, &leg, &worker),
-        AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, &client, blocks, &worker),
-        AfterPrefill::Nothing => {}
+        rest @ (AfterPrefill::CleanUp(_) | AfterPrefill::Leaked { .. } | AfterPrefill::Nothing) => {
+            clean_up(gateway, &client, rest, &worker);
+        }
+    }
+}
+
+/// What becomes of the blocks that a prefill has staged and no decode fetches.
+fn clean_up(gateway: &Gateway, client: &Stream, after: AfterPrefill, worker: &Worker) {
+    match after {
+        AfterPrefill::CleanUp(leg) => cleanup::start(gateway, client, &leg, worker),
+        AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, client, blocks, worker),
+        _ => {}
     }
 }
 

@@ -77,9 +77,15 @@ impl Stream {
     }
 
     fn rewrite_events(&self, bytes: &[u8], is_end: bool) -> Result<(), HostError> {
-        match &mut *self.change.borrow_mut() {
-            Some(change) => host::set_buffer(Buffer::Response, &change.of_events(bytes, is_end)),
-            None => Ok(()),
+        let mut change = self.change.borrow_mut();
+        let Some(change) = change.as_mut() else {
+            return Ok(());
+        };
+        let changed = change.of_events(bytes, is_end);
+        match (bytes, changed.as_slice()) {
+            // Trailers come with no body in hand.
+            ([], []) => Ok(()),
+            _ => host::set_buffer(Buffer::Response, &changed),
         }
     }
 

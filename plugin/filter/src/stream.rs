@@ -580,8 +580,9 @@ impl Stream {
         }));
     }
 
-    /// Keeps the request for the leg that cleans up, as far as the budget goes.
-    fn leave_estate(&self, gateway: &Gateway) {
+    /// Keeps the request for the leg that cleans up, as far as the budget goes. The stream's context is entered.
+    pub fn leave_estate(&self, gateway: &Gateway) {
+        self.enter();
         let spare = self.spare.take().map(|spare| Ok(spare.body));
         let body = spare.unwrap_or_else(|| gateway.vm.copy_body());
         let Ok(body) = body else {

@@ -286,11 +286,17 @@ impl Lines {
         match Field::of(line) {
             (Field::Blank, _) => self.end_event(said),
             (Field::Data, value) => self.take_data(value.trim_ascii(), said),
-            (Field::Name, value) => {
-                self.name = String::from_utf8_lossy(value.trim_ascii()).into_owned();
-            }
+            (Field::Name, value) => self.take_name(value.trim_ascii(), said),
             (Field::Silent, _) => {}
             (Field::Unknown, _) => said.take(&Facts::unknown()),
+        }
+    }
+
+    fn take_name(&mut self, name: &[u8], said: &mut Said) {
+        self.name = String::from_utf8_lossy(name).into_owned();
+        // Dynamo has the words of an error in a comment, and no data.
+        if name == b"error" {
+            said.take(&Facts::failure());
         }
     }
 

@@ -1,11 +1,17 @@
 //! How requests end: with prefill's own answer, with an error that says why, or without their client.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod cleanup;
 mod hedge;
 mod prefill;
 
 pd_router_e2e::on_both_hosts! {
+    answers {
+        found_b11_an_answer_that_ends_with_trailers_is_judged,
+        found_b12_no_part_of_a_good_end_passes_before_prefill_is_good,
+        found_w2_another_worker_answers_where_one_says_nothing,
+    }
     hedge {
         a_late_prefill_gets_a_second_beside_it,
     }

@@ -107,7 +107,8 @@ impl Facts {
         }
     }
 
-    fn failure() -> Self {
+    /// An error.
+    pub(super) fn failure() -> Self {
         Self {
             error: true,
             ..Self::default()
@@ -314,7 +315,7 @@ impl<'de> Fields<'de> {
                 Facts::content(!matches!(kind, "" | "message" | "reasoning"))
             }
             _ if step.ends_with(".added") => Facts::default(),
-            _ if step.ends_with(".delta") => Facts::token(self.other || says(&self.delta)),
+            _ if step.ends_with(".delta") => Facts::token(self.carries()),
             _ => Facts::content(true),
         }
     }
@@ -350,7 +351,7 @@ impl<'de> Fields<'de> {
             },
             "ping" | "message_start" | "content_block_stop" => Facts::default(),
             "content_block_start" => Facts::content(self.block.as_ref().is_none_or(begins)),
-            "content_block_delta" => Facts::token(says(&self.delta)),
+            "content_block_delta" => Facts::token(self.carries()),
             "message_delta" => {
                 let reason = self.delta.as_ref().map(|delta| delta.reason);
                 let told = reason.filter(|reason| *reason != Reason::Untold);
@@ -365,6 +366,11 @@ impl<'de> Fields<'de> {
         }
     }
 
+    /// Whether a delta says something, or anything beside it; one that is not there may do so under a name that is not known.
+    fn carries(&self) -> bool {
+        self.other || self.text || self.delta.as_ref().is_none_or(|delta| delta.says)
+    }
+
     fn says_anything(&self) -> bool {
         let content = self.content.as_ref().is_some_and(|content| content.0);
         let output = self.output.as_ref().is_some_and(|output| output.0);
@@ -372,11 +378,6 @@ impl<'de> Fields<'de> {
         let parts = parts.into_iter().flatten().any(|part| part.says);
         self.other || self.text || content || output || parts || self.response.is_some()
     }
-}
-
-/// Whether a delta says something; one that is not there may do so under a name that is not known.
-fn says(delta: &Option<Part<'_>>) -> bool {
-    delta.as_ref().is_none_or(|delta| delta.says)
 }
 
 /// Whether a block is more than the place for a text to come: the call of a tool has a name.

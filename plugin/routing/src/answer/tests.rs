@@ -275,6 +275,7 @@ fn an_error_is_one_whatever_comes_before_and_behind() {
         r#"data: {"type":"response.failed","response":{}}"#,
         r#"data: {"choices":[{"delta":{},"error":{"code":500}}]}"#,
         "event: error\ndata: {\"message\":\"no\"}",
+        "event: error\n: no",
         "data: {\"error\":\ndata: {\"message\":\"no\"}}",
     ] {
         let token = b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n";

@@ -6,6 +6,7 @@
 //! forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or beside, which is consumed
 //! by prefill's answer.
 
+mod after_prefill;
 mod ask;
 mod binding;
 mod choice;
@@ -37,14 +38,13 @@ mod trail;
 mod waiting;
 mod workers;
 
+pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client};
 pub use ask::Ask;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
 pub use health::{Ejection, Outcome};
 pub use legs::Staged;
-pub use prefill::{
-    AbortLeg, AfterPrefill, CleanUpLeg, Client, MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase,
-};
+pub use prefill::{MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client};
 use super::ask::Case;
 use super::binding::Binding;
 use super::choice::{Chosen, Pair};
@@ -13,6 +14,7 @@ use super::errand::Errand;
 use super::legs::{Legs, Staged};
 use super::recovery::{Budget, Recovery, Way};
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
+use crate::answer::Verdict;
 use crate::config::{self, OnPrefillFailure};
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
@@ -95,89 +97,6 @@ impl fmt::Display for PrefillAnswer<'_> {
             Self::Whole { status, .. } => write!(out, "status {status}"),
         }
     }
-}
-
-/// Whether anybody still waits for the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Client {
-    /// The client does.
-    Waits,
-    /// It has left.
-    Left,
-}
-
-/// What follows from prefill's answer.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "one a request, moved once or twice: cheaper than a box"
-)]
-pub enum AfterPrefill {
-    /// Decode runs, with this many KV blocks waiting for it.
-    Decode {
-        /// The decode leg.
-        dispatch: Dispatch,
-        /// Blocks that the prefill worker holds until decode fetches them.
-        blocks: u64,
-        /// The decode worker and its rank: another one than before, where that has left.
-        target: (Rc<Worker>, TargetKey),
-        /// What waits for it: to be kept with the seat.
-        staged: Staged,
-    },
-    /// Another prefill worker is called.
-    Again(PrefillPhase),
-    /// The worker's answer is the client's, as it came: the request itself was at fault.
-    Answer,
-    /// Another pair is asked; where there is none, the worker's answer is the client's.
-    AnswerUnlessPair,
-    /// Generation ended by itself: this is the client's answer.
-    Terminal(Terminal),
-    /// The decode worker runs the request whole.
-    Whole {
-        /// The leg.
-        dispatch: Dispatch,
-        /// Why.
-        fallback: Fallback,
-    },
-    /// Decode is running already, and prefill has done its part.
-    Good,
-    /// The request is refused, or the answer that has begun is broken off.
-    Refused(Refusal),
-    /// The client has left, and KV blocks wait for a decode that it would have been: they are fetched and dropped.
-    CleanUp(CleanUpLeg),
-    /// The client has left, and nobody can fetch the KV blocks that wait for it.
-    Leaked {
-        /// How many.
-        blocks: u64,
-    },
-    /// Nobody waits for it any more, and the worker is to be told to drop what it has computed.
-    CallOff {
-        /// The call that tells it.
-        leg: AbortLeg,
-        /// Blocks that leak if it fails.
-        blocks: u64,
-    },
-    /// The client has left, and nothing remains to be done.
-    Nothing,
-}
-
-/// The leg that fetches KV blocks which a client has left behind: one token, no stream.
-#[derive(Debug)]
-pub struct CleanUpLeg {
-    /// The leg, with changes of the client's body.
-    pub dispatch: Dispatch,
-    /// Blocks that leak if this leg fails.
-    pub blocks: u64,
-}
-
-/// The call that makes a prefill worker drop a request whose client has left.
-#[derive(Debug, PartialEq, Eq)]
-pub struct AbortLeg {
-    /// Where to.
-    pub destination: SocketAddr,
-    /// Path and query.
-    pub path: &'static str,
-    /// Its JSON body.
-    pub body: String,
 }
 
 impl Router {
@@ -414,6 +333,9 @@ impl PrefillPhase {
             charge.finish(router.ledger.now());
         }
         if self.legs.order() == config::Legs::Concurrent {
+            if matches!(Verdict::of_prefill(body), Verdict::Failed(_)) {
+                return self.hands_nothing_over(Came::FailedInside, client, router);
+            }
             self.ended(Came::Good, client, router);
             return self.done_beside(body, client, router.pool.block_tokens);
         }
@@ -423,9 +345,21 @@ impl PrefillPhase {
             return self.ended_or_failed(body, client, router);
         };
         self.ended(Came::Good, client, router);
+        match (client, Terminal::read(body, self.errand.form)) {
+            (Client::Waits, Some(answer)) => {
+                let rest = Box::new(self.clean_up(staged, router));
+                AfterPrefill::TerminalStaged(answer, rest)
+            }
+            (Client::Waits, None) => self.decode(staged, router),
+            (Client::Left, _) => self.clean_up(staged, router),
+        }
+    }
+
+    fn hands_nothing_over(self, came: Came, client: Client, router: &mut Router) -> AfterPrefill {
+        let meaning = self.ended(came, client, router);
         match client {
-            Client::Waits => self.decode(staged, router),
-            Client::Left => self.clean_up(staged, router),
+            Client::Waits => self.failed(meaning.follows, PrefillFailure::NoHandoff, router),
+            Client::Left => AfterPrefill::Nothing,
         }
     }
 
@@ -444,11 +378,7 @@ impl PrefillPhase {
     /// An answer that leaves nothing for decode: generation has ended by itself, or prefill has failed.
     fn ended_or_failed(self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
         let Some(terminal) = Terminal::read(body, self.errand.form) else {
-            let meaning = self.ended(Came::NoHandoff, client, router);
-            return match client {
-                Client::Waits => self.failed(meaning.follows, PrefillFailure::NoHandoff, router),
-                Client::Left => AfterPrefill::Nothing,
-            };
+            return self.hands_nothing_over(Came::NoHandoff, client, router);
         };
         self.ended(Came::Good, client, router);
         match client {

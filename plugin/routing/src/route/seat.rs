@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
+use super::after_prefill::CleanUpLeg;
 use super::health::Outcome;
 use super::legs::Staged;
-use super::prefill::CleanUpLeg;
 use super::recovery::Recovery;
 use super::tally::Facts;
 use super::trail::SharedTrail;

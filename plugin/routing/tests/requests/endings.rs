@@ -79,6 +79,80 @@ fn the_length_limit_without_a_handoff_is_a_failure_and_never_a_bare_decode() {
     assert_eq!(refused.status(), 502);
 }
 
+/// vLLM hands over on a stop, too: the answer is the client's, and what waits for decode is fetched for nobody.
+#[test]
+fn found_v7_what_ended_by_itself_and_was_staged_is_answered_and_cleaned_up() {
+    let staged = ENDED.replace(
+        "\"kv_transfer_params\":null",
+        r#""kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1,2,3]]}"#,
+    );
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let asked = json!({"model": "m", "messages": []});
+    let (phase, _seat) = start(&mut router, &asked);
+    let AfterPrefill::TerminalStaged(terminal, rest) =
+        phase.answered(whole(&staged), Client::Waits, &mut router)
+    else {
+        panic!("not the whole answer");
+    };
+    let text = String::from_utf8(terminal.body).unwrap();
+    assert_eq!(text, ENDED.replace(r#","kv_transfer_params":null"#, ""));
+    let AfterPrefill::CleanUp(clean_up) = *rest else {
+        panic!("nothing fetches the blocks");
+    };
+    assert_eq!(clean_up.blocks, 3);
+    let fetched = leg(&clean_up.dispatch, asked.to_string().as_bytes());
+    assert_eq!(fetched["kv_transfer_params"]["do_remote_prefill"], true);
+    assert_eq!(fetched["max_tokens"], 1);
+    assert_eq!(router.total_load().prefills, 0);
+}
+
+/// An engine whose responses always say that they are complete, and never hand over.
+#[test]
+fn found_l2_one_token_is_no_whole_answer_of_the_responses_interface() {
+    let answer = r#"{"object":"response","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"No"}]}],"usage":{"input_tokens":9,"output_tokens":1}}"#;
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let asked = json!({"model": "m", "input": "p"}).to_string();
+    let told = Told {
+        headers: &[],
+        now: std::time::Duration::from_secs(1),
+        ..Told::default()
+    };
+    let (phase, _seat) = prefill(router.plan(Generation::Responses, asked.as_bytes(), told));
+    let AfterPrefill::Again(phase) = phase.answered(whole(answer), Client::Waits, &mut router)
+    else {
+        panic!("not tried again");
+    };
+    let AfterPrefill::Refused(refused) = phase.answered(whole(answer), Client::Waits, &mut router)
+    else {
+        panic!("not refused");
+    };
+    let cause = PrefillFailure::NoHandoff;
+    assert_eq!(refused, Refusal::PrefillFailed { tried: 2, cause });
+}
+
+/// What says that it failed is no good prefill, whatever its status: decode's good end must not pass.
+#[test]
+fn found_b12_a_prefill_beside_that_failed_inside_is_not_good() {
+    for (answer, followed) in [
+        (
+            r#"{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"no"}}}"#,
+            "refused",
+        ),
+        (r#"{"error":{"message":"no"}}"#, "refused"),
+        (
+            r#"{"text":"a","meta_info":{"finish_reason":{"type":"length"},"completion_tokens":1}}"#,
+            "good",
+        ),
+        (r#"{"choices":[{"finish_reason":"length"}]}"#, "good"),
+        ("", "good"),
+    ] {
+        let mut router = router("sglang", &two_by_two(), json!({}));
+        let (phase, _seat) = start(&mut router, &json!({"model": "m", "messages": []}));
+        let after = phase.answered(whole(answer), Client::Waits, &mut router);
+        assert_eq!(word(&after), followed, "{answer}");
+    }
+}
+
 #[test]
 fn the_decode_leg_has_the_clients_own_limits_again_and_what_was_absent_stays_so() {
     let mut router = router("nixl", &two_by_two(), json!({}));

@@ -181,6 +181,7 @@ pub fn word(after: &AfterPrefill) -> &'static str {
         AfterPrefill::Answer => "answer",
         AfterPrefill::AnswerUnlessPair => "answer unless pair",
         AfterPrefill::Terminal(_) => "terminal",
+        AfterPrefill::TerminalStaged(..) => "terminal, staged",
         AfterPrefill::Whole { .. } => "whole",
         AfterPrefill::Good => "good",
         AfterPrefill::Refused(_) => "refused",

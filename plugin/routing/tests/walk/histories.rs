@@ -291,6 +291,7 @@ impl History {
             AfterPrefill::Answer
             | AfterPrefill::AnswerUnlessPair
             | AfterPrefill::Terminal(_)
+            | AfterPrefill::TerminalStaged(..)
             | AfterPrefill::Refused(_) => {}
             AfterPrefill::CleanUp(_)
             | AfterPrefill::CallOff { .. }

@@ -1,0 +1,134 @@
+//! What an answer says: one that says nothing is none, and a good end waits for the prefill beside it.
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, chat_body};
+use pd_router_e2e::engines::{Role, static_config};
+use pd_router_e2e::gateway::{Build, Gateway};
+use pd_router_e2e::paths;
+use pd_router_e2e::process::unique_name;
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::trailing::Trailing;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const TOKEN: &str =
+    r#"data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
+const DONE: &str = "data: [DONE]";
+
+/// Pieces of an answer that come one after the other: so many take longer than all that decode says.
+const LATE: usize = 40;
+
+/// A prefill worker that fails when decode is through.
+async fn fails_late() -> Scripted {
+    let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
+    Scripted::start(move |_| late.clone()).await
+}
+
+/// A pool of a prefill and a decode worker that are called at once.
+fn side_by_side(prefill: &Scripted, decode: Value) -> Value {
+    let workers = vec![prefill.listed(Role::Prefill), decode];
+    static_config(
+        workers,
+        json!({"protocol": "sglang", "bootstrap": {"port": 1}}),
+    )
+}
+
+/// The shipped bootstrap, which takes trailers of workers.
+fn takes_trailers() -> Build {
+    let plain = "explicit_http_config: { http_protocol_options: {} }";
+    let shipped = std::fs::read_to_string(paths::bootstrap())
+        .unwrap_or_else(|error| panic!("no bootstrap: {error}"));
+    assert!(shipped.contains(plain));
+    let taking = "explicit_http_config: { http_protocol_options: { enable_trailers: true } }";
+    let file = paths::scratch().join(format!("{}.yaml", unique_name("trailers")));
+    std::fs::write(&file, shipped.replace(plain, taking))
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    Build {
+        bootstrap: file,
+        ..Build::on_threads(2)
+    }
+}
+
+/// Asks for a stream whose prefill fails: whatever of it is read, its end is not.
+async fn assert_no_good_end(gateway: &Gateway, case: &str) {
+    let mut body = chat_body("hello");
+    body["stream"] = json!(true);
+    let body = body.to_string();
+    let request = raw::post(CHAT, &[("connection", "close")], body.as_bytes());
+    let mut client = Raw::connect(gateway.listen).await;
+    client.write(&request).await;
+    let read = client.read_rest().await;
+    assert!(!read.contains("[DONE]"), "{case}: {read}");
+    gateway.assert_comes_to_rest().await;
+}
+
+pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy) {
+    let empty = Trailing::start(": ping\n\n").await;
+    let config = static_config(
+        vec![empty.listed(Role::Aggregated)],
+        json!({"protocol": "aggregated"}),
+    );
+    let gateway = Gateway::build(proxy, &takes_trailers(), &config, &[]).await;
+    let reply = gateway.send(Ask::chat_stream("hello")).await;
+    reply.expect_code(502, "empty_answer");
+
+    let prefill = fails_late().await;
+    let good = Trailing::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
+    let config = side_by_side(&prefill, good.listed(Role::Decode));
+    let gateway = Gateway::build(proxy, &takes_trailers(), &config, &[]).await;
+    assert_no_good_end(&gateway, "trailers").await;
+}
+
+pub async fn found_b12_no_part_of_a_good_end_passes_before_prefill_is_good(proxy: Proxy) {
+    let pieces = |pieces: &[&str]| Answer::stream(pieces.iter().map(|piece| (*piece).to_owned()));
+    let begun = format!("{TOKEN}\n\n");
+    let carriage = format!("{TOKEN}\r\r{DONE}\r\r");
+    let whole = format!("{TOKEN}\n\n{DONE}\n\n");
+    for (case, answer) in [
+        ("the line end comes later", pieces(&[&begun, DONE, "\n\n"])),
+        (
+            "the line comes in parts",
+            pieces(&[&begun, "data: [DO", "NE]", "\n\n"]),
+        ),
+        ("lines end with CR", pieces(&[&carriage])),
+        ("the last line does not end", pieces(&[&begun, DONE])),
+        (
+            "compressed",
+            pieces(&[&whole]).header("content-encoding", "gzip"),
+        ),
+    ] {
+        let prefill = fails_late().await;
+        let decode = Scripted::start(move |_| answer.clone()).await;
+        let config = side_by_side(&prefill, decode.listed(Role::Decode));
+        let gateway = Gateway::start(proxy, &config, &[]).await;
+        assert_no_good_end(&gateway, case).await;
+    }
+}
+
+pub async fn found_w2_another_worker_answers_where_one_says_nothing(proxy: Proxy) {
+    let good = json!({"object": "chat.completion", "choices": [{"index": 0,
+        "message": {"role": "assistant", "content": "No."}, "finish_reason": "stop"}]});
+    for empty in [
+        json!({"object": "chat.completion", "choices": [], "usage": {"completion_tokens": 0}}),
+        json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "abort"}],
+            "usage": {"completion_tokens": 0}}),
+    ] {
+        let said = empty.to_string();
+        let mute = Scripted::start(move |_| Answer::json(said.clone())).await;
+        let said = good.to_string();
+        let other = Scripted::start(move |_| Answer::json(said.clone())).await;
+        let workers = vec![
+            mute.listed(Role::Aggregated),
+            other.listed(Role::Aggregated),
+        ];
+        let pool = json!({"protocol": "aggregated", "selection": {"decode": "round_robin"}});
+        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
+        for _ in 0..4 {
+            let reply = gateway.send(Ask::chat("hello")).await.expect(200);
+            assert_eq!(reply.json(), good);
+        }
+        assert!(!mute.requests().is_empty(), "{empty}");
+        gateway.assert_comes_to_rest().await;
+    }
+}
