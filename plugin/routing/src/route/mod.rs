@@ -14,6 +14,7 @@ mod dispatch;
 mod eligible;
 mod errand;
 mod explain;
+mod handed;
 mod health;
 mod legs;
 mod picker;
@@ -39,6 +40,7 @@ mod workers;
 pub use ask::Ask;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
+pub use handed::Lost;
 pub use health::{Ejection, Outcome};
 pub use legs::Staged;
 pub use prefill::{
@@ -77,6 +79,7 @@ use binding::Binding;
 use choice::{Pair, Whole};
 use errand::Errand;
 use explain::Explained;
+use handed::Noted;
 use health::Health;
 use place::Placed;
 use recovery::{Budget, Way};
@@ -115,6 +118,7 @@ pub struct Router {
     random: Random,
     transitions: Vec<Transition>,
     tally: Tally,
+    noted: Noted,
     /// Kept between choices for their memory alone.
     depths: Vec<u32>,
 }
@@ -193,6 +197,7 @@ impl Router {
             random: Random::with_seed(seed),
             transitions: Vec::new(),
             tally: Tally::default(),
+            noted: Noted::default(),
             depths: Vec::new(),
             pool,
         };

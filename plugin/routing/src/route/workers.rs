@@ -113,6 +113,7 @@ impl Router {
         self.decode_policy.keep(&fleet);
         self.health.keep(&fleet, self.ledger.now());
         self.reports.keep(&fleet);
+        self.noted.keep(|id| fleet.contains(id));
         self.bindings.retain(|id, _| fleet.contains(*id));
         self.rosters.clear();
         self.adopted = self.adopted.wrapping_add(1);
