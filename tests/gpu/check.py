@@ -29,6 +29,8 @@ MUST_BE_ZERO = [
     "pd_router_decode_charges",
     "pd_router_kv_leaked_handoffs_total",
     "pd_router_kv_leaked_blocks_total",
+    "pd_router_kv_unknown_handoffs_total",
+    "pd_router_kv_unknown_blocks_total",
 ]
 # Cases whose output may be another's, or the beginning of it.
 SAME_PROMPTS = 4

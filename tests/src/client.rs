@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::{http1, http2};
-use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
@@ -75,6 +75,12 @@ impl Ask {
     /// With this header too.
     pub fn header(self, name: &str, value: &str) -> Ask {
         self.header_bytes(name, value.as_bytes())
+    }
+
+    /// With another content type.
+    pub fn content_type(mut self, kind: &str) -> Ask {
+        self.headers.remove(CONTENT_TYPE);
+        self.header("content-type", kind)
     }
 
     /// With this header too, whatever its bytes.

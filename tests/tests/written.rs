@@ -147,6 +147,37 @@ fn run() -> BTreeMap<String, Vec<String>> {
     blocks.map(column).collect()
 }
 
+/// The texts of a folder and those below it.
+fn texts_below(folder: &str) -> Vec<(String, String)> {
+    let entries = fs::read_dir(workspace().join(folder))
+        .unwrap_or_else(|error| panic!("cannot read {folder}: {error}"));
+    let below = entries.flat_map(|entry| {
+        let entry = entry.unwrap_or_else(|error| panic!("{folder}: {error}"));
+        let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => texts_below(&path),
+            false => vec![(path.clone(), read(&path))],
+        }
+    });
+    below.collect()
+}
+
+#[test]
+fn found_v6_every_vllm_worker_has_the_role_that_it_plays() {
+    let texts = texts_below("envoy").into_iter().chain(texts_below("docs"));
+    let mut roles = BTreeMap::new();
+    for (path, text) in texts {
+        let of_role = |role: &str| text.matches(&format!("\"kv_role\":\"{role}\"")).count();
+        let [both, producers, consumers] = ["kv_both", "kv_producer", "kv_consumer"].map(of_role);
+        assert_eq!(both, 0, "{path}");
+        if producers + consumers > 0 {
+            roles.insert(path, (producers, consumers));
+        }
+    }
+    assert!(roles.len() > 2, "{roles:?}");
+    assert!(roles.values().all(|found| *found == (1, 1)), "{roles:?}");
+}
+
 #[test]
 fn every_row_of_failures_is_run_where_it_has_an_entry_and_nowhere_else() {
     assert_eq!(documented(), run());

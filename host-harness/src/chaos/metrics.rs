@@ -32,9 +32,14 @@ impl Metrics {
         self.sum("pd_router_streams", "")
     }
 
-    /// Hand-offs that the filter takes for lost, since its start.
+    /// Hand-offs that the filter knows to be lost, since its start.
     pub fn leaked_handoffs(&self) -> u64 {
         self.sum("pd_router_kv_leaked_handoffs_total", "")
+    }
+
+    /// Hand-offs of which the filter does not know whether they are lost, since its start.
+    pub fn unknown_handoffs(&self) -> u64 {
+        self.sum("pd_router_kv_unknown_handoffs_total", "")
     }
 
     /// Answers that had begun, at the gateway at least, and were broken off, since its start.

@@ -61,7 +61,7 @@ struct Column {
     cell: fn(&Row) -> String,
 }
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 15] = [
     Column {
         heading: ["scenario", ""],
         cell: |row| row.name.to_owned(),
@@ -108,6 +108,10 @@ const COLUMNS: [Column; 14] = [
     Column {
         heading: ["", "counted"],
         cell: |row| row.verdict.figures.kv_leaked_counted.to_string(),
+    },
+    Column {
+        heading: ["", "in doubt"],
+        cell: |row| row.verdict.figures.kv_unknown.to_string(),
     },
     Column {
         heading: ["bookings", "left"],
@@ -252,7 +256,7 @@ mod tests {
         let expected = json!({
             "name": "prefill-killed", "host": "envoy", "sent": 3, "answered": 2, "engine_status": 0, "reset": 0,
             "failed": 1, "failed_with_healthy_pair": 1, "ejected_after_ms": null, "kv_leaked": 0,
-            "kv_leaked_counted": 0, "bookings_left": 0, "left": 0, "engine_statuses": {},
+            "kv_leaked_counted": 0, "kv_unknown": 0, "bookings_left": 0, "left": 0, "engine_statuses": {},
             "failures": {"503 unreachable": 1}, "broken": ["1 failed"],
         });
         assert_eq!(line, json!({"scenarios": [expected]}));

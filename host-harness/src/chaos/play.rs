@@ -140,6 +140,7 @@ impl Stage<'_> {
             ejected_after: self.ejected_after.get(),
             kv_leaked: census.unfetched,
             kv_leaked_counted: metrics.leaked_handoffs(),
+            kv_unknown: metrics.unknown_handoffs(),
             resets_counted: metrics.resets(),
             replaced: metrics.recoveries(),
             bookings_left: metrics.bookings(),
@@ -244,7 +245,8 @@ pub async fn until_at_rest(
         let metrics = Metrics::ask(http, admin).await?;
         let census = engines.census().await?;
         let rests = census.requests + metrics.bookings() + metrics.streams() == 0;
-        let counts = Some((census.unfetched, metrics.leaked_handoffs()));
+        let counted = (metrics.leaked_handoffs(), metrics.unknown_handoffs());
+        let counts = Some((census.unfetched, counted));
         calm = match rests && counts == before {
             true => calm + 1,
             false => 0,

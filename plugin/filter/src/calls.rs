@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
+use routing::config::Pool;
 use routing::engine_metrics::MAX_TEXT;
 use routing::fleet::Worker;
 use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
@@ -143,14 +144,14 @@ fn call_status() -> u16 {
         .unwrap_or(502)
 }
 
-/// What of an answer's headers concerns a client who gets its body.
+/// The headers of an answer, for a client who gets its body.
 pub fn headers_for_client() -> Vec<Header> {
-    let kept = ["content-type", "content-encoding", "retry-after"];
-    let found = kept.iter().filter_map(|name| {
-        let value = host::header(Map::CallResponse, name)?;
-        Some((name.as_bytes().to_vec(), value))
-    });
-    found.collect()
+    let connection = host::header(Map::CallResponse, "connection").unwrap_or_default();
+    let all = host::headers(Map::CallResponse).unwrap_or_default();
+    let theirs = all
+        .into_iter()
+        .filter(|(name, _)| headers::is_a_clients_too(name, &connection));
+    theirs.collect()
 }
 
 /// Calls a worker with a leg that is not forwarded: the client's headers and body, changed as the leg says. The context that was
@@ -167,7 +168,7 @@ pub fn call_decode(
     let mut own = dispatch.headers.clone();
     own.extend(destination_headers(dispatch));
     own.push((headers::REQUEST_ID, request.id.to_owned()));
-    let sent = with_clients_headers(request.headers, &own);
+    let sent = head(&gateway.pool, request.headers, &own);
     let edited = dispatch
         .edits
         .as_ref()
@@ -230,18 +231,20 @@ pub struct Asked<'a> {
     pub body: &'a [u8],
 }
 
-/// The client's headers, as far as they are about the request, with our own set in their place.
-pub fn with_clients_headers<'h>(
+/// The head of a call that is made for a client: of its headers those that go along, and our `own`, which stand in their place.
+pub fn head<'h>(
+    pool: &'h Pool,
     clients: &'h [Header],
     own: &'h [(&'static str, String)],
 ) -> Vec<(&'h str, &'h str)> {
     let is_own = |name: &str| own.iter().any(|(set, _)| *set == name);
-    let kept = clients
+    let along = clients
         .iter()
         .filter_map(as_text)
-        .filter(|(name, _)| headers::goes_on_a_call(name.as_bytes()) && !is_own(name));
-    kept.chain(own.iter().map(|(name, value)| (*name, value.as_str())))
-        .collect()
+        .filter(|(name, _)| headers::goes_along(name.as_bytes(), &pool.call_headers))
+        .filter(|(name, _)| !is_own(name));
+    let own = own.iter().map(|(name, value)| (*name, value.as_str()));
+    along.chain(own).chain([headers::CONTENT_TYPE]).collect()
 }
 
 /// The SDK's calls carry text only; a header that is not text stays behind.

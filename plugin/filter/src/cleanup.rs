@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::fleet::Worker;
+use routing::handoff::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
 use crate::calls::{self, Asked, Call, Task};
@@ -14,9 +15,10 @@ use crate::stream::{Estate, Stream};
 
 /// A leg under way.
 pub struct CleanUp {
-    /// Blocks that leak if it fails.
+    /// Blocks that it frees.
     blocks: u64,
-    request_id: String,
+    /// What its line of the log begins with.
+    ids: String,
     /// Its bytes count until the call has ended: the proxy holds them.
     _estate: Option<Estate>,
 }
@@ -33,12 +35,12 @@ pub fn call_off(gateway: &Gateway, client: &Stream, leg: &AbortLeg, blocks: u64)
         Some(token) => {
             let call = Call::CleanUp(CleanUp {
                 blocks,
-                request_id: client.request_id().to_owned(),
+                ids: client.ids().to_owned(),
                 _estate: None,
             });
             gateway.calls.borrow_mut().run(token, call);
         }
-        None => gateway.telemetry.leaked(blocks),
+        None => gateway.telemetry.handed_off(Fate::Leaked, blocks),
     }
 }
 
@@ -46,18 +48,19 @@ pub fn call_off(gateway: &Gateway, client: &Stream, leg: &AbortLeg, blocks: u64)
 pub fn send(gateway: &Gateway, client: &Stream, leg: &AbortLeg) -> Option<u32> {
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
     let destination = leg.destination.to_string();
-    let headers = vec![
-        (":method", "POST"),
-        (":path", leg.path),
-        (":authority", destination.as_str()),
-        ("content-type", "application/json"),
-        (headers::DESTINATION, &destination),
-        (headers::REQUEST_ID, client.request_id()),
+    let own = [
+        (":method", "POST".to_owned()),
+        (":path", leg.path.to_owned()),
+        (":authority", destination.clone()),
+        (headers::DESTINATION, destination),
+        (headers::REQUEST_ID, client.request_id().to_owned()),
     ];
-    host::call(&cluster, headers, Some(leg.body.as_bytes()), PATIENCE)
+    let clients = client.headers();
+    let sent = calls::head(&gateway.pool, &clients, &own);
+    host::call(&cluster, sent, Some(leg.body.as_bytes()), PATIENCE)
         .inspect_err(|status| {
-            let id = client.request_id();
-            log::warn!("[{id}] prefill could not be called off: {status:?}");
+            let ids = client.ids();
+            log::warn!("[{ids}] prefill could not be called off: {status:?}");
         })
         .ok()
 }
@@ -70,8 +73,10 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
     };
     let timeout_ms = gateway.router.borrow().pool().cleanup.timeout_ms;
     let timeout = Duration::from_millis(u64::from(timeout_ms));
+    // Decode may run under the other one at the same time, at the same worker.
+    let id = format!("{}-left", client.request_id());
     let asked = Asked {
-        id: client.request_id(),
+        id: &id,
         headers: &estate.headers,
         body: &estate.body,
     };
@@ -81,7 +86,7 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
             gateway.telemetry.cleaning_up();
             let call = Call::CleanUp(CleanUp {
                 blocks: leg.blocks,
-                request_id: client.request_id().to_owned(),
+                ids: client.ids().to_owned(),
                 _estate: Some(estate),
             });
             gateway.calls.borrow_mut().run(token, call);
@@ -93,49 +98,71 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
 /// What prefill has computed for a decode leg that did not begin with it is fetched, for nobody. From whichever context is the
 /// effective one.
 pub fn give_up(gateway: &Gateway, client: &Rc<Stream>) {
-    let Some(blocks) = client.staged.take() else {
+    let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
     };
+    let is_unbegun = client.seat.borrow().staged_blocks().is_some();
     let mut router = gateway.router.borrow_mut();
     let leg = router.give_up_handoff(&mut client.seat.borrow_mut());
     drop(router);
     let prefill = client.seat.borrow().prefill.clone();
     let (Some(leg), Some(prefill)) = (leg, prefill) else {
-        gateway.telemetry.leaked(blocks);
+        let fate = if is_unbegun { Fate::Leaked } else { fate };
+        gateway.telemetry.handed_off(fate, blocks);
         return;
     };
     client.leave_copy(gateway);
     let task = Task::CleanUp(Rc::clone(client), Box::new(leg), prefill);
     if calls::submit(gateway, task).is_err() {
-        gateway.telemetry.leaked(blocks);
+        gateway.telemetry.handed_off(Fate::Leaked, blocks);
     }
 }
 
 /// Takes the leg's answer.
 pub fn answered(gateway: &Gateway, leg: &CleanUp, answer: PrefillAnswer<'_>) {
-    if matches!(
-        answer,
-        PrefillAnswer::Whole {
-            status: 200..=299,
-            ..
-        }
-    ) {
+    let fate = Fate::after_a_call(answer);
+    gateway.telemetry.handed_off(fate, leg.blocks);
+    if fate == Fate::Fetched {
         return;
     }
-    gateway.telemetry.leaked(leg.blocks);
     log::warn!(
         "[{}] {} blocks that were left behind could not be fetched: {answer}",
-        leg.request_id,
+        leg.ids,
         leg.blocks
     );
 }
 
 /// Nobody can fetch the blocks.
 pub fn leaked(gateway: &Gateway, client: &Stream, blocks: u64, prefill: &Worker) {
-    gateway.telemetry.leaked(blocks);
+    gateway.telemetry.handed_off(Fate::Leaked, blocks);
     log::info!(
         "[{}] nobody fetches what prefill computed: {blocks} blocks stay on {} until its lease ends",
-        client.request_id(),
+        client.ids(),
         prefill.name
     );
+}
+
+/// Tells what has become of what prefill handed over to a client's decode. To be called when that has ended.
+pub fn tell_of_handed(gateway: &Gateway, client: &Stream) {
+    let Some(Handed { blocks, fate }) = client.handed.take() else {
+        return;
+    };
+    gateway.telemetry.handed_off(fate, blocks);
+    if fate == Fate::Unknown {
+        log::info!(
+            "[{}] its decode ended before it answered: {blocks} blocks may stay until their lease ends",
+            client.ids()
+        );
+    }
+}
+
+impl Stream {
+    /// The prefill beside decode has handed over so many blocks.
+    pub fn handed_beside(&self, blocks: u64) {
+        let handed = Handed::over(blocks);
+        self.handed.set(Some(match self.answer_has_begun() {
+            true => handed.fetched(),
+            false => handed,
+        }));
+    }
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
+use routing::ids::Ids;
 use routing::request::{Head, Kind};
 use routing::route::{Plan, Refusal};
 use routing::uploads::Progress;
@@ -52,14 +53,10 @@ impl StreamContext {
         for (name, _) in steering.clone() {
             host::remove_header(Map::Request, name)?;
         }
-        let sent_id =
-            find(received, headers::REQUEST_ID).and_then(|id| std::str::from_utf8(id).ok());
-        let request_id = match sent_id.filter(|id| !id.is_empty()) {
-            Some(id) => id.to_owned(),
-            None => self.give_id()?,
-        };
+        let own = self.give_id()?;
+        let ids = Ids::new(find(received, headers::REQUEST_ID), own);
         self.gateway.telemetry.stream_opened();
-        let stream = Stream::new(self.id, request_id, Rc::clone(received));
+        let stream = Stream::new(self.id, ids, Rc::clone(received));
         stream.came.set(self.gateway.tell_time());
         let mut spoken = stream.spoken.borrow_mut();
         if self.gateway.router.borrow().pool().trust_clients {
@@ -76,9 +73,9 @@ impl StreamContext {
         Ok(Rc::new(stream))
     }
 
+    /// Gives it an id of our own towards the engines, which may key what they hand over by it: a client may send its own twice.
     fn give_id(&self) -> Result<String, HostError> {
-        let mut router = self.gateway.router.borrow_mut();
-        let id = format!("{:016x}{:016x}", router.random(), router.random());
+        let id = self.gateway.new_id();
         host::set_header(Map::Request, headers::REQUEST_ID, id.as_bytes())?;
         Ok(id)
     }
@@ -94,6 +91,7 @@ impl StreamContext {
                 return action(next);
             }
         };
+        self.speak_json(stream);
         stream.stage.set(match head.is_encoded() {
             true => Stage::ReadingEncoded,
             false => Stage::Reading(generation),
@@ -132,6 +130,18 @@ impl StreamContext {
             stream.refuse(&self.gateway, &Refusal::TooLarge { allowed_bytes });
         }
         bytes > allowed_bytes
+    }
+
+    /// What is generated is asked for in JSON: to a request that says gRPC the proxy would tell its own errors as successes.
+    fn speak_json(&self, stream: &Stream) {
+        let (name, json) = headers::CONTENT_TYPE;
+        let headers = stream.headers();
+        let said = find(&headers, name).unwrap_or_default();
+        if headers::is_grpc(said)
+            && let Err(error) = host::set_header(Map::Request, name, json.as_bytes())
+        {
+            log::error!("[{}] it stays gRPC: {error}", stream.ids());
+        }
     }
 
     /// The body is complete: the request is routed.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::discovery::{self, Answer, Belief, Believed, Heard, Poll, Source, Staleness};
+use routing::excerpt::{self, excerpt};
 use routing::fleet::{Fleet, Worker};
 
 use crate::calls;
@@ -227,5 +228,6 @@ fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<Heard, Stri
         etag: etag.as_deref(),
         body: &body,
     };
-    source.heard(&answer).map_err(|error| error.to_string())
+    let heard = source.heard(&answer);
+    heard.map_err(|error| excerpt(error, excerpt::MESSAGE))
 }

@@ -9,6 +9,7 @@ use routing::admission::Waiter;
 use routing::budget::{Budget, Share};
 use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::{Incarnation, WorkerId};
+use routing::handoff::fate::Fate;
 use routing::handoff::usage;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 
@@ -65,8 +66,8 @@ pub struct Gateway {
     open: RefCell<HashMap<u32, Rc<Stream>>>,
     /// When the time was last told.
     now: Cell<Duration>,
-    /// Whether its router has rooms of its own.
-    has_rooms: Cell<bool>,
+    /// A number that no other VM has; none before the first request.
+    number: Cell<Option<u64>>,
     /// The root whose configuration the router follows.
     followed: Rc<Cell<u32>>,
     /// The version of the published fleet that was last looked at.
@@ -97,7 +98,7 @@ impl Gateway {
             spares: Budget::of(pool.decode.recovery_bytes, &kept.spares),
             open: RefCell::default(),
             now: Cell::default(),
-            has_rooms: Cell::new(false),
+            number: Cell::new(None),
             followed: kept.followed,
             fleet_seen: kept.fleet_seen,
             present: RefCell::default(),
@@ -111,10 +112,19 @@ impl Gateway {
     /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: it takes a number of
     /// its own.
     pub fn request_came(&self) {
-        if !self.has_rooms.replace(true) {
-            self.router.borrow_mut().own_rooms(shared::unique_number());
+        if self.number.get().is_none() {
+            let number = shared::unique_number();
+            self.number.set(Some(number));
+            self.router.borrow_mut().own_rooms(number);
         }
         self.know_somebody();
+    }
+
+    /// A new id for a request. Two VMs may draw the same random numbers, so its number has a part in it.
+    pub fn new_id(&self) -> String {
+        let mut router = self.router.borrow_mut();
+        let first = router.random() ^ self.number.get().unwrap_or_default();
+        format!("{first:016x}{:016x}", router.random())
     }
 
     /// A fleet is adopted if there is none and one has been published: another thread may have said already that the gateway is
@@ -196,10 +206,10 @@ impl Gateway {
     }
 
     /// A request is refused.
-    pub fn note_refusal(&self, request_id: &str, refusal: &Refusal) {
+    pub fn note_refusal(&self, ids: &str, refusal: &Refusal) {
         self.telemetry.refused(refusal.code());
         let refusals = &self.vm.refusals;
-        refusals.add(self.now(), &self.pool.name, request_id, refusal);
+        refusals.add(self.now(), &self.pool.name, ids, refusal);
     }
 
     /// A prefill worker has answered: what it says that it had in its cache is counted. Returns the tokens.
@@ -326,6 +336,17 @@ impl Gateway {
                 ejection.lasts.as_millis()
             );
             self.telemetry.ejection(ejection.worker.role);
+        }
+    }
+
+    /// Tells the outside of hand-offs that are odd, and of those that nobody will fetch.
+    pub fn tell_of_handoffs(&self) {
+        let mut router = self.router.borrow_mut();
+        let lost = router.take_lost();
+        let telemetry = &self.telemetry;
+        telemetry.all_handed_off(Fate::Leaked, lost.handoffs, lost.blocks);
+        for remark in router.take_remarks() {
+            log::warn!("pool {}: {remark}", self.pool.name);
         }
     }
 

@@ -10,8 +10,8 @@ mod discovery;
 mod endpoints;
 mod exchange;
 mod gateway;
-mod headers;
 mod host;
+mod journal;
 mod planning;
 mod pools;
 mod prefill_call;
@@ -31,7 +31,7 @@ mod uploads;
 mod vm;
 
 use proxy_wasm::traits::RootContext;
-use proxy_wasm::types::LogLevel;
+use routing::headers;
 
 #[allow(
     unsafe_code,
@@ -41,7 +41,7 @@ mod entry {
     use super::*;
 
     proxy_wasm::main! {{
-        proxy_wasm::set_log_level(LogLevel::Info);
+        journal::open();
         proxy_wasm::set_root_context(|id| -> Box<dyn RootContext> { Box::new(root::Root::new(id)) });
     }}
 }

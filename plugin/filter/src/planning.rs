@@ -87,10 +87,7 @@ pub fn plan(gateway: &Rc<Gateway>, stream: &Rc<Stream>, generation: Generation) 
     let body = match renamed(gateway, stream, body) {
         Ok(body) => body,
         Err(error) => {
-            log::error!(
-                "[{}] its model could not be renamed: {error}",
-                stream.request_id()
-            );
+            log::error!("[{}] its model could not be renamed: {error}", stream.ids());
             stream.refuse(gateway, &Refusal::Internal);
             return Next::Stays;
         }
@@ -132,7 +129,7 @@ fn wait(gateway: &Rc<Gateway>, stream: &Rc<Stream>, ticket: QueueTicket, body: V
 
 fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
     if let Some(explanation) = router.take_explanation() {
-        log::debug!("[{}] {explanation}", stream.request_id());
+        log::debug!("[{}] {explanation}", stream.ids());
         let is_asked = wanted == Explain::ForCaller;
         stream.explanation.replace(is_asked.then_some(explanation));
     }
@@ -170,7 +167,7 @@ pub fn carry_out(
     let done = match outcome {
         Ok(Plan::Forward(dispatch, seat)) => {
             if let Some(fallback) = seat.fallback {
-                log::info!("[{}] runs whole: {}", stream.request_id(), fallback.name());
+                log::info!("[{}] runs whole: {}", stream.ids(), fallback.name());
                 gateway.telemetry.fell_back(fallback);
             }
             stream.seat.replace(seat);
@@ -195,7 +192,7 @@ pub fn carry_out(
         // Only a request that has been read is told to wait.
         Ok(Plan::Wait(_)) => Ok(Next::Stays),
         Err(refusal) => {
-            log::info!("[{}] refused: {refusal}", stream.request_id());
+            log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(gateway, &refusal);
             Ok(Next::Stays)
         }
@@ -203,7 +200,7 @@ pub fn carry_out(
     done.unwrap_or_else(|error| {
         log::error!(
             "[{}] the request could not be forwarded: {error}",
-            stream.request_id()
+            stream.ids()
         );
         stream.refuse(gateway, &Refusal::Internal);
         Next::Stays
@@ -260,7 +257,7 @@ fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
     if carry_out(&gateway, &stream, outcome, queued.into_body()) == Next::GoesOn
         && let Err(error) = host::resume_request()
     {
-        log::error!("[{}] could not go on: {error}", stream.request_id());
+        log::error!("[{}] could not go on: {error}", stream.ids());
         stream.refuse(&gateway, &Refusal::Internal);
     }
     Outcome::Decided
@@ -279,7 +276,7 @@ pub fn refuse_late(gateway: &Rc<Gateway>) {
             if !stream.enter() {
                 continue;
             }
-            log::info!("[{}] refused: {refusal}", stream.request_id());
+            log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(&gateway, &refusal);
         }
     }

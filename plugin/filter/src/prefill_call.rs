@@ -7,13 +7,15 @@ use routing::answer::{Form, Reader};
 use routing::budget::Share;
 use routing::config::Legs;
 use routing::fleet::{Worker, WorkerId};
+use routing::handoff::fate::{Fate, Handed};
 use routing::handoff::terminal::Terminal;
+use routing::handoff::usage;
 use routing::outcome::{self, Came, Cost, Follows, Held, LeftOut, Meaning};
 use routing::route::{
     AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
 };
 
-use crate::calls::{Call, headers_for_client, not_made, with_clients_headers};
+use crate::calls::{self, Call, headers_for_client, not_made};
 use crate::cleanup;
 use crate::gateway::Gateway;
 use crate::headers;
@@ -110,14 +112,14 @@ fn make_call(gateway: &Gateway, job: &Job) -> Result<u32, PrefillAnswer<'static>
     let mut own = job.phase.headers();
     own.push((headers::DESTINATION, destination));
     own.push((headers::REQUEST_ID, job.client.request_id().to_owned()));
-    let sent = with_clients_headers(&client_headers, &own);
+    let sent = calls::head(&gateway.pool, &client_headers, &own);
     let called = host::call(&cluster, sent, Some(&body), job.phase.timeout());
     called
         .inspect_err(|status| {
             let worker = &job.phase.worker().name;
             log::warn!(
                 "[{}] prefill worker {worker} could not be called: {status:?}",
-                job.client.request_id()
+                job.client.ids()
             );
         })
         .map_err(not_made)
@@ -140,7 +142,7 @@ pub fn hedge_late(gateway: &Gateway) {
     let after = Duration::from_millis(u64::from(after_ms));
     let now = gateway.now();
     for hedge in hedges(gateway, |job| now.saturating_sub(job.since) >= after) {
-        let (id, worker) = (hedge.client.request_id(), hedge.phase.worker());
+        let (id, worker) = (hedge.client.ids(), hedge.phase.worker());
         log::info!("[{id}] its prefill is late, {} is called too", worker.name);
         gateway.telemetry.hedged();
         start(gateway, hedge);
@@ -151,7 +153,7 @@ pub fn hedge_late(gateway: &Gateway) {
 /// answered after all, that is the answer.
 pub fn replace_left(gateway: &Gateway, left: &[WorkerId]) {
     for next in hedges(gateway, |job| left.contains(&job.phase.worker().id)) {
-        let (id, worker) = (next.client.request_id(), next.phase.worker());
+        let (id, worker) = (next.client.ids(), next.phase.worker());
         log::warn!(
             "[{id}] its prefill worker has left, {} is next",
             worker.name
@@ -219,7 +221,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
             staged,
         } => {
             if !client.enter() {
-                gateway.telemetry.leaked(blocks);
+                gateway.telemetry.handed_off(Fate::Leaked, blocks);
                 return;
             }
             gateway.router.borrow_mut().seat_decode(
@@ -228,14 +230,14 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
                 key,
                 staged,
             );
-            client.staged.set(Some(blocks));
+            client.handed.set(Some(Handed::over(blocks)));
             rewrite::report_cached(gateway, &client, cached);
             decode(gateway, &client, &dispatch);
         }
         AfterPrefill::Whole { dispatch, fallback } => {
             log::warn!(
                 "[{}] runs whole: {} ({answer})",
-                client.request_id(),
+                client.ids(),
                 fallback.name()
             );
             gateway.telemetry.handoff_failed(Leg::Prefill);
@@ -246,6 +248,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
         }
         AfterPrefill::Good => {
             rewrite::add_logprobs(&client, answer);
+            client.handed_beside(blocks_of(gateway, answer));
             client.prefill_is_good(gateway);
         }
         AfterPrefill::CallOff { leg, blocks } => cleanup::call_off(gateway, &client, &leg, blocks),
@@ -273,9 +276,17 @@ fn clean_up(gateway: &Gateway, client: &Stream, after: AfterPrefill, worker: &Wo
     }
 }
 
+/// The blocks of a hand-off whose answer names none: those of its prompt.
+fn blocks_of(gateway: &Gateway, answer: PrefillAnswer<'_>) -> u64 {
+    match answer {
+        PrefillAnswer::Whole { body, .. } => usage::prompt_blocks(body, gateway.pool.block_tokens),
+        _ => 0,
+    }
+}
+
 fn try_another(gateway: &Gateway, job: Job, failed: &Worker, answer: PrefillAnswer<'_>) {
     let next = Rc::clone(job.phase.worker());
-    let id = job.client.request_id();
+    let id = job.client.ids();
     log::warn!(
         "[{id}] prefill worker {} failed ({answer}), {} is next",
         failed.name,
@@ -355,7 +366,7 @@ fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
 
 /// Prefill has failed for good. Where decode runs beside it, and its client has read nothing, there may be another pair.
 fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
-    log::warn!("[{}] {refusal}", client.request_id());
+    log::warn!("[{}] {refusal}", client.ids());
     gateway.telemetry.handoff_failed(Leg::Prefill);
     match (client.beside.replace(Beside::Nothing), client.stage.get()) {
         (Beside::Running, _) if client.answer_has_begun() => doom(gateway, client, refusal),

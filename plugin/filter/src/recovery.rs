@@ -8,6 +8,7 @@ use std::time::Duration;
 use routing::answer::{Form, Reader, Verdict};
 use routing::budget::Share;
 use routing::fleet::WorkerId;
+use routing::handoff::fate::Handed;
 use routing::outcome::{Came, Follows, Leg, Meaning};
 use routing::route::{Dispatch, Failed, Plan, PrefillAnswer, Refusal, Seat};
 
@@ -95,7 +96,7 @@ pub fn begin(gateway: &Gateway, client: &Rc<Stream>, failure: Failure, end: End)
     client.stage.set(Stage::Recovering);
     let submitted = calls::submit(gateway, Task::Recover(Rc::clone(client), failure, end));
     if let Err(error) = submitted {
-        log::error!("[{}] cannot be recovered: {error}", client.request_id());
+        log::error!("[{}] cannot be recovered: {error}", client.ids());
         client.refuse(gateway, &Refusal::Internal);
     }
 }
@@ -118,7 +119,7 @@ pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure, end: En
         give_up(gateway, client, &failure);
         return;
     };
-    let id = client.request_id();
+    let id = client.ids();
     log::warn!(
         "[{id}] its decode leg failed ({}, {:?} last) and is replaced",
         failure.name(),
@@ -363,7 +364,7 @@ pub fn see_to_late(gateway: &Gateway) {
             }
             Response::Complete | Response::Flowing | Response::EndHeld => {
                 response::ended(gateway, &client, silence(gateway, &client));
-                log::warn!("[{}] its worker fell silent", client.request_id());
+                log::warn!("[{}] its worker fell silent", client.ids());
                 client.break_off(gateway, "silent");
             }
         }
@@ -415,9 +416,10 @@ impl Stream {
     fn sit(&self, gateway: &Gateway, mut seat: Seat) {
         seat.facts = std::mem::take(&mut self.seat.borrow_mut().facts);
         let kept = seat.staged_blocks();
-        if let (Some(blocks), None) = (self.staged.replace(kept), kept) {
-            gateway.telemetry.leaked(blocks);
+        if kept.is_none() {
+            cleanup::tell_of_handed(gateway, self);
         }
+        self.handed.set(kept.map(Handed::over));
         self.seat.replace(seat);
     }
 

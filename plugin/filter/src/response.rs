@@ -102,7 +102,7 @@ impl Reading {
 
     /// An answer that has ended without having said anything.
     fn empty(&mut self, gateway: &Gateway, stream: &Rc<Stream>) -> Action {
-        log::warn!("[{}] its worker answered nothing", stream.request_id());
+        log::warn!("[{}] its worker answered nothing", stream.ids());
         let end = ended(gateway, stream, Came::Empty);
         recovery::begin(gateway, stream, Failure::Empty, end);
         Action::Pause
@@ -158,8 +158,8 @@ impl Reading {
             what,
             tried: stream.destinations.borrow().len(),
         };
-        gateway.note_refusal(stream.request_id(), &refusal);
-        log::warn!("[{}] {refusal}", stream.request_id());
+        gateway.note_refusal(stream.ids(), &refusal);
+        log::warn!("[{}] {refusal}", stream.ids());
         let json = refusal.to_json();
         let length = json.len().to_string();
         let told = [
@@ -413,7 +413,7 @@ fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
     let is_so = details.starts_with(b"upstream_reset_after_response_started");
     if is_so {
-        log::warn!("[{}] its worker broke the answer off", stream.request_id());
+        log::warn!("[{}] its worker broke the answer off", stream.ids());
         gateway.telemetry.reset("broken_off");
     }
     is_so
@@ -530,7 +530,7 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
     let mut router = gateway.router.borrow_mut();
     router.took_no_connection(&refused);
     router.served_by(&mut stream.seat.borrow_mut(), address);
-    let id = stream.request_id();
+    let id = stream.ids();
     log::warn!("[{id}] {refused:?} took no connection, {address} answers");
     gateway.telemetry.decode_retried();
 }

@@ -69,10 +69,7 @@ impl Stream {
             Form::Whole => Ok(()),
         };
         if let Err(error) = rewritten {
-            log::error!(
-                "[{}] the answer could not be changed: {error}",
-                self.request_id()
-            );
+            log::error!("[{}] the answer could not be changed: {error}", self.ids());
         }
     }
 

@@ -15,6 +15,7 @@ use crate::discovery::Poller;
 use crate::exchange::Round;
 use crate::gateway::Gateway;
 use crate::host::{self, Buffer};
+use crate::journal;
 use crate::planning;
 use crate::pools::Pools;
 use crate::prefill_call;
@@ -109,6 +110,7 @@ impl Errands {
         }
         gateway.tell_of_changes();
         gateway.tell_of_health();
+        gateway.tell_of_handoffs();
         planning::refuse_late(gateway);
         // The fleet may have changed.
         planning::call_waiting(gateway);
@@ -130,7 +132,7 @@ impl Root {
         let config = Config::parse(&document).map_err(|error| error.to_string())?;
         let tick = Duration::from_millis(config.sharing.interval_ms);
         host::set_tick(tick).map_err(|error| error.to_string())?;
-        proxy_wasm::set_log_level(host::log_level());
+        journal::follow_host();
         let ticks_per_round = ROUND.as_millis().div_ceil(tick.as_millis().max(1));
         let ticks_per_round = u32::try_from(ticks_per_round).unwrap_or(1);
         let pools = Rc::new(Pools::new(self.id, config));
@@ -166,7 +168,7 @@ impl Site {
     }
 
     fn go_round(&mut self, root: u32) {
-        proxy_wasm::set_log_level(host::log_level());
+        journal::follow_host();
         for gateway in self.pools.all() {
             gateway.advance();
         }

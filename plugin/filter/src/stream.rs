@@ -9,6 +9,8 @@ use routing::admission::Waiter;
 use routing::answer::{Form, Reader};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
+use routing::handoff::fate::Handed;
+use routing::ids::Ids;
 use routing::request::Generation;
 use routing::route::{AbortLeg, Dispatch, Patience, Refusal, Seat};
 
@@ -149,7 +151,7 @@ pub struct Doom {
 /// What of a request outlives a single callback.
 pub struct Stream {
     id: u32,
-    request_id: String,
+    ids: Ids,
     /// Whether the client told its body's length: then the new length must be told too.
     told_length: bool,
     /// Its headers as they came, for as long as a call may be made for it: once it was forwarded the proxy shows them no more.
@@ -168,8 +170,8 @@ pub struct Stream {
     pub explanation: RefCell<Option<String>>,
     /// What it occupies.
     pub seat: RefCell<Seat>,
-    /// Blocks that a prefill worker holds for a decode that is not known to have begun.
-    pub staged: Cell<Option<u64>>,
+    /// What a prefill worker has handed over to its decode, and what would be told of it if the stream ended now.
+    pub handed: Cell<Option<Handed>>,
     /// Where it was forwarded to, one after the other.
     pub destinations: RefCell<Vec<SocketAddr>>,
     /// What it takes to place it again.
@@ -212,11 +214,11 @@ pub struct Stream {
 
 impl Stream {
     /// A request that has just come.
-    pub fn new(id: u32, request_id: String, headers: Rc<[Header]>) -> Self {
+    pub fn new(id: u32, ids: Ids, headers: Rc<[Header]>) -> Self {
         let is_length = |(name, _): &Header| name == b"content-length";
         Self {
             id,
-            request_id,
+            ids,
             told_length: headers.iter().any(is_length),
             headers: RefCell::new(headers),
             trailers: Cell::new(false),
@@ -226,7 +228,7 @@ impl Stream {
             spoken: RefCell::default(),
             explanation: RefCell::default(),
             seat: RefCell::default(),
-            staged: Cell::new(None),
+            handed: Cell::new(None),
             destinations: RefCell::default(),
             spare: RefCell::default(),
             attempt: Cell::new(0),
@@ -280,9 +282,14 @@ impl Stream {
         self.beside.get() == Beside::Running
     }
 
-    /// The id that both legs carry.
+    /// The id that both legs carry: our own.
     pub fn request_id(&self) -> &str {
-        &self.request_id
+        self.ids.own()
+    }
+
+    /// The ids that a line of the log begins with: the client's, and our own.
+    pub fn ids(&self) -> &str {
+        self.ids.told()
     }
 
     /// The number that the proxy knows it by.
@@ -352,10 +359,7 @@ impl Stream {
             .and_then(|body| self.forward(gateway, dispatch, body))
             .and_then(|()| host::resume_request());
         if let Err(error) = forwarded {
-            log::error!(
-                "[{}] decode could not be dispatched: {error}",
-                self.request_id
-            );
+            log::error!("[{}] decode could not be dispatched: {error}", self.ids());
             self.refuse(gateway, &Refusal::Internal);
         }
     }
@@ -375,14 +379,14 @@ impl Stream {
         if let Err(error) = host::respond(status, &sent, body) {
             log::error!(
                 "[{}] the answer {status} could not be sent: {error}",
-                self.request_id
+                self.ids()
             );
         }
     }
 
     /// Answers a request with a refusal. The stream's context must be the effective one.
     pub fn refuse(&self, gateway: &Gateway, refusal: &Refusal) {
-        gateway.note_refusal(self.request_id(), refusal);
+        gateway.note_refusal(self.ids(), refusal);
         let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
         let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
         sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
@@ -444,7 +448,7 @@ impl Stream {
 
     /// The client has begun to read: there is no way back.
     pub fn answer_begins(&self, gateway: &Gateway) {
-        self.staged.set(None);
+        self.handed.set(self.handed.get().map(Handed::fetched));
         self.spare.replace(None);
         self.headers.replace(Rc::default());
         let mut router = gateway.router.borrow_mut();
@@ -481,17 +485,14 @@ impl Stream {
         }
         match host::buffer(Buffer::Response) {
             Ok(bytes) => self.rewrite(&bytes, true),
-            Err(error) => log::error!(
-                "[{}] the answer could not be changed: {error}",
-                self.request_id
-            ),
+            Err(error) => log::error!("[{}] the answer could not be changed: {error}", self.ids()),
         }
     }
 
     /// Lets what was held back of the answer go on. The stream's context must be the effective one.
     pub fn resume_response(&self) {
         if let Err(error) = host::resume_response() {
-            log::error!("[{}] the answer could not go on: {error}", self.request_id);
+            log::error!("[{}] the answer could not go on: {error}", self.ids());
         }
     }
 
@@ -503,7 +504,7 @@ impl Stream {
         if let Err(error) = host::reset_response() {
             log::error!(
                 "[{}] the answer could not be broken off: {error}",
-                self.request_id
+                self.ids()
             );
         }
     }
@@ -513,13 +514,7 @@ impl Stream {
     pub fn settle(&self, gateway: &Gateway) {
         let stage = self.stage.replace(Stage::Ended);
         gateway.vm.receiving.end(self.id);
-        if let Some(blocks) = self.staged.take() {
-            gateway.telemetry.leaked(blocks);
-            log::info!(
-                "[{}] ended before decode answered: {blocks} blocks may stay until their lease ends",
-                self.request_id
-            );
-        }
+        cleanup::tell_of_handed(gateway, self);
         match stage {
             Stage::Prefilling | Stage::Recovering => self.leave_estate(gateway),
             Stage::Waiting(waiter) => gateway.waits_no_more(waiter),

@@ -105,7 +105,7 @@ impl Receiving {
         };
         stream.body.replace(None);
         if stream.enter() {
-            log::info!("[{}] refused: {refusal}", stream.request_id());
+            log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(&gateway, refusal);
         }
     }

@@ -201,9 +201,13 @@ pub async fn the_metrics_count_what_happened(proxy: Proxy) {
         "pd_router_prefill_retries_total",
         "pd_router_kv_leaked_handoffs_total",
         "pd_router_kv_leaked_blocks_total",
+        "pd_router_kv_unknown_handoffs_total",
+        "pd_router_kv_unknown_blocks_total",
     ] {
         assert_eq!(metrics.sum(none).unwrap_or_default(), 0.0, "{none}");
     }
+    let fetched = metrics.expect("pd_router_kv_fetched_handoffs_total");
+    assert_eq!(fetched, 12.0, "found_b18: each hand-off is counted once");
     for role in ["prefill", "decode"] {
         let workers = metrics.sum_where("pd_router_fleet_workers", &[("role", role)]);
         assert_eq!(workers, Some(2.0), "{role} workers");

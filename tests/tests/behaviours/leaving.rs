@@ -86,8 +86,13 @@ async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
         || async {
             let state = fleet.prefill_total().await;
             let metrics = gateway.metrics().await;
-            let blocks = metrics.expect("pd_router_kv_leaked_blocks_total");
-            let hand_offs = metrics.expect("pd_router_kv_leaked_handoffs_total");
+            let of = |what: &str| {
+                let fates = ["leaked", "unknown"];
+                let counted =
+                    fates.map(|fate| metrics.expect(&format!("pd_router_kv_{fate}_{what}_total")));
+                counted.iter().sum::<f64>()
+            };
+            let (blocks, hand_offs) = (of("blocks"), of("handoffs"));
             let unused = state.handoffs_issued - state.handoffs_consumed;
             if blocks == state.blocks_unpulled as f64 && hand_offs == unused as f64 {
                 return Ok(state.blocks_unpulled);

@@ -4,6 +4,7 @@
 mod aggregated;
 mod answers;
 mod bodies;
+mod calls;
 mod demonstration;
 mod endpoints;
 mod failures;
@@ -33,10 +34,18 @@ pd_router_e2e::on_both_hosts! {
         the_length_is_right_on_both_legs,
         a_chunked_body_is_framed_in_one_way_on_both_legs,
         the_path_and_query_are_the_same_on_both_legs,
-        the_clients_own_request_id_is_on_both_legs,
-        a_missing_request_id_is_made_up_once,
+        every_request_has_an_id_of_its_own,
         the_clients_headers_reach_both_legs,
         headers_that_the_client_did_not_send_stay_absent,
+    }
+    calls {
+        found_b17_a_call_carries_what_is_listed_and_nothing_else,
+        found_b17_grpc_in_a_content_type_hides_no_failure,
+        found_b17_grpc_in_a_content_type_lets_no_dead_worker_in,
+        found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours,
+        found_ids_a_line_of_the_log_has_the_clients_id_and_ours,
+        found_b10_a_clients_words_are_on_one_line_and_cut,
+        found_l3_an_answer_by_a_recovery_has_its_workers_own_headers,
     }
     refusals {
         an_unknown_model_is_not_found,

@@ -66,10 +66,15 @@ fn cleaned_up(metrics: &Metrics) -> f64 {
     cleaned.unwrap_or_default()
 }
 
+fn of_fate(metrics: &Metrics, fate: &str) -> (f64, f64) {
+    let of = |what: &str| metrics.expect(&format!("pd_router_kv_{fate}_{what}_total"));
+    (of("handoffs"), of("blocks"))
+}
+
+/// What is known to be left, and what may be.
 fn leaked(metrics: &Metrics) -> (f64, f64) {
-    let hand_offs = metrics.expect("pd_router_kv_leaked_handoffs_total");
-    let blocks = metrics.expect("pd_router_kv_leaked_blocks_total");
-    (hand_offs, blocks)
+    let [known, unknown] = ["leaked", "unknown"].map(|fate| of_fate(metrics, fate));
+    (known.0 + unknown.0, known.1 + unknown.1)
 }
 
 /// Waits until the gateway has counted exactly what nobody pulled.
@@ -112,6 +117,9 @@ pub async fn what_clients_leave_behind_in_prefill_is_cleaned_up(proxy: Proxy) {
     let metrics = gateway.metrics().await;
     assert_eq!(cleaned_up(&metrics), LEAVERS as f64);
     assert_eq!(leaked(&metrics), (0.0, 0.0));
+    let fetched = of_fate(&metrics, "fetched");
+    let blocks = fleet.prefill_total().await.blocks_pulled;
+    assert_eq!(fetched, (LEAVERS as f64, blocks as f64));
 
     let legs = fleet.decode[0].requests().await;
     assert_eq!(legs.len() as u64, LEAVERS);
@@ -141,6 +149,9 @@ pub async fn what_a_clean_up_cannot_fetch_is_counted(proxy: Proxy) {
     }
     leave_during_prefill(&fleet, &gateway, &[long_body(), long_body()]).await;
     assert_leaks_are_counted(&fleet, &gateway, 2).await;
+    // Whom nobody answered may have fetched it before.
+    let known = of_fate(&gateway.metrics().await, "leaked");
+    assert_eq!(known, (0.0, 0.0));
     gateway.assert_comes_to_rest().await;
 }
 
@@ -151,6 +162,9 @@ pub async fn without_clean_up_what_is_left_is_counted(proxy: Proxy) {
     leave_during_prefill(&fleet, &gateway, &[long_body(), long_body()]).await;
     assert_leaks_are_counted(&fleet, &gateway, 2).await;
     assert_eq!(fleet.decode_total().await.requests, 0);
+    // Nobody was asked to fetch it.
+    let unknown = of_fate(&gateway.metrics().await, "unknown");
+    assert_eq!(unknown, (0.0, 0.0));
     assert_eq!(cleaned_up(&gateway.metrics().await), 0.0);
     gateway.assert_serves().await;
     gateway.assert_comes_to_rest().await;

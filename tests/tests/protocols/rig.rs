@@ -53,7 +53,8 @@ impl Rig {
         }
     }
 
-    /// Sends the request, under an id, a trace and a token of the client's that every leg must have, and gives the legs.
+    /// Sends the request, under an id, a trace and a token of the client's, and gives the legs. Each must have the trace and the
+    /// token, and all the same id of the gateway's.
     pub async fn legs_of(&mut self, ask: Ask) -> Legs {
         self.asked += 1;
         let id = format!("request-{}", self.asked);
@@ -62,8 +63,12 @@ impl Rig {
             .header("traceparent", TRACE)
             .header("authorization", TOKEN);
         let legs = self.legs_of_bare(ask).await;
+        let first = legs.prefill.iter().chain(&legs.decode).next();
+        let own = first.map(|leg| leg.values("x-request-id").join(","));
         for leg in legs.prefill.iter().chain(&legs.decode) {
-            assert_eq!(leg.values("x-request-id"), [id.as_str()], "{leg:?}");
+            let ids = leg.values("x-request-id");
+            assert!(!ids.contains(&id.as_str()), "{leg:?}");
+            assert_eq!(Some(ids.join(",")), own, "{leg:?}");
             assert_eq!(leg.values("traceparent"), [TRACE], "{leg:?}");
             assert_eq!(leg.values("authorization"), [TOKEN], "{leg:?}");
             let length = leg.body_bytes.to_string();

@@ -114,6 +114,7 @@ async fn course(
     let aftermath = Aftermath {
         kv_leaked: census.unfetched,
         kv_leaked_counted: metrics.leaked_handoffs(),
+        kv_unknown: metrics.unknown_handoffs(),
         resets_counted: metrics.resets(),
         replaced: metrics.recoveries(),
         bookings_left: metrics.bookings(),

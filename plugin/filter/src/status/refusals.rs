@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use routing::excerpt::excerpt;
 use routing::route::Refusal;
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +13,7 @@ use crate::host::{self, Written};
 
 /// Refusals that are remembered.
 const MOST: usize = 20;
-/// So many characters of a request's id and of a message, in which a client's words may stand, are kept.
-const LONGEST_ID: usize = 64;
+/// So many bytes of a message, in which a client's words may stand, are kept.
 const LONGEST_MESSAGE: usize = 300;
 /// Attempts at adding to the list while other threads do too. What finds no place the next round tries again.
 const TRIES: usize = 3;
@@ -29,6 +29,7 @@ pub struct Refused {
     /// In milliseconds since 1970.
     at_ms: u64,
     pool: String,
+    /// The client's, as far as it is told, and our own.
     request_id: String,
     status: u32,
     code: String,
@@ -37,16 +38,16 @@ pub struct Refused {
 
 impl Refusals {
     /// One more.
-    pub fn add(&self, now: Duration, pool: &str, request_id: &str, refusal: &Refusal) {
+    pub fn add(&self, now: Duration, pool: &str, ids: &str, refusal: &Refusal) {
         let mut all = self.0.borrow_mut();
         all.truncate(MOST.saturating_sub(1));
         all.push_front(Refused {
             at_ms: milliseconds(now),
             pool: pool.to_owned(),
-            request_id: request_id.chars().take(LONGEST_ID).collect(),
+            request_id: ids.to_owned(),
             status: refusal.status(),
             code: refusal.code().to_owned(),
-            message: refusal.to_string().chars().take(LONGEST_MESSAGE).collect(),
+            message: excerpt(refusal, LONGEST_MESSAGE),
         });
     }
 

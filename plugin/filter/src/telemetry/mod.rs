@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use routing::fleet::{Condition, Role};
+use routing::handoff::fate::Fate;
 use routing::rendezvous::State;
 use routing::route::{Fallback, Refusal, Router};
 use routing::sharing::Totals;
@@ -35,8 +36,8 @@ pub struct Telemetry {
     recoveries: Metric,
     ejected: Metric,
     decode_retries: Metric,
-    leaked_handoffs: Metric,
-    leaked_blocks: Metric,
+    /// Of each fate: hand-offs, and the blocks in them.
+    handed_off: [[Metric; 2]; Fate::ALL.len()],
     streams: Metric,
     prefill_charges: Metric,
     decode_charges: Metric,
@@ -77,8 +78,10 @@ impl Telemetry {
             recoveries: counter("recoveries_total"),
             ejected: gauge("ejected"),
             decode_retries: counter("decode_retries_total"),
-            leaked_handoffs: counter("kv_leaked_handoffs_total"),
-            leaked_blocks: counter("kv_leaked_blocks_total"),
+            handed_off: Fate::ALL.map(|fate| {
+                ["handoffs", "blocks"]
+                    .map(|what| counter(&format!("kv_{}_{what}_total", fate.name())))
+            }),
             streams: gauge("streams"),
             prefill_charges: gauge("prefill_charges"),
             decode_charges: gauge("decode_charges"),
@@ -172,10 +175,18 @@ impl Telemetry {
         self.decode_retries.add(1);
     }
 
-    /// A prefill worker holds `blocks` KV blocks that no decode worker is known to have fetched.
-    pub fn leaked(&self, blocks: u64) {
-        self.leaked_handoffs.add(1);
-        self.leaked_blocks.add(blocks);
+    /// This has become of a hand-off of so many blocks. To be told once of each.
+    pub fn handed_off(&self, fate: Fate, blocks: u64) {
+        self.all_handed_off(fate, 1, blocks);
+    }
+
+    /// The same of several, which have so many blocks together.
+    pub fn all_handed_off(&self, fate: Fate, handoffs: u64, blocks: u64) {
+        let metrics = Fate::ALL.iter().zip(&self.handed_off);
+        for (_, [count, sum]) in metrics.filter(|(known, _)| **known == fate) {
+            count.add(handoffs);
+            sum.add(blocks);
+        }
     }
 
     /// A request was refused.

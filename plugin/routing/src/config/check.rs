@@ -3,6 +3,7 @@
 use hashbrown::HashSet;
 
 use crate::fleet::Role;
+use crate::headers;
 
 use super::{
     BootstrapSource, ConditionalPolicy, Config, ConfigError, Legs, OnPrefillAbsent,
@@ -102,6 +103,7 @@ impl Pool {
                 "must be from 1 to 120000",
             ));
         }
+        self.check_call_headers(at)?;
         self.health.check(&format!("{at}.health"))?;
         self.check_selection(at)?;
         self.check_admission(at)?;
@@ -123,6 +125,15 @@ impl Pool {
             metrics.check(self.protocol, &format!("{at}.engine_metrics"))?;
         }
         self.discovery.check(self, &format!("{at}.discovery"))
+    }
+
+    fn check_call_headers(&self, at: &str) -> Result<(), ConfigError> {
+        for (index, name) in self.call_headers.iter().enumerate() {
+            if let Some(problem) = headers::stays_behind(name) {
+                return Err(value(&format!("{at}.call_headers[{index}]"), problem));
+            }
+        }
+        Ok(())
     }
 
     fn check_selection(&self, at: &str) -> Result<(), ConfigError> {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::value;
 use super::{ConfigError, Protocol};
+use crate::excerpt::is_line;
 use crate::fleet::Role;
 use crate::topology::Topology;
 
@@ -137,7 +138,7 @@ impl ListedWorker {
         check_port(self.bootstrap_port, at)?;
         let is_sound = |name: &String| {
             let is_short = (1..=MAX_NAME).contains(&name.len());
-            is_short && !name.chars().any(char::is_control)
+            is_short && is_line(name)
         };
         if !self.name.as_ref().is_none_or(is_sound) {
             return Err(value(
@@ -178,11 +179,40 @@ impl ListedWorker {
             .filter_map(|(name, label)| Some((format!("{at}.{name}"), label?)));
         let adapters = self.adapters.iter().enumerate();
         let adapters = adapters.map(|(index, label)| (format!("{at}.adapters[{index}]"), label));
-        let mut labels = named.chain(adapters);
-        match labels.find(|(_, label)| label.len() > MAX_LABEL) {
-            Some((path, _)) => Err(value(&path, "must have at most 1024 bytes")),
+        for (path, label) in named.chain(adapters) {
+            check_label(&path, label)?;
+        }
+        match &self.topology {
+            Some(topology) => check_topology(topology, &format!("{at}.topology")),
             None => Ok(()),
         }
+    }
+}
+
+fn check_topology(topology: &Topology, at: &str) -> Result<(), ConfigError> {
+    let places = topology
+        .domains
+        .iter()
+        .flat_map(|(name, place)| [name, place]);
+    let places = places.map(|label| ("domains", label));
+    let domain = topology.kv_transfer_domain.iter();
+    let domain = domain.map(|label| ("kv_transfer_domain", label));
+    let taints = topology.taints.iter().map(|label| ("taints", label));
+    for (field, label) in places.chain(domain).chain(taints) {
+        check_label(&format!("{at}.{field}"), label)?;
+    }
+    Ok(())
+}
+
+/// Checks a name that goes into logs and answers.
+fn check_label(path: &str, label: &str) -> Result<(), ConfigError> {
+    match (label.len() <= MAX_LABEL, is_line(label)) {
+        (false, _) => Err(value(path, "must have at most 1024 bytes")),
+        (_, false) => Err(value(
+            path,
+            "must not have control characters, or any that break or turn a line: it goes into logs and answers",
+        )),
+        (true, true) => Ok(()),
     }
 }
 

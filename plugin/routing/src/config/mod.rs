@@ -5,6 +5,7 @@ mod check;
 mod destinations;
 mod discovery;
 mod engine_metrics;
+mod handoff;
 mod health;
 mod legs;
 mod listed;
@@ -159,10 +160,19 @@ pub struct Pool {
     /// The leg that fetches KV blocks which a client has left behind.
     #[serde(default)]
     pub cleanup: CleanUp,
+    /// What is demanded of the hand-offs that prefill workers answer.
+    #[serde(default)]
+    pub handoff: HandOff,
     /// Whether an answer's `usage.prompt_tokens_details.cached_tokens` is what the prefill worker said (`nixl`,
     /// `mooncake`, `trtllm`): decode's own figure counts the blocks that it was handed.
     #[serde(default)]
     pub report_cached_tokens: bool,
+    /// Headers of a client's request that go along on the calls which the filter makes for it (prefill, recovery, clean-up), beside
+    /// those that always do: `authorization`, `traceparent`, `tracestate`, `baggage`, `b3`, `x-b3-*`, `user-agent`,
+    /// `accept-language`.
+    #[cfg_attr(feature = "schema", schemars(extend("default" = [])))]
+    #[serde(default)]
+    pub call_headers: Vec<String>,
     /// What is read of answers that flow.
     #[serde(default)]
     pub output: Output,
@@ -389,6 +399,7 @@ pub use discovery::{
     RegistrationDiscovery, StaticDiscovery, Token,
 };
 pub use engine_metrics::EngineMetrics;
+pub use handoff::HandOff;
 pub use health::Health;
 pub use legs::{DecodeLeg, PrefillLeg};
 pub use listed::ListedWorker;

@@ -73,6 +73,31 @@ fn an_error_names_the_path_and_what_would_be_right() {
 }
 
 #[test]
+fn found_b17_a_pool_adds_no_header_that_is_a_legs_own() {
+    let with = |names: &str| {
+        pool(&format!(
+            r#""protocol":"nixl","discovery":{{"static":{{"workers":[]}}}},"call_headers":{names}"#
+        ))
+    };
+    for (names, part) in [
+        (r#"["x-api-key","content-type"]"#, "each leg's own"),
+        (
+            r#"["x-api-key","x-worker-instance-id"]"#,
+            "no client may set",
+        ),
+        (r#"["x-api-key","a b"]"#, "no header's name"),
+    ] {
+        let said = error(&with(names));
+        assert!(
+            said.contains("pools[0].call_headers[1]") && said.contains(part),
+            "{names}: {said}"
+        );
+    }
+    let config = Config::parse(with(r#"["x-api-key"]"#).as_bytes()).unwrap();
+    assert_eq!(config.pools[0].call_headers, ["x-api-key"]);
+}
+
+#[test]
 fn what_selection_and_admission_cannot_mean_is_refused() {
     let said = |fields: &str| {
         let fields = format!(

@@ -13,6 +13,7 @@ use super::{Answer, Change, Heard, Leases, Named, Poll, Registry, RegistryError}
 use super::{Source, SourceError};
 use crate::config::check_workers;
 use crate::config::{ConfigError, Discovery, ListedWorker, Pool, RegistrationDiscovery, Token};
+use crate::excerpt::{MESSAGE, NAME, excerpt};
 
 /// Bytes of a request's body at most.
 pub const MAX_BODY: usize = 1024 * 1024;
@@ -113,6 +114,7 @@ impl Problem {
             Self::Body { field, .. } => field.as_deref(),
             _ => None,
         };
+        let param = param.map(|param| excerpt(param, NAME));
         let headers = match self {
             Self::Unauthorised => vec![("www-authenticate", "Bearer")],
             Self::Method => vec![("allow", "GET, POST, DELETE")],
@@ -123,7 +125,9 @@ impl Problem {
             503 => "service_unavailable",
             _ => "invalid_request_error",
         };
-        let body = json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}});
+        let message = excerpt(self, MESSAGE);
+        let body =
+            json!({"error": {"message": message, "type": kind, "param": param, "code": code}});
         Reply {
             status,
             headers,
@@ -196,6 +200,7 @@ pub fn read_put(body: &[u8], office: Office<'_>) -> Result<Change, Problem> {
     struct Shape {
         workers: Option<IgnoredAny>,
     }
+    is_short(body)?;
     // A list would be read as the fields of one, in their order.
     if body.trim_ascii_start().starts_with(b"[") {
         return Err(Problem::Body {
@@ -269,11 +274,17 @@ pub fn read_delete(body: &[u8]) -> Result<Change, Problem> {
     Ok(Change::Delete(named.collect::<Result<_, _>>()?))
 }
 
+/// That a body was read to its end: what it says is looked at only then.
+fn is_short(body: &[u8]) -> Result<(), Problem> {
+    match body.len() <= MAX_BODY {
+        true => Ok(()),
+        false => Err(Problem::TooLarge),
+    }
+}
+
 /// Reads a body, and names what is wrong with it.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    if body.len() > MAX_BODY {
-        return Err(Problem::TooLarge);
-    }
+    is_short(body)?;
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();

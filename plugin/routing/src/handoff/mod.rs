@@ -2,6 +2,8 @@
 
 pub mod bootstrap;
 pub mod direct;
+pub mod fate;
+pub mod hosts;
 pub mod llmd;
 pub mod mooncake;
 pub mod nixl;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{MAX_HANDOFF, one_token};
+use super::{MAX_HANDOFF, hosts, one_token};
 use crate::json::{Edits, Object, count_numbers};
 use crate::request::Request;
 
@@ -16,6 +16,8 @@ const BLOCK_IDS: &str = "remote_block_ids";
 const TO_FETCH: &str = "do_remote_prefill";
 /// When the prefill worker frees the blocks, in seconds since 1970; null where it does not say.
 const EXPIRY: &str = "remote_blocks_expiry_time";
+/// Where decode fetches the blocks.
+const HOST: &str = "remote_host";
 
 /// What the prefill leg carries: the engine is to keep the blocks for a decode worker not yet told to it.
 const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -52,6 +54,7 @@ pub struct Handoff {
     params: String,
     blocks: u64,
     expires: Option<Duration>,
+    hosts: Vec<String>,
 }
 
 impl Handoff {
@@ -65,6 +68,11 @@ impl Handoff {
         self.expires
     }
 
+    /// The hosts that decode would fetch them from.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
     /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an
     /// object, longer than any prompt needs, or one that says of nothing that it waits to be fetched).
     pub fn parse(answer: &[u8]) -> Option<Self> {
@@ -73,13 +81,17 @@ impl Handoff {
         if params.len() > MAX_HANDOFF {
             return None;
         }
-        let fields = Object::parse(params.as_bytes(), &[BLOCK_IDS, TO_FETCH, EXPIRY]).ok()?;
+        let wanted = [BLOCK_IDS, TO_FETCH, EXPIRY, HOST];
+        let fields = Object::parse(params.as_bytes(), &wanted).ok()?;
         if fields.get(TO_FETCH)?.value != "true" {
             return None;
         }
         // Block ids come as one list, or as a list of groups.
         let blocks = fields.get(BLOCK_IDS).map(|ids| count_numbers(ids.value));
+        // Of a member that is there twice, engines take the last.
+        let hosts = fields.all(HOST).flat_map(|host| hosts::named(host.value));
         Some(Self {
+            hosts: hosts.collect(),
             params: params.to_owned(),
             blocks: blocks.unwrap_or_default(),
             expires: fields.get(EXPIRY).and_then(|at| seconds(at.value)),

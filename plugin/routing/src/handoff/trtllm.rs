@@ -3,7 +3,7 @@
 //! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not read the
 //! prompt again. Ids are numbers up to 2^63 and pass as they are written. Source: TensorRT-LLM's disaggregated server.
 
-use super::{MAX_HANDOFF, one_token, usage};
+use super::{MAX_HANDOFF, hosts, one_token, usage};
 use crate::json::{Edits, Object, Place, edited, elements, length};
 use crate::request::{Generation, Request};
 
@@ -12,6 +12,8 @@ const REQUEST_TYPE: &str = "request_type";
 const CTX_USAGE: &str = "ctx_usage";
 /// Numbers by which decode finds the context. Newer engines know a request by the second.
 const IDS: [&str; 2] = ["ctx_request_id", "disagg_request_id"];
+/// Where decode asks for the context.
+const ENDPOINT: &str = "ctx_info_endpoint";
 const PROMPT_IDS: &str = "prompt_token_ids";
 
 /// Edits that make the client's body the prefill leg's, but for what [`context_only`] adds.
@@ -93,6 +95,7 @@ pub struct Context {
     /// The prompt's token ids, as they are written.
     prompt_ids: Option<String>,
     prompt_tokens: u64,
+    hosts: Vec<String>,
 }
 
 /// Why a prefill answer cannot be handed over.
@@ -142,17 +145,34 @@ impl Context {
         if handed > MAX_HANDOFF {
             return Err(ContextProblem::TooLong);
         }
+        let params = generation_only(choice, said("usage"))?;
         Ok(Self {
-            params: generation_only(choice, said("usage"))?,
+            hosts: hosts_in(&params),
+            params,
             prompt_ids: prompt_ids.map(str::to_owned),
             prompt_tokens: usage::prompt_tokens(answer).max(counted),
         })
+    }
+
+    /// The hosts that decode would fetch the context from, where it names any.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
     }
 
     /// KV blocks that the prefill worker holds until they are fetched. Its answer names none, so the prompt's tokens tell.
     pub fn blocks(&self, block_tokens: u32) -> u64 {
         self.prompt_tokens.div_ceil(u64::from(block_tokens.max(1)))
     }
+}
+
+fn hosts_in(params: &str) -> Vec<String> {
+    let Ok(object) = Object::parse(params.as_bytes(), &[ENDPOINT]) else {
+        return Vec::new();
+    };
+    let named = object.all(ENDPOINT);
+    named
+        .flat_map(|member| hosts::named(member.value))
+        .collect()
 }
 
 /// A choice's parameters, byte for byte, but that decode is to generate, with the context's usage in front.

@@ -62,6 +62,8 @@ pub(super) struct Ranks {
 pub struct Staged {
     /// KV blocks that wait.
     pub(super) blocks: u64,
+    /// The hosts that it is to fetch them from, as far as prefill's answer names them.
+    pub(super) hosts: Vec<String>,
     /// The decode leg.
     pub(super) decode: Edits,
     /// The leg that only fetches.
@@ -244,10 +246,12 @@ impl Legs {
             } => {
                 let handoff = Handoff::parse(answer)?;
                 let (blocks, expires) = (handoff.blocks(), handoff.expires());
+                let hosts = handoff.hosts().to_vec();
                 handoff.clone().put_into(&mut decode);
                 handoff.put_into(&mut cleanup);
                 Some(Staged {
                     blocks,
+                    hosts,
                     decode,
                     cleanup,
                     expires,
@@ -267,6 +271,8 @@ impl Legs {
                 transfer.put_into_decode(&mut cleanup);
                 Some(Staged {
                     blocks: mooncake::blocks(answer, block_tokens),
+                    // It names none: decode is told the server that the fleet knows.
+                    hosts: Vec::new(),
                     decode,
                     cleanup,
                     expires: None,
@@ -281,6 +287,7 @@ impl Legs {
                 let context = Context::parse(answer).ok()?;
                 Some(Staged {
                     blocks: context.blocks(block_tokens),
+                    hosts: context.hosts().to_vec(),
                     decode: decode.edits(&context),
                     cleanup: cleanup.edits(&context),
                     expires: None,

@@ -15,6 +15,7 @@ mod dispatch;
 mod eligible;
 mod errand;
 mod explain;
+mod handed;
 mod health;
 mod legs;
 mod picker;
@@ -42,6 +43,7 @@ pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client};
 pub use ask::Ask;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
+pub use handed::Lost;
 pub use health::{Ejection, Outcome};
 pub use legs::Staged;
 pub use prefill::{MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase};
@@ -78,6 +80,7 @@ use binding::Binding;
 use choice::{Pair, Whole};
 use errand::Errand;
 use explain::Explained;
+use handed::Noted;
 use health::Health;
 use pinned::Pinned;
 use place::Placed;
@@ -117,6 +120,7 @@ pub struct Router {
     random: Random,
     transitions: Vec<Transition>,
     tally: Tally,
+    noted: Noted,
     /// Kept between choices for their memory alone.
     depths: Vec<u32>,
 }
@@ -195,6 +199,7 @@ impl Router {
             random: Random::with_seed(seed),
             transitions: Vec::new(),
             tally: Tally::default(),
+            noted: Noted::default(),
             depths: Vec::new(),
             pool,
         };

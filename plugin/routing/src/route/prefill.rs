@@ -11,6 +11,7 @@ use super::binding::Binding;
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
 use super::errand::Errand;
+use super::handed::Allowed;
 use super::legs::{Legs, Staged};
 use super::recovery::{Budget, Recovery, Way};
 use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
@@ -340,10 +341,17 @@ impl PrefillPhase {
             return self.done_beside(body, client, router.pool.block_tokens);
         }
         let staged = self.legs.staged(body, router.pool.block_tokens);
-        let now = router.ledger.now();
-        let Some(staged) = staged.filter(|staged| !staged.has_expired(now)) else {
+        let Some(staged) = staged else {
             return self.ended_or_failed(body, client, router);
         };
+        if staged.has_expired(router.ledger.now()) {
+            router.lose(staged.blocks);
+            return self.ended_or_failed(body, client, router);
+        }
+        if router.allow_hosts(self.worker(), &staged.hosts) == Allowed::No {
+            router.lose(staged.blocks);
+            return self.misled(client, router);
+        }
         self.ended(Came::Good, client, router);
         match (client, Terminal::read(body, self.errand.form)) {
             (Client::Waits, Some(answer)) => {
@@ -359,6 +367,15 @@ impl PrefillPhase {
         let meaning = self.ended(came, client, router);
         match client {
             Client::Waits => self.failed(meaning.follows, PrefillFailure::NoHandoff, router),
+            Client::Left => AfterPrefill::Nothing,
+        }
+    }
+
+    /// Its hand-off would send decode where it may not go: it is given up, and the worker has failed.
+    fn misled(self, client: Client, router: &mut Router) -> AfterPrefill {
+        let meaning = self.ended(Came::NoHandoff, client, router);
+        match client {
+            Client::Waits => self.failed(meaning.follows, PrefillFailure::ForeignHost, router),
             Client::Left => AfterPrefill::Nothing,
         }
     }
@@ -390,6 +407,7 @@ impl PrefillPhase {
     /// The decode leg, to the worker that was picked if it is still there, else to another one.
     fn decode(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         if let Err(refusal) = self.revalidate_decode(router) {
+            router.lose(staged.blocks);
             return AfterPrefill::Refused(refusal);
         }
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::excerpt::{MESSAGE, NAME, excerpt};
 use crate::fleet::{Role, WorkerId};
 use crate::rendezvous::NotServed;
 use crate::selection::eligibility::Filter;
@@ -32,7 +33,7 @@ pub enum Refusal {
     #[error("this path cannot be split into prefill and decode, and no worker runs whole requests")]
     NoHandoffForPath,
     /// No worker serves the model.
-    #[error("the model `{model}` does not exist")]
+    #[error("the model `{}` does not exist", excerpt(model, NAME))]
     UnknownModel {
         /// The model asked for.
         model: String,
@@ -228,6 +229,9 @@ pub enum PrefillFailure {
     /// A good answer without the hand-off that decode needs.
     #[error("its answer carried no hand-off")]
     NoHandoff,
+    /// A hand-off that names a host in none of the pool's networks.
+    #[error("its hand-off named a host that decode may not be sent to")]
+    ForeignHost,
 }
 
 impl Refusal {
@@ -295,7 +299,7 @@ impl Refusal {
             Self::Internal => 500,
             Self::NoHandoffForPath => 501,
             Self::PrefillFailed {
-                cause: PrefillFailure::NoHandoff,
+                cause: PrefillFailure::NoHandoff | PrefillFailure::ForeignHost,
                 ..
             }
             | Self::EmptyAnswer
@@ -343,7 +347,7 @@ impl Refusal {
             Self::BodyTimeout { .. } => "body_timeout",
             Self::Busy => "bodies_in_flight",
             Self::PrefillFailed {
-                cause: PrefillFailure::NoHandoff,
+                cause: PrefillFailure::NoHandoff | PrefillFailure::ForeignHost,
                 ..
             } => "prefill_no_handoff",
             Self::PrefillFailed { .. } => "prefill_failed",
@@ -413,7 +417,8 @@ impl Refusal {
             Self::UnknownModel { .. } => Some("model"),
             _ => None,
         };
-        json!({"error": {"message": self.to_string(), "type": self.kind(), "param": param, "code": self.code()}}).to_string()
+        let message = excerpt(self, MESSAGE);
+        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.code()}}).to_string()
     }
 }
 
@@ -433,6 +438,22 @@ mod tests {
             refusal.to_json(),
             r#"{"error":{"code":"invalid_field","message":"model: must be a string","param":"model","type":"invalid_request_error"}}"#
         );
+    }
+
+    #[test]
+    fn found_b10_a_models_name_stands_in_a_refusal_on_one_line_and_cut() {
+        let refusal = Refusal::UnknownModel {
+            model: format!("m\n[critical] {}", "x".repeat(20 << 20)),
+        };
+        let (said, json) = (refusal.to_string(), refusal.to_json());
+        assert!(said.starts_with(r"the model `m\n[critical] xxx"), "{said}");
+        assert!(said.len() < 200, "{}", said.len());
+        assert!(json.len() < 400, "{}", json.len());
+        let detail = Refusal::NotJson {
+            detail: "y\u{2028}".repeat(1 << 20),
+        };
+        assert!(detail.to_json().len() < 2048);
+        assert!(!detail.to_json().contains('\u{2028}'));
     }
 
     #[test]

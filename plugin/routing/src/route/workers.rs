@@ -132,6 +132,7 @@ impl Router {
         self.decode_policy.keep(&staying);
         self.health.keep(&staying, self.ledger.now());
         self.reports.keep(&staying);
+        self.noted.keep(|id| staying.contains(id));
         self.bindings.retain(|id, _| staying.contains(*id));
         let Self {
             opened, prefixes, ..

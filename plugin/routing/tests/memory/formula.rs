@@ -22,7 +22,10 @@ fn page() -> String {
 #[test]
 fn found_b9_the_page_has_what_the_defaults_come_to_and_it_is_less_than_a_vm_may_take() {
     let plain = most(json!({}), json!({}));
-    let with_queue = most(json!({"admission": {"decode": {"blocks": 100}, "queue": {}}}), json!({}));
+    let with_queue = most(
+        json!({"admission": {"decode": {"blocks": 100}, "queue": {}}}),
+        json!({}),
+    );
     let sums = format!(
         "**{} MiB**, with a queue **{} MiB**",
         plain / MIB,

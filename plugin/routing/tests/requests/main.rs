@@ -12,6 +12,7 @@ mod condition;
 mod conditional;
 mod endings;
 mod explain;
+mod handed;
 mod incarnations;
 mod limits;
 mod named;

@@ -155,6 +155,86 @@ fn a_worker_registers_alone_or_with_others_and_an_error_names_the_field() {
 }
 
 #[test]
+fn found_b16_what_is_too_long_is_so_however_it_begins() {
+    let pool = pool(RULES);
+    for beginning in [&b"["[..], b"  [", b"{", b"\"", b"x"] {
+        let mut body = vec![b' '; MAX_BODY + 1];
+        body[..beginning.len()].copy_from_slice(beginning);
+        assert_eq!(
+            reply(&read_put(&body, open(&pool)).unwrap_err()).0,
+            413,
+            "{beginning:?}"
+        );
+        assert_eq!(
+            reply(&read_delete(&body).unwrap_err()).0,
+            413,
+            "{beginning:?}"
+        );
+    }
+}
+
+#[test]
+fn found_b16_no_name_of_a_worker_is_more_than_a_line() {
+    let pool = pool(RULES);
+    for (field, path) in [
+        (r#""model":"m‹›""#, "model"),
+        (r#""namespace":"n‹›""#, "namespace"),
+        (r#""set":"s‹›""#, "set"),
+        (r#""name":"w‹›""#, "name"),
+        (r#""adapters":["a","b‹›"]"#, "adapters[1]"),
+        (
+            r#""topology":{"domains":{"rack‹›":"r"}}"#,
+            "topology.domains",
+        ),
+        (
+            r#""topology":{"domains":{"rack":"r‹›"}}"#,
+            "topology.domains",
+        ),
+        (
+            r#""topology":{"kv_transfer_domain":"rack‹›"}"#,
+            "topology.kv_transfer_domain",
+        ),
+        (r#""topology":{"taints":["t‹›"]}"#, "topology.taints"),
+    ] {
+        for odd in [
+            r"\n", r"\r", r"\u0000", r"\u001b", r"\u007f", r"\u0085", r"\u2028", r"\u202e",
+        ] {
+            let body = |odd: &str| {
+                let field = field.replace("‹›", odd);
+                format!(r#"{{"address":"10.0.0.1:1","role":"decode",{field}}}"#)
+            };
+            assert!(
+                read_put(body("").as_bytes(), open(&pool)).is_ok(),
+                "{field}"
+            );
+            let refused = read_put(body(odd).as_bytes(), open(&pool)).unwrap_err();
+            let refused = refused.reply();
+            let error: Value = serde_json::from_str(&refused.body).unwrap();
+            assert_eq!(error["error"]["param"], path, "{field} {odd}: {error}");
+            assert_eq!(refused.status, 400);
+        }
+    }
+}
+
+#[test]
+fn found_b10_what_a_worker_wrote_is_told_on_one_line_and_cut() {
+    let pool = pool(RULES);
+    let odd = format!("x\\n[critical] {}", "y".repeat(MAX_BODY / 2));
+    for body in [
+        format!(r#"{{"{odd}":1}}"#),
+        format!(r#"{{"address":"{odd}","role":"decode"}}"#),
+        format!(r#"{{"address":"10.0.0.1:1","role":"{odd}"}}"#),
+    ] {
+        let refused = read_put(body.as_bytes(), open(&pool)).unwrap_err().reply();
+        assert_eq!(refused.status, 400);
+        assert!(refused.body.len() < 2048, "{}", refused.body.len());
+        let error: Value = serde_json::from_str(&refused.body).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(!message.contains(char::is_control), "{message}");
+    }
+}
+
+#[test]
 fn workers_are_taken_out_by_address_or_id() {
     let first = Named::Address("10.0.0.1:1".parse().unwrap());
     for (body, wanted) in [

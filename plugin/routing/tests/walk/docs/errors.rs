@@ -255,6 +255,11 @@ fn lines() -> Vec<Line> {
             "no hand-off data (disaggregated params)",
             "a good answer that did not end by itself and carries no hand-off",
         ),
+        line(
+            prefill(PrefillFailure::ForeignHost),
+            "",
+            "a hand-off that names a host in none of `handoff.networks`",
+        ),
         // The proxy.
         line(
             Refusal::Unreachable {
@@ -348,6 +353,7 @@ fn name(refusal: &Refusal) -> &'static str {
             PrefillFailure::Broken => "prefill failed: broken off",
             PrefillFailure::Status(_) => "prefill failed: status",
             PrefillFailure::NoHandoff => "prefill failed: no hand-off",
+            PrefillFailure::ForeignHost => "prefill failed: foreign host",
         },
         Refusal::Unreachable { .. } => "unreachable",
         Refusal::DecodeTimeout => "decode timeout",
@@ -362,7 +368,7 @@ fn name(refusal: &Refusal) -> &'static str {
 }
 
 /// How many names there are.
-const NAMES: usize = 42;
+const NAMES: usize = 43;
 
 #[test]
 fn every_code_is_listed_once() {

@@ -1,0 +1,288 @@
+//! What a call carries that is made for a client: its head is the gateway's own, but for what is listed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::future::join_all;
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
+use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, static_config, with};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::scripted::{Answer, Scripted};
+use serde_json::json;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Headers of a client's that go along.
+const ALONG: [(&str, &str); 10] = [
+    ("authorization", "Bearer the-clients-own"),
+    (
+        "traceparent",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    ),
+    ("tracestate", "a=1"),
+    ("baggage", "b=2"),
+    ("b3", "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1"),
+    ("x-b3-traceid", "80f198ee56343ba864fe8b2a57d3eff7"),
+    ("x-b3-spanid", "e457b5a2e4d86bd1"),
+    ("user-agent", "a client"),
+    ("accept-language", "en-GB"),
+    ("x-api-key", "what the pool adds"),
+];
+
+/// Headers of a client's that stay behind.
+const BEHIND: [(&str, &str); 6] = [
+    ("cookie", "session=1"),
+    ("x-mine", "1"),
+    ("grpc-timeout", "1n"),
+    ("content-language", "en"),
+    ("x-forwarded-proto", "ftp"),
+    ("te", "trailers"),
+];
+
+fn asked(content_type: &str, prompt: &str) -> Ask {
+    let mut body = chat_body(prompt);
+    body["stream"] = json!(true);
+    Ask::post(CHAT, body.to_string()).content_type(content_type)
+}
+
+fn assert_is_a_calls(got: &Recorded) {
+    for (name, value) in ALONG {
+        assert_eq!(got.values(name), [value], "{name} in {got:?}");
+    }
+    for (name, value) in BEHIND {
+        assert!(!got.values(name).contains(&value), "{name} in {got:?}");
+    }
+    assert_eq!(got.values("content-type"), ["application/json"], "{got:?}");
+}
+
+pub async fn found_b17_a_call_carries_what_is_listed_and_nothing_else(proxy: Proxy) {
+    let fleet = Fleet::start(1, 2, FAST).await;
+    let pool = with(in_turns(), json!({"call_headers": ["X-Api-Key"]}));
+    let gateway = Gateway::start_on_one_thread(proxy, &fleet.config_with(pool), &[]).await;
+    // The one that fails is replaced by a call.
+    let once = json!({"kind": "status", "status": 500, "times": 1});
+    fleet.decode[0].fault(&once).await;
+    let all = ALONG.iter().chain(&BEHIND);
+    let ask = all.fold(asked("text/plain", "hello"), |ask, (name, value)| {
+        ask.header(name, value)
+    });
+    for _ in 0..2 {
+        gateway.send(ask.clone()).await.expect_tokens(4);
+    }
+    for got in fleet.prefill[0].requests().await {
+        assert_is_a_calls(&got);
+    }
+    let mut called = 0;
+    for engine in &fleet.decode {
+        for got in engine.requests().await {
+            // The leg that was forwarded has all that the client sent.
+            if got.values("x-mine").is_empty() {
+                assert_is_a_calls(&got);
+                called += 1;
+            }
+        }
+    }
+    assert_eq!(called, 1, "one decode worker is called");
+    gateway.assert_comes_to_rest().await;
+}
+
+/// SGLang's legs run at once: a prefill that is taken for a success lets decode's answer end well.
+pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
+    let options = [FAST, &["--dialect", "sglang"]].concat();
+    let mut fleet = Fleet::start(1, 1, &options).await;
+    let bootstrap = fleet.prefill[0].bootstrap.map_or(1, |at| at.port());
+    let pool = json!({"protocol": "sglang", "bootstrap": {"port": bootstrap}});
+    let gateway = Gateway::start(proxy, &fleet.config_with(pool), &[]).await;
+    gateway
+        .send(asked("application/grpc", "hello"))
+        .await
+        .expect_tokens(4);
+    fleet.prefill[0].kill();
+    for content_type in [
+        "application/grpc",
+        "application/grpc+proto",
+        "application/grpc-web",
+    ] {
+        match gateway.try_send(asked(content_type, "hello")).await {
+            Ok(reply) => assert!(!reply.text().contains("[DONE]"), "{reply:?}"),
+            Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    gateway.assert_comes_to_rest().await;
+}
+
+/// One dead worker of two is found out, whatever its clients say of their bodies.
+pub async fn found_b17_grpc_in_a_content_type_lets_no_dead_worker_in(proxy: Proxy) {
+    let mut fleet = Fleet::start(2, 2, FAST).await;
+    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
+    fleet.prefill[0].kill();
+    fleet.decode[0].kill();
+    for _ in 0..12 {
+        gateway
+            .send(asked("application/grpc", "hello"))
+            .await
+            .expect_tokens(4);
+    }
+    assert_eq!(fleet.decode[1].state().await.refused(), 0);
+    // It is forwarded as what it is.
+    for got in fleet.decode[1].requests().await {
+        assert_eq!(got.values("content-type"), ["application/json"], "{got:?}");
+    }
+    gateway.assert_comes_to_rest().await;
+}
+
+/// The one id that all legs of a request have.
+fn only_id(legs: &[Recorded]) -> String {
+    let ids: BTreeSet<String> = legs
+        .iter()
+        .map(|leg| leg.values("x-request-id").join(","))
+        .collect();
+    assert_eq!(ids.len(), 1, "{legs:?}");
+    ids.into_iter().next().unwrap_or_default()
+}
+
+/// Engines may key what they hand over by it.
+pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let ask = Ask::chat("hello").header("x-request-id", "client-7");
+    let twice = join_all([gateway.send(ask.clone()), gateway.send(ask.clone())]).await;
+    for reply in twice {
+        reply.expect_tokens(4);
+    }
+    gateway.send(Ask::chat("hello")).await.expect_tokens(4);
+    let [prefills, decodes] = [
+        fleet.prefill[0].requests().await,
+        fleet.decode[0].requests().await,
+    ];
+    let ids = |legs: &[Recorded]| -> BTreeSet<String> {
+        let ids = legs.iter().map(|leg| only_id(std::slice::from_ref(leg)));
+        ids.collect()
+    };
+    assert_eq!(ids(&prefills).len(), 3, "{prefills:?}");
+    assert_eq!(ids(&prefills), ids(&decodes));
+    assert!(!ids(&prefills).contains("client-7"));
+}
+
+/// The lines of the gateway's log with this in them.
+fn lines_with(gateway: &mut Gateway, part: &str) -> Vec<String> {
+    let log = gateway.process().log();
+    let lines = log.lines().filter(|line| line.contains(part));
+    lines.map(str::to_owned).collect()
+}
+
+pub async fn found_ids_a_line_of_the_log_has_the_clients_id_and_ours(proxy: Proxy) {
+    let fleet = Fleet::start(2, 1, FAST).await;
+    let mut gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
+    let once = json!({"kind": "status", "status": 500, "times": 1});
+    fleet.prefill[0].fault(&once).await;
+    for _ in 0..2 {
+        let ask = Ask::chat("hello").header("x-request-id", "client] -7");
+        gateway.send(ask).await.expect_tokens(4);
+    }
+    let failed = fleet.prefill[0].requests().await.remove(0);
+    let beginning = format!(r"[client\u{{5d}}\u{{20}}-7 {}]", only_id(&[failed]));
+    let lines = lines_with(&mut gateway, &beginning);
+    assert!(!lines.is_empty(), "{}", gateway.process().log());
+}
+
+/// A line that no client may write, a byte of which a log's reader may take for the end of one.
+const FORGED: &str = "[critical] all is lost";
+
+pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let mut gateway = Gateway::over(proxy, &fleet).await;
+    for model in [
+        format!("m\n{FORGED}"),
+        format!("m\u{2028}{FORGED}\u{202e}\r\0"),
+        format!("m\n{FORGED}{}", "x".repeat(2 << 20)),
+    ] {
+        let body = with(chat_body("hello"), json!({"model": model}));
+        let reply = gateway.send(Ask::post(CHAT, body.to_string())).await;
+        let message = reply.expect_code(404, "model_not_found");
+        assert!(reply.body.len() < 2048, "{} bytes", reply.body.len());
+        assert!(!message.contains(['\n', '\r', '\u{2028}', '\u{202e}']));
+    }
+    let lines = lines_with(&mut gateway, FORGED);
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for line in lines {
+        assert!(line.contains("does not exist"), "{line}");
+        assert!(line.len() < 1024, "{} bytes", line.len());
+        assert!(!line.contains(['\u{2028}', '\u{202e}', '\0']), "{line}");
+    }
+    gateway.assert_serves().await;
+}
+
+/// What a worker answers that is well: with headers of its own, some of them about its connection.
+fn a_workers_answer(got: &Recorded) -> Answer {
+    let said = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#;
+    let event =
+        r#"{"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"yes"}}]}"#;
+    let answer = match got.text().contains("\"stream\":true") {
+        true => Answer::stream([format!("data: {event}\n\n"), "data: [DONE]\n\n".to_owned()]),
+        false => Answer::json(said),
+    };
+    let own = [
+        ("x-worker-says", "one"),
+        ("x-worker-says", "two"),
+        ("set-cookie", "a=1"),
+        ("openai-processing-ms", "7"),
+        ("x-hop", "of the connection"),
+        ("connection", "x-hop"),
+        ("keep-alive", "timeout=5"),
+    ];
+    own.into_iter()
+        .fold(answer, |answer, (name, value)| answer.header(name, value))
+}
+
+/// All headers of an answer, but for those that tell of a moment.
+fn lasting(reply: &Reply) -> BTreeSet<(String, String)> {
+    let headers = reply.headers.iter();
+    let all = headers.map(|(name, value)| {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        (name.to_string(), value.into_owned())
+    });
+    // A length is told by whoever knows it.
+    let of_a_moment = [
+        "date",
+        "x-envoy-upstream-service-time",
+        "content-length",
+        "transfer-encoding",
+        "x-hop",
+    ];
+    all.filter(|(name, _)| !of_a_moment.contains(&name.as_str()))
+        .collect()
+}
+
+pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy: Proxy) {
+    for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let script = |got: &Recorded, before: usize| match before {
+            0 => Answer::json("{}").status(500),
+            _ => a_workers_answer(got),
+        };
+        let mut workers = Vec::new();
+        for _ in 0..2 {
+            let asked = Arc::clone(&asked);
+            let next = move || asked.fetch_add(1, Ordering::SeqCst);
+            workers.push(Scripted::start(move |got: &Recorded| script(got, next())).await);
+        }
+        let listed = workers.iter().map(|worker| worker.listed(Role::Aggregated));
+        let config = static_config(listed.collect(), json!({"protocol": "aggregated"}));
+        let gateway = Gateway::start(proxy, &config, &[]).await;
+        let recovered = gateway.send(ask.clone()).await.expect(200);
+        assert_eq!(asked.load(Ordering::SeqCst), 2, "it is recovered");
+        let at_once = gateway.send(ask).await.expect(200);
+        assert_eq!(recovered.body, at_once.body);
+        let [by_recovery, at_once] = [&recovered, &at_once].map(lasting);
+        assert_eq!(by_recovery, at_once);
+        let says = |value: &str| ("x-worker-says".to_owned(), value.to_owned());
+        assert!(by_recovery.contains(&says("one")) && by_recovery.contains(&says("two")));
+        for name in ["x-hop", "keep-alive"] {
+            assert_eq!(recovered.header(name), None, "{recovered:?}");
+        }
+    }
+}
