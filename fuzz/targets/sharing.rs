@@ -52,7 +52,7 @@ fn write_foreign(board: &Memory, beat: u64, choices: &mut Choices<'_>) {
     let is_headed = !choices.byte().is_multiple_of(4);
     let (blob, segment) = match is_headed {
         true => (
-            headed(b"pdv1", &[OWNER, beat, next], blob),
+            headed(b"pdv2", &[OWNER, beat, next], blob),
             headed(b"pdl1", &[OWNER, next.saturating_sub(1)], segment),
         ),
         false => (blob.to_vec(), segment.to_vec()),
@@ -92,8 +92,9 @@ fuzz_target!(|data: &[u8]| {
         router.advance(NOW);
     }
     let rest = choices.0;
-    let mut reports = decode_reports(rest);
-    reports.extend(decode_reports(&headed(b"pdr1", &[], rest)));
+    let told = decode_reports(rest).into_iter();
+    let told = told.chain(decode_reports(&headed(b"pdr2", &[7], rest)));
+    let mut reports: Vec<_> = told.flat_map(|(_, reports)| reports).collect();
     router.hear_reports(&reports);
     let _ = router.take_warnings();
     if let Ok(fleet) = Fleet::decode(rest) {
