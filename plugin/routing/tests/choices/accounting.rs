@@ -363,3 +363,33 @@ fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
     let worker = router.fleet().get(WorkerId(101)).cloned().unwrap();
     assert_eq!(router.worker_load_in_all(&worker).decode_blocks, 102);
 }
+
+#[test]
+fn found_what_generates_nothing_counts_as_little_while_it_lasts() {
+    for name in ["least_loaded", "kv"] {
+        let mut router = router(&wholes(2), policy(name), 1);
+        let mut seats = Vec::new();
+        for nth in 1..=3 {
+            let (_, first) = router.plain(None).unwrap();
+            let (_, second) = router.plain(None).unwrap();
+            seats.extend([first, second]);
+            for id in [201, 202] {
+                let load = load(&router, id);
+                assert_eq!((load.decodes, load.decode_blocks), (nth, nth), "{name}");
+            }
+        }
+        let (_, seat) = router.plain(None).unwrap();
+        let busier = [201, 202]
+            .into_iter()
+            .max_by_key(|id| load(&router, *id).decodes);
+        let (_, other) = wish(1, 64).forward(&mut router);
+        assert_ne!(Some(decode_id(&other)), busier, "{name}");
+        drop((seats, seat, other));
+        assert!(router.total_load().is_idle());
+    }
+    // Frontends see to their workers themselves.
+    let direct = json!({"protocol": "direct", "frontends": ["10.9.0.1:80"]});
+    let mut router = router(&pairs(1, 1), direct, 1);
+    let _held = router.plain(None).unwrap();
+    assert!(router.total_load().is_idle());
+}
