@@ -52,7 +52,7 @@ fn write_foreign(board: &Memory, beat: u64, choices: &mut Choices<'_>) {
     let is_headed = !choices.byte().is_multiple_of(4);
     let (blob, segment) = match is_headed {
         true => (
-            headed(b"pdv1", &[OWNER, beat, next], blob),
+            headed(b"pdv2", &[OWNER, beat, next], blob),
             headed(b"pdl1", &[OWNER, next.saturating_sub(1)], segment),
         ),
         false => (blob.to_vec(), segment.to_vec()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use routing::config::Config;
 use routing::fleet::Target;
-use routing::load::Share;
+use routing::load::{Held, Share};
 use routing::prefix::hash::{self, Known, Salt};
 use routing::prefix::index::{Bounds, Index};
 use routing::prefix::{Blocks, Grain};
@@ -225,7 +225,10 @@ pub(crate) fn everywhere(router: &Router) -> impl Iterator<Item = Share> {
         booked_tokens: (BUSY * BUSY_TOKENS).into(),
         queued_tokens: (BUSY * BUSY_TOKENS).into(),
         prefills: BUSY,
-        decode_parts: u64::from(BUSY * BUSY_TOKENS) * 1000 / 16,
+        decoding: Held {
+            blocks: u64::from(BUSY * BUSY_TOKENS) / 16,
+            weight: u64::from(BUSY * BUSY_TOKENS) * 1000 / 16,
+        },
         decodes: BUSY,
         key: target.key(),
     })

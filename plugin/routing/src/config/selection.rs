@@ -34,8 +34,8 @@ impl Selection {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyName {
-    /// The least cost: what must be computed of the prompt and what waits before it (prefill), KV blocks in use (decode), both
-    /// (workers that run requests whole). Good for nearly everything.
+    /// The least cost: what must be computed of the prompt and what waits before it (prefill), KV blocks in use that will not
+    /// soon be free (decode), both (workers that run requests whole). Good for nearly everything.
     #[default]
     Kv,
     /// Everyone once per turn, in an order drawn anew each turn. For equal requests.

@@ -1,12 +1,47 @@
-//! Owns the charge of an answer: it grows with what is written, and shrinks as the end that is expected comes near.
+//! Owns the charge of an answer: the KV blocks that it holds, and what it weighs in a choice.
+//!
+//! They answer two questions. Held is all that lies in the worker's cache, until the answer ends: thresholds, capacities and
+//! gauges go by it. The weight is what is thought to stay: of what is written, the part that was expected fades as the end
+//! comes near. The prompt never fades, nor does what is written beyond what was expected.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::Ledger;
-use super::books::{Books, PARTS};
+use super::books::Books;
 use crate::fleet::TargetKey;
+
+/// Thousandths of a block: weights shrink and grow by less than one, and still add up exactly.
+pub(super) const PARTS: u64 = 1000;
+
+/// What an answer, or several together, occupy of a decode worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// KV blocks.
+    pub blocks: u64,
+    /// What they weigh in a choice, in thousandths of a block; never more than they are.
+    pub weight: u64,
+}
+
+impl Held {
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks.saturating_add(other.blocks),
+            weight: self.weight.saturating_add(other.weight),
+        }
+    }
+
+    /// The sum once one of its parts is another.
+    pub(super) fn moved(self, from: Self, to: Self) -> Self {
+        let rest = Self {
+            blocks: self.blocks.saturating_sub(from.blocks),
+            weight: self.weight.saturating_sub(from.weight),
+        };
+        rest.plus(to)
+    }
+}
 
 /// What is known of an answer when it is booked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,23 +50,47 @@ pub struct Answer {
     pub prompt_tokens: u64,
     /// Tokens in one KV block.
     pub block_tokens: u32,
-    /// How many tokens the answer is expected to have, where something says so.
+    /// How many tokens each of its sequences is expected to have, where something says so.
     pub expected_tokens: Option<u64>,
+    /// How many sequences are written for the prompt, each with blocks of its own behind those of the prompt.
+    pub sequences: u64,
 }
 
 impl Answer {
-    /// What it weighs once `generated` tokens are written, in thousandths of a block. A request close to its expected end
-    /// counts for little: its blocks will soon be free.
-    fn parts(self, generated: u64) -> u64 {
-        let tokens = self.prompt_tokens.saturating_add(generated);
-        let blocks = tokens.div_ceil(u64::from(self.block_tokens.max(1))).max(1);
-        let whole = blocks.saturating_mul(PARTS);
-        let Some(expected) = self.expected_tokens.filter(|expected| *expected > 0) else {
-            return whole;
-        };
-        let left = expected.saturating_sub(generated);
-        let share = u128::from(whole) * u128::from(left) / u128::from(expected);
-        u64::try_from(share).unwrap_or(whole)
+    /// What it occupies once `generated` tokens are written, those of all sequences together.
+    fn held(self, generated: u64) -> Held {
+        let blocks = self.blocks(generated);
+        Held {
+            blocks,
+            weight: blocks
+                .saturating_mul(PARTS)
+                .saturating_sub(self.faded(generated)),
+        }
+    }
+
+    /// Sequences share the prompt's full blocks, and are taken to be of one length.
+    fn blocks(self, generated: u64) -> u64 {
+        let block = u64::from(self.block_tokens.max(1));
+        let (shared, tail) = (self.prompt_tokens / block, self.prompt_tokens % block);
+        let sequences = self.sequences.max(1);
+        let each = tail.saturating_add(generated.div_ceil(sequences));
+        let own = each.div_ceil(block).saturating_mul(sequences);
+        shared.saturating_add(own).max(1)
+    }
+
+    /// What the blocks written so far do not weigh, in thousandths of a block: of those that were expected, the share that is
+    /// written.
+    fn faded(self, generated: u64) -> u64 {
+        let expected = self.expected_tokens.unwrap_or(0);
+        let expected = expected.saturating_mul(self.sequences.max(1));
+        let written = generated.min(expected);
+        if written == 0 {
+            return 0;
+        }
+        let blocks = self.blocks(written).saturating_sub(self.blocks(0));
+        let parts = u128::from(blocks.saturating_mul(PARTS));
+        let faded = parts * u128::from(written) / u128::from(expected);
+        u64::try_from(faded).unwrap_or(u64::MAX)
     }
 }
 
@@ -45,19 +104,19 @@ pub(super) struct Booking {
     generated: Cell<u64>,
     renewed: Cell<Duration>,
     /// What is counted of it; nothing while its lease has run out.
-    counted: Cell<Option<u64>>,
+    counted: Cell<Option<Held>>,
 }
 
 impl Booking {
     fn count(&self) {
-        let parts = self.answer.parts(self.generated.get());
+        let held = self.answer.held(self.generated.get());
         match self.counted.get() {
             Some(before) => {
-                self.books.change_answer(self.slot, before, parts);
-                self.counted.set(Some(parts));
+                self.books.change_answer(self.slot, before, held);
+                self.counted.set(Some(held));
             }
-            None if self.books.begin_answer(self.slot, self.key, parts) => {
-                self.counted.set(Some(parts));
+            None if self.books.begin_answer(self.slot, self.key, held) => {
+                self.counted.set(Some(held));
             }
             None => {}
         }
@@ -71,8 +130,8 @@ impl Booking {
     }
 
     fn end(&self) {
-        if let Some(parts) = self.counted.take() {
-            self.books.end_answer(self.slot, parts);
+        if let Some(held) = self.counted.take() {
+            self.books.end_answer(self.slot, held);
         }
     }
 }

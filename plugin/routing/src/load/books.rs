@@ -4,14 +4,11 @@ use std::cell::{Cell, Ref, RefCell};
 use std::rc::Weak;
 use std::time::Duration;
 
-use super::answer::Booking;
+use super::answer::{Booking, Held, PARTS};
 use super::backlog::{Backlog, Progress, Ticket};
 use super::elsewhere::{Elsewhere, Foreign, Share};
 use super::pace::{Pace, Record};
 use crate::fleet::TargetKey;
-
-/// Thousandths of a block: charges shrink and grow by less than one, and still add up exactly.
-pub(super) const PARTS: u64 = 1000;
 
 /// What is booked on one worker rank, or on all together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,8 +17,10 @@ pub struct Load {
     pub prefill_tokens: u64,
     /// Prefills under way.
     pub prefills: u64,
-    /// KV blocks of requests being decoded; one that nears its expected end counts for less.
+    /// KV blocks that requests being decoded hold: of their prompts and of what is written, to the end.
     pub decode_blocks: u64,
+    /// What they weigh in a choice, in blocks: less than they hold where answers near the ends that are expected.
+    pub decode_weight: u64,
     /// Requests being decoded.
     pub decodes: u64,
 }
@@ -38,6 +37,7 @@ impl Load {
             prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
             prefills: self.prefills.saturating_add(other.prefills),
             decode_blocks: self.decode_blocks.saturating_add(other.decode_blocks),
+            decode_weight: self.decode_weight.saturating_add(other.decode_weight),
             decodes: self.decodes.saturating_add(other.decodes),
         }
     }
@@ -51,8 +51,10 @@ pub struct Standing {
     pub booked_tokens: u64,
     /// What is thought to be left of them now, with what each prompt takes beside its tokens.
     pub queued_tokens: f64,
-    /// KV blocks of requests being decoded.
+    /// KV blocks that requests being decoded hold: what thresholds and capacities are compared with.
     pub decode_blocks: f64,
+    /// What they weigh in a choice, in blocks.
+    pub decode_weight: f64,
     /// Prefills under way.
     pub prefills: u32,
     /// Requests being decoded.
@@ -70,6 +72,7 @@ impl Default for Standing {
             booked_tokens: 0,
             queued_tokens: 0.0,
             decode_blocks: 0.0,
+            decode_weight: 0.0,
             prefills: 0,
             decodes: 0,
             foreign_requests: 0,
@@ -84,6 +87,7 @@ impl Default for Standing {
 struct Glance {
     progress: Progress,
     decode_blocks: f64,
+    decode_weight: f64,
     booked_tokens: u32,
     prefills: u32,
     decodes: u32,
@@ -98,7 +102,8 @@ impl Glance {
                 .backlog
                 .progress()
                 .with_elsewhere(foreign.queued_tokens),
-            decode_blocks: in_blocks(account.decode_parts) + foreign.decode_blocks,
+            decode_blocks: account.decoding.blocks as f64 + foreign.decode_blocks,
+            decode_weight: in_blocks(account.decoding.weight) + foreign.decode_blocks,
             booked_tokens: as_u32(account.backlog.tokens()),
             prefills: as_u32(account.backlog.prompts()),
             decodes: as_u32(account.decodes),
@@ -110,7 +115,8 @@ impl Glance {
     fn with(self, shared: &Share) -> Self {
         Self {
             progress: self.progress.with_elsewhere(shared.queued_tokens as f64),
-            decode_blocks: self.decode_blocks + in_blocks(shared.decode_parts),
+            decode_blocks: self.decode_blocks + shared.decoding.blocks as f64,
+            decode_weight: self.decode_weight + in_blocks(shared.decoding.weight),
             booked_tokens: self
                 .booked_tokens
                 .saturating_add(as_u32(shared.booked_tokens)),
@@ -149,6 +155,7 @@ impl Standings<'_> {
             booked_tokens: glance.booked_tokens.into(),
             queued_tokens: glance.progress.left(self.now, self.pace, slowness),
             decode_blocks: glance.decode_blocks,
+            decode_weight: glance.decode_weight,
             prefills: glance.prefills,
             decodes: glance.decodes,
             foreign_requests: glance.foreign_requests,
@@ -161,7 +168,7 @@ impl Standings<'_> {
 struct Account {
     key: Option<TargetKey>,
     backlog: Backlog,
-    decode_parts: u64,
+    decoding: Held,
     decodes: u64,
     elsewhere: Elsewhere,
 }
@@ -171,7 +178,7 @@ struct Account {
 struct Sums {
     prefill_tokens: u64,
     prefills: u64,
-    decode_parts: u64,
+    decoding: Held,
     decodes: u64,
 }
 
@@ -180,7 +187,7 @@ impl Sums {
         Self {
             prefill_tokens: account.backlog.tokens(),
             prefills: account.backlog.prompts(),
-            decode_parts: account.decode_parts,
+            decoding: account.decoding,
             decodes: account.decodes,
         }
     }
@@ -189,7 +196,8 @@ impl Sums {
         Load {
             prefill_tokens: self.prefill_tokens,
             prefills: self.prefills,
-            decode_blocks: self.decode_parts.div_ceil(PARTS),
+            decode_blocks: self.decoding.blocks,
+            decode_weight: self.decoding.weight.div_ceil(PARTS),
             decodes: self.decodes,
         }
     }
@@ -199,7 +207,7 @@ impl Sums {
         Self {
             prefill_tokens: moved(self.prefill_tokens, from.prefill_tokens, to.prefill_tokens),
             prefills: moved(self.prefills, from.prefills, to.prefills),
-            decode_parts: moved(self.decode_parts, from.decode_parts, to.decode_parts),
+            decoding: self.decoding.moved(from.decoding, to.decoding),
             decodes: moved(self.decodes, from.decodes, to.decodes),
         }
     }
@@ -333,7 +341,7 @@ impl Books {
                 booked_tokens: sums.prefill_tokens,
                 queued_tokens: left.ceil() as u64,
                 prefills: as_u32(sums.prefills),
-                decode_parts: sums.decode_parts,
+                decoding: sums.decoding,
                 decodes: as_u32(sums.decodes),
             })
         };
@@ -397,28 +405,27 @@ impl Books {
     }
 
     /// Counts an answer, or one that had been left unrenewed, unless its worker is gone.
-    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, parts: u64) -> bool {
+    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Held) -> bool {
         let begun = self.change(slot, |account| {
             if account.key != Some(key) {
                 return false;
             }
-            account.decode_parts = account.decode_parts.saturating_add(parts);
+            account.decoding = account.decoding.plus(held);
             account.decodes = account.decodes.saturating_add(1);
             true
         });
         begun.unwrap_or(false)
     }
 
-    pub(super) fn change_answer(&self, slot: usize, before: u64, parts: u64) {
+    pub(super) fn change_answer(&self, slot: usize, before: Held, held: Held) {
         self.change(slot, |account| {
-            let rest = account.decode_parts.saturating_sub(before);
-            account.decode_parts = rest.saturating_add(parts);
+            account.decoding = account.decoding.moved(before, held);
         });
     }
 
-    pub(super) fn end_answer(&self, slot: usize, parts: u64) {
+    pub(super) fn end_answer(&self, slot: usize, held: Held) {
         self.change(slot, |account| {
-            account.decode_parts = account.decode_parts.saturating_sub(parts);
+            account.decoding = account.decoding.moved(held, Held::default());
             account.decodes = account.decodes.saturating_sub(1);
         });
     }

@@ -5,7 +5,8 @@
 
 use std::rc::Rc;
 
-use super::books::{Load, PARTS};
+use super::answer::{Held, PARTS};
+use super::books::Load;
 use super::{Ledger, Pace};
 use crate::fleet::{Target, TargetKey, Worker};
 
@@ -20,8 +21,8 @@ pub struct Share {
     pub queued_tokens: u64,
     /// Prefills under way.
     pub prefills: u32,
-    /// KV blocks of requests being decoded, in thousandths of a block.
-    pub decode_parts: u64,
+    /// What requests being decoded hold and weigh.
+    pub decoding: Held,
     /// Requests being decoded.
     pub decodes: u32,
 }
@@ -34,7 +35,7 @@ impl Share {
             booked_tokens: 0,
             queued_tokens: 0,
             prefills: 0,
-            decode_parts: 0,
+            decoding: Held::default(),
             decodes: 0,
         }
     }
@@ -44,7 +45,7 @@ impl Share {
         self.booked_tokens = self.booked_tokens.saturating_add(other.booked_tokens);
         self.queued_tokens = self.queued_tokens.saturating_add(other.queued_tokens);
         self.prefills = self.prefills.saturating_add(other.prefills);
-        self.decode_parts = self.decode_parts.saturating_add(other.decode_parts);
+        self.decoding = self.decoding.plus(other.decoding);
         self.decodes = self.decodes.saturating_add(other.decodes);
     }
 
@@ -52,7 +53,8 @@ impl Share {
         Load {
             prefill_tokens: self.booked_tokens,
             prefills: self.prefills.into(),
-            decode_blocks: self.decode_parts.div_ceil(PARTS),
+            decode_blocks: self.decoding.blocks,
+            decode_weight: self.decoding.weight.div_ceil(PARTS),
             decodes: self.decodes.into(),
         }
     }
@@ -86,6 +88,7 @@ impl Elsewhere {
     pub(super) fn load_with_foreign(&self) -> Load {
         self.load().plus(Load {
             decode_blocks: self.foreign.decode_blocks.ceil() as u64,
+            decode_weight: self.foreign.decode_blocks.ceil() as u64,
             decodes: self.foreign.requests.into(),
             ..Load::default()
         })

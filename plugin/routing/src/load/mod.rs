@@ -10,7 +10,7 @@ mod books;
 mod elsewhere;
 mod pace;
 
-pub use answer::{Answer, DecodeCharge};
+pub use answer::{Answer, DecodeCharge, Held};
 pub use books::{Load, Standing, Standings};
 pub use elsewhere::{Foreign, Share};
 pub use pace::Pace;

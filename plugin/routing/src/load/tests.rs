@@ -16,6 +16,7 @@ fn answer(prompt_tokens: u64) -> Answer {
         prompt_tokens,
         block_tokens: 16,
         expected_tokens: None,
+        sequences: 1,
     }
 }
 
@@ -61,14 +62,16 @@ fn an_answer_grows_by_blocks_and_shrinks_towards_its_expected_end() {
             ..answer(160)
         },
     );
-    let blocks: Vec<u64> = [0, 16, 32, 48, 64, 1000]
-        .iter()
-        .map(|generated| {
-            bounded.renew(*generated);
-            ledger.load(key(1)).decode_blocks
-        })
-        .collect();
-    assert_eq!(blocks, [10, 9, 6, 4, 0, 0]);
+    let written = |generated: u64| {
+        bounded.renew(generated);
+        let load = ledger.load(key(1));
+        (load.decode_blocks, load.decode_weight)
+    };
+    let occupied = [0, 16, 32, 48, 64, 96].map(written);
+    assert_eq!(
+        occupied,
+        [(10, 10), (11, 11), (12, 11), (13, 11), (14, 10), (16, 12)]
+    );
     assert_eq!(ledger.load(key(1)).decodes, 1);
     drop(bounded);
     assert!(ledger.total().is_idle());
@@ -193,9 +196,9 @@ fn take(step: Step, ledger: &mut Ledger, open: &mut Vec<Charge>) {
             ));
         }
         Step::Answer(worker, tokens) => {
-            let expected_tokens = (tokens % 3 == 0).then_some(tokens / 2);
             let answer = Answer {
-                expected_tokens,
+                expected_tokens: (tokens % 3 == 0).then_some(tokens / 2),
+                sequences: tokens % 5,
                 ..answer(tokens)
             };
             open.push(Charge::Decode(ledger.charge_decode(key(worker), answer)));
@@ -245,9 +248,11 @@ fn check(ledger: &Ledger, open: &[Charge]) -> Result<(), TestCaseError> {
         (sum.prefill_tokens, sum.prefills, sum.decodes),
         (total.prefill_tokens, total.prefills, total.decodes)
     );
+    prop_assert_eq!(sum.decode_blocks, total.decode_blocks);
     prop_assert!(
-        sum.decode_blocks >= total.decode_blocks && sum.decode_blocks <= total.decode_blocks + 6
+        sum.decode_weight >= total.decode_weight && sum.decode_weight <= total.decode_weight + 6
     );
+    prop_assert!(total.decode_weight <= total.decode_blocks);
     let prefills = open
         .iter()
         .filter(|charge| matches!(charge, Charge::Prefill(..)))

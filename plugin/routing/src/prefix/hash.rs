@@ -143,12 +143,14 @@ impl Text {
 pub enum Known<'a> {
     /// Its token ids. Adapter and salt are in the blocks' hashes, as Dynamo has it.
     ByIds,
-    /// Its text, sent to this adapter under this salt.
+    /// Its text, sent to this adapter under this salt, and rendered so.
     ByText {
         /// The LoRA adapter.
         adapter: Option<&'a str>,
         /// The cache salt.
         cache_salt: Option<&'a [u8]>,
+        /// What the request says of how its text becomes tokens, as a number; none: nothing.
+        rendering: Option<u64>,
     },
 }
 
@@ -165,10 +167,14 @@ pub fn scope(model: &str, known: Known<'_>) -> u64 {
         Known::ByText {
             adapter,
             cache_salt,
+            rendering,
         } => {
             add(b"text");
             add(adapter.unwrap_or_default().as_bytes());
             add(cache_salt.unwrap_or_default());
+            if let Some(rendering) = rendering {
+                add(&rendering.to_le_bytes());
+            }
         }
     }
     hash.digest()
@@ -288,6 +294,7 @@ mod tests {
                 Known::ByText {
                     adapter,
                     cache_salt,
+                    rendering: None,
                 },
             )
         };
@@ -305,6 +312,7 @@ mod tests {
         let text = |adapter, cache_salt| Known::ByText {
             adapter: Some(adapter),
             cache_salt: Some(cache_salt),
+            rendering: None,
         };
         let scopes = [
             scope("m", Known::ByIds),

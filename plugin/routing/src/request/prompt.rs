@@ -2,12 +2,14 @@
 //!
 //! A prompt in text becomes one canonical stream of bytes, cut into blocks. The stream of a conversation is the beginning
 //! of the stream of every longer one, as it is in the engine's cache: a message is written without regard to what follows.
-//! What a chat template may render counts (roles, names, tools, calls and their results, images); what is only spelling does not
-//! (escapes, white space, the order of a message's members, a content of one text part or of a string). A shape that is not known
-//! is taken as it is written. Nothing is refused here.
+//! What a chat template may render counts (roles, names, tools, documents, calls and their results, images), and so does what the
+//! request says of the rendering itself (another template, its arguments); what is only spelling does not (escapes, white space,
+//! the order of a message's members, a content of one text part or of a string). A shape that is not known is taken as it is
+//! written. Nothing is refused here.
 
 mod canonical;
 mod ids;
+mod rendering;
 
 use std::borrow::Cow;
 
@@ -141,16 +143,18 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
             }
         },
         Generation::Chat => {
-            stream.tools(member("tools"), member("functions"));
+            stream.leading("tools", member("tools"));
+            stream.leading("functions", member("functions"));
+            stream.leading("documents", member("documents"));
             stream.messages(member("messages").unwrap_or("null"));
         }
         Generation::Responses => {
-            stream.tools(member("tools"), None);
+            stream.leading("tools", member("tools"));
             stream.instructions(member("instructions").unwrap_or("null"));
             stream.input(member("input").unwrap_or("null"));
         }
     }
-    identity.by_text(stream.0)
+    identity.by_text(stream.0, rendering::of(request))
 }
 
 impl Identity<'_> {
@@ -164,10 +168,11 @@ impl Identity<'_> {
         }
     }
 
-    fn by_text(&self, text: Text) -> Prompt {
+    fn by_text(&self, text: Text, rendering: Option<u64>) -> Prompt {
         let known = Known::ByText {
             adapter: self.adapter,
             cache_salt: self.cache_salt,
+            rendering,
         };
         let tokens = text.tokens();
         Prompt {
@@ -224,14 +229,12 @@ impl Stream {
         });
     }
 
-    /// Tools come first, since templates put them into the system prompt.
-    fn tools(&mut self, tools: Option<&str>, functions: Option<&str>) {
-        for (key, value) in [("tools", tools), ("functions", functions)] {
-            let Some(value) = value else { continue };
-            if shape(value) != Shape::Null && !is_empty_list(value) {
-                self.member(key);
-                canonical::value(value, &mut self.0);
-            }
+    /// Tools and documents come first, since templates put them into the system prompt.
+    fn leading(&mut self, key: &str, value: Option<&str>) {
+        let says = |value: &&str| shape(value) != Shape::Null && !is_empty_list(value);
+        if let Some(value) = value.filter(says) {
+            self.member(key);
+            canonical::value(value, &mut self.0);
         }
     }
 

@@ -56,6 +56,15 @@ impl Sequences {
         self.prompts.count().saturating_mul(self.choices)
     }
 
+    /// How many sequences may be written, those included of which only the best are returned.
+    pub fn written(&self) -> u64 {
+        let best = Self {
+            choices: self.choices.max(self.best_of),
+            ..*self
+        };
+        best.count()
+    }
+
     /// That there is one sequence alone, as a hand-off demands which has a single consumer.
     ///
     /// # Errors

@@ -26,8 +26,10 @@ pub struct Ask<'a> {
     pub prompt_tokens: u64,
     /// The prompt's full blocks; none: nothing is known of it.
     pub blocks: &'a Blocks,
-    /// Tokens that the answer is expected to have, where something says so.
+    /// Tokens that the answer is expected to have, each of its sequences, where something says so.
     pub expected_tokens: Option<u64>,
+    /// How many sequences are written for the prompt.
+    pub sequences: u64,
     /// The session it belongs to.
     pub session: Option<&'a [u8]>,
 }
@@ -49,6 +51,7 @@ impl Default for Ask<'_> {
             prompt_tokens: 1,
             blocks: &NO_BLOCKS,
             expected_tokens: None,
+            sequences: 1,
             session: None,
         }
     }
@@ -60,6 +63,7 @@ pub(super) struct Asked {
     pub(super) prompt_tokens: u64,
     pub(super) blocks: Rc<Blocks>,
     pub(super) expected_tokens: Option<u64>,
+    pub(super) sequences: u64,
     pub(super) session: Option<Rc<[u8]>>,
     pub(super) adapter: Option<Rc<str>>,
     pub(super) subset: Option<Rc<Subset>>,
@@ -78,6 +82,7 @@ impl Asked {
             prompt_tokens: ask.prompt_tokens,
             blocks: Rc::new(ask.blocks.clone()),
             expected_tokens: ask.expected_tokens,
+            sequences: ask.sequences,
             session: ask.session.map(Rc::from),
             adapter: None,
             subset: None,
@@ -92,6 +97,7 @@ impl Asked {
             prompt_tokens: self.prompt_tokens,
             block_tokens,
             expected_tokens: self.expected_tokens,
+            sequences: self.sequences,
         }
     }
 }
@@ -182,6 +188,7 @@ impl Router {
                 .hints
                 .expected_tokens
                 .or_else(|| request.max_tokens()),
+            sequences: request.sequences().written(),
             session: told.session.map(Rc::from),
             adapter,
             subset: told.subset.cloned().map(Rc::new),

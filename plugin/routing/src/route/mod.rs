@@ -304,7 +304,11 @@ impl Router {
                 },
             });
         };
-        Ok((self.dispatch_to(first, others), Seat::default()))
+        let seat = Seat {
+            errand_charge: Some(self.charge_errand(first)),
+            ..Seat::default()
+        };
+        Ok((self.dispatch_to(first, others), seat))
     }
 
     /// A request that generates text, its body read.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::ask::{Ask, Asked};
 use super::choice::{Chosen, Pair, Whole};
 use super::{Refusal, Router, Seat};
-use crate::load::{DecodeCharge, PrefillCharge};
+use crate::fleet::Target;
+use crate::load::{Answer, DecodeCharge, PrefillCharge};
 use crate::rendezvous::Verdict;
 use crate::request::Steering;
 
@@ -74,5 +75,16 @@ impl Router {
     pub(super) fn charge_decode(&mut self, chosen: &Chosen, asked: &Asked) -> DecodeCharge {
         let answer = asked.answer(self.pool.block_tokens);
         self.ledger.charge_decode(chosen.key(), answer)
+    }
+
+    /// Books a request that generates nothing: little, but many of them must not meet on one worker.
+    pub(super) fn charge_errand(&mut self, target: &Target) -> DecodeCharge {
+        let answer = Answer {
+            prompt_tokens: 1,
+            block_tokens: self.pool.block_tokens,
+            expected_tokens: None,
+            sequences: 1,
+        };
+        self.ledger.charge_decode(target.key(), answer)
     }
 }

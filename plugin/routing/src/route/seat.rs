@@ -30,6 +30,8 @@ pub struct Seat {
     /// Direct mode only: there is no call of ours that the charge could belong to.
     pub(super) prefill_charge: Option<PrefillCharge>,
     pub(super) decode_charge: Option<DecodeCharge>,
+    /// Of a request that generates nothing.
+    pub(super) errand_charge: Option<DecodeCharge>,
     /// How the request would be placed anew.
     pub(super) recovery: Option<Recovery>,
     /// What the request has met at workers so far.
@@ -120,6 +122,7 @@ impl Seat {
     pub fn release(&mut self) {
         self.prefill_charge = None;
         self.decode_charge = None;
+        self.errand_charge = None;
     }
 }
 

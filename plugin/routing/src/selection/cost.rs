@@ -7,11 +7,12 @@
 //!
 //! ```text
 //! prefill = max((queued_tokens + prompt_tokens) / block_tokens − credit · decay · overlap, 0) · slowness
-//! decode  = decode_blocks + prompt blocks
+//! decode  = decode_weight + prompt blocks
 //! cost    = (prefill_load_scale · prefill + decode + decode_active_request_weight · decodes) · factor
 //! ```
 //!
-//! A prefill worker has no decode term, a decode worker no prefill term.
+//! A prefill worker has no decode term, a decode worker no prefill term. What answers weigh is less than the blocks they hold
+//! where their ends are near: those will soon be free.
 
 use serde::Serialize;
 
@@ -142,7 +143,7 @@ impl<'a> Prices<'a> {
 
     #[inline]
     fn decode(&self, candidate: &Candidate<'_>) -> f64 {
-        let used = candidate.standing.decode_blocks + self.prompt_blocks_whole;
+        let used = candidate.standing.decode_weight + self.prompt_blocks_whole;
         match (self.task.role, self.task.decode_credit) {
             (Role::Prefill, _) => 0.0,
             (Role::Decode, DecodeCredit::Counts) => (used - self.credit(candidate)).max(0.0),

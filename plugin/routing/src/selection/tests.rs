@@ -86,6 +86,7 @@ fn queued(tokens: u64, prefills: u32) -> Standing {
 fn decoding(blocks: f64, decodes: u32) -> Standing {
     Standing {
         decode_blocks: blocks,
+        decode_weight: blocks,
         decodes,
         ..Standing::default()
     }
@@ -161,7 +162,7 @@ mod costs {
             ..TASK
         };
         let standing = Standing {
-            decode_blocks: 7.0,
+            decode_weight: 7.0,
             decodes: 3,
             ..queued(160, 1)
         };
@@ -238,7 +239,7 @@ mod costs {
                     ..TASK
                 };
                 let standing = Standing {
-                    decode_blocks: 1e18,
+                    decode_weight: 1e18,
                     decodes: u32::MAX,
                     ..queued(u64::MAX, u32::MAX)
                 };

@@ -1,9 +1,9 @@
 //! Owns what a VM says of itself as bytes: who it is, that it lives, what it has booked, how far its log is.
 //!
 //! ```text
-//! blob  = "pdv1" · owner u64 · beat u64 · next segment u64 · totals 5 × u64 · pools u32 · pool …
+//! blob  = "pdv2" · owner u64 · beat u64 · next segment u64 · totals 5 × u64 · pools u32 · pool …
 //! pool  = pool u64 · shares u32 · share …
-//! share = worker u64 · rank u32 · booked u32 · queued u32 · prefills u32 · decode parts u32 · decodes u32
+//! share = worker u64 · rank u32 · booked u32 · queued u32 · prefills u32 · decode blocks u32 · decode weight u32 · decodes u32
 //! ```
 
 use std::cmp::Reverse;
@@ -11,11 +11,12 @@ use std::cmp::Reverse;
 use super::bytes::{Input, put_count, put_most, put_u32, put_u64};
 use super::{BLOB_BYTES, Share};
 use crate::fleet::{TargetKey, WorkerId};
+use crate::load::Held;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"pdv1");
+const MAGIC: u32 = u32::from_le_bytes(*b"pdv2");
 const HEAD_BYTES: usize = 72;
 const POOL_BYTES: usize = 12;
-const SHARE_BYTES: usize = 32;
+const SHARE_BYTES: usize = 36;
 
 /// Pools that a blob can tell of: as many as a configuration may have.
 const MOST_POOLS: usize = 64;
@@ -180,7 +181,7 @@ fn whole_body(totals: &Totals, pools: &[PoolShares], count: usize) -> Vec<u8> {
 /// How much a share matters: by its requests, then by what they hold.
 fn weight(share: &Share) -> u128 {
     let requests = u128::from(share.prefills) + u128::from(share.decodes);
-    let held = share.booked_tokens.saturating_add(share.decode_parts);
+    let held = share.booked_tokens.saturating_add(share.decoding.weight);
     (requests << 64) | u128::from(held)
 }
 
@@ -190,7 +191,8 @@ fn put_share(out: &mut Vec<u8>, share: &Share) {
     put_most(out, share.booked_tokens);
     put_most(out, share.queued_tokens);
     put_u32(out, share.prefills);
-    put_most(out, share.decode_parts);
+    put_most(out, share.decoding.blocks);
+    put_most(out, share.decoding.weight);
     put_u32(out, share.decodes);
 }
 
@@ -213,7 +215,10 @@ fn read_share(input: &mut Input<'_>) -> Option<Share> {
         booked_tokens: input.u32()?.into(),
         queued_tokens: input.u32()?.into(),
         prefills: input.u32()?,
-        decode_parts: input.u32()?.into(),
+        decoding: Held {
+            blocks: input.u32()?.into(),
+            weight: input.u32()?.into(),
+        },
         decodes: input.u32()?,
     })
 }

@@ -1,7 +1,8 @@
 //! What a choice occupies, from the booking to the end, however it ends.
 
+use routing::fleet::WorkerId;
 use routing::load::Load;
-use routing::route::{Ask, Client, Router, Seat};
+use routing::route::{Ask, Client, Plan, Refusal, Report, Router, Seat};
 use serde_json::json;
 
 use crate::support::*;
@@ -23,6 +24,7 @@ fn charged_at_selection_and_freed_at_the_end() {
         prefill_tokens: 1_000,
         prefills: 1,
         decode_blocks: 63,
+        decode_weight: 63,
         decodes: 1,
     };
     assert_eq!(router.total_load(), booked);
@@ -93,20 +95,20 @@ fn and_shrinks_towards_its_expected_end() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
     let mut seat = reserve(&mut router, 1_600, Some(1_600), 1_000);
     seat.first_token(at(1_500));
-    // The blocks held, times the share that is left.
-    for (generated, blocks) in [
-        (0, 100),
-        (400, 94),
-        (800, 75),
-        (1_200, 44),
-        (1_600, 0),
-        (5_000, 0),
+    // The prompt's blocks, the share that is left of what was expected, and what is beyond that.
+    for (generated, weight, blocks) in [
+        (0, 100, 100),
+        (400, 119, 125),
+        (800, 125, 150),
+        (1_200, 119, 175),
+        (1_600, 100, 200),
+        (5_000, 313, 413),
     ] {
         seat.generated(generated);
         let total = router.total_load();
         assert_eq!(
-            (total.decode_blocks, total.decodes),
-            (blocks, 1),
+            (total.decode_weight, total.decode_blocks, total.decodes),
+            (weight, blocks, 1),
             "{generated}"
         );
     }
@@ -121,22 +123,23 @@ fn and_shrinks_towards_its_expected_end() {
 #[test]
 fn the_expected_end_is_read_from_hints_and_from_max_tokens() {
     let hinted = json!({"agent_hints": {"osl": 100}});
-    for (max_tokens, nvext, expected) in [
+    for (max_tokens, nvext, weight) in [
         (None, json!({}), 26),
-        (Some(200), json!({}), 20),
-        (Some(200), hinted.clone(), 13),
-        (None, hinted, 13),
+        (Some(200), json!({}), 25),
+        (Some(200), hinted.clone(), 24),
+        (None, hinted, 24),
     ] {
         let mut router = router(&pairs(1, 1), json!({}), 1);
         let mut wish = wish(1, 352).saying(nvext.clone());
         wish.max_tokens = max_tokens;
         let (phase, mut seat) = wish.prefill(&mut router);
         phase.answered(GOOD, Client::Waits, &mut router);
-        // 402 tokens are 26 blocks; three quarters, or half of them.
+        // 402 tokens are 26 blocks; of the last four a quarter weighs nothing, or half.
         seat.generated(50);
+        let total = router.total_load();
         assert_eq!(
-            router.total_load().decode_blocks,
-            expected,
+            (total.decode_blocks, total.decode_weight),
+            (26, weight),
             "{max_tokens:?} {nvext}"
         );
     }
@@ -239,4 +242,154 @@ fn bookings_on_a_worker_that_left_still_end_once() {
     for id in [1, 2, 101, 102] {
         assert!(load(&router, id).is_idle());
     }
+}
+
+/// A router whose decode worker of 200 blocks is too busy beyond 150.
+fn of_200_blocks() -> Router {
+    let workers = [
+        worker("prefill", 1),
+        worker_with("decode", 101, json!({"kv_blocks": 200})),
+    ];
+    router(
+        &workers,
+        json!({"admission": {"decode": {"fraction": 0.75}}}),
+        1,
+    )
+}
+
+#[test]
+fn found_c4_blocks_count_against_a_threshold_until_the_answer_ends() {
+    let mut router = of_200_blocks();
+    let mut seats = Vec::new();
+    for nth in 0..8 {
+        let mut wish = wish(nth, 1_600);
+        wish.max_tokens = Some(100);
+        let Ok(Plan::Prefill(phase, mut seat)) = wish.plan(&mut router) else {
+            break;
+        };
+        phase.answered(GOOD, Client::Waits, &mut router);
+        // Four tokens from its end, it holds the prompt's 100 blocks and six of its own.
+        seat.generated(96);
+        seats.push(seat);
+        assert_eq!(
+            load(&router, 101).decode_blocks,
+            106 * seats.len() as u64,
+            "{nth}"
+        );
+    }
+    assert_eq!(seats.len(), 2);
+    assert!(matches!(
+        wish(9, 16).refused(&mut router),
+        Refusal::Overloaded { .. }
+    ));
+    seats.pop();
+    wish(10, 16).prefill(&mut router);
+}
+
+#[test]
+fn found_c5_each_of_n_sequences_has_its_own_output() {
+    for (member, sequences) in [("n", 4), ("best_of", 4), ("n", 1)] {
+        let mut router = router(&wholes(1), json!({}), 1);
+        let mut asked = wish(1, 160);
+        asked.max_tokens = Some(64);
+        asked.more = json!({member: sequences});
+        let (_, mut seat) = asked.forward(&mut router);
+        for quarter in 1..=4 {
+            let all = 64 * sequences * quarter / 4;
+            seat.generated(all);
+            let load = router.total_load();
+            let written = all / 16;
+            assert_eq!(load.decode_blocks, 10 + written, "{member} {all}");
+            // Of what is written so many quarters weigh nothing more.
+            let weight = 10_000 + written * 1_000 * (4 - quarter) / 4;
+            assert_eq!(load.decode_weight, weight.div_ceil(1_000), "{member} {all}");
+        }
+    }
+}
+
+#[test]
+fn found_c5_a_batch_of_prompts_has_as_many_outputs() {
+    let mut router = router(&wholes(1), json!({}), 1);
+    let mut asked = wish(1, 0);
+    asked.prompt = json!([vec![1; 80], vec![2; 80]]);
+    asked.max_tokens = Some(32);
+    let (_, mut seat) = asked.forward(&mut router);
+    let prompt = router.total_load();
+    seat.generated(32);
+    let half = router.total_load();
+    assert_eq!(half.decode_blocks, prompt.decode_blocks + 2);
+    assert_eq!(half.decode_weight, prompt.decode_weight + 1);
+}
+
+#[test]
+fn found_c6_an_answer_beyond_its_hint_weighs_what_it_holds_beyond() {
+    let mut router = router(&pairs(1, 2), policy("kv"), 1);
+    let long = wish(1, 1_600)
+        .saying(json!({"agent_hints": {"osl": 16}}))
+        .decoded_by(101);
+    let (phase, mut seat) = long.prefill(&mut router);
+    phase.answered(GOOD, Client::Waits, &mut router);
+    seat.generated(1_616);
+    let load = load(&router, 101);
+    assert_eq!((load.decode_blocks, load.decode_weight), (201, 200));
+    // A lesser burden on the other one is still the lesser.
+    let other = wish(2, 1_600).decoded_by(102).prefill(&mut router);
+    for nth in 3..11 {
+        assert_eq!(wish(nth, 16).decoder(&mut router), 102);
+    }
+    drop((seat, other));
+    assert!(router.total_load().is_idle());
+}
+
+#[test]
+fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
+    let mut router = of_200_blocks();
+    let mut wish = wish(1, 1_600);
+    wish.max_tokens = Some(32);
+    let (phase, mut seat) = wish.prefill(&mut router);
+    phase.answered(GOOD, Client::Waits, &mut router);
+    seat.generated(32);
+    // 102 of its 200 blocks are those that are booked: nobody else has any.
+    router.hear_reports(&[Report {
+        worker: WorkerId(101),
+        at: at(1_000),
+        started: None,
+        waiting: Some(0),
+        running: Some(1),
+        kv_use: Some(0.51),
+        kv_blocks: Some(200),
+        block_tokens: None,
+    }]);
+    let worker = router.fleet().get(WorkerId(101)).cloned().unwrap();
+    assert_eq!(router.worker_load_in_all(&worker).decode_blocks, 102);
+}
+
+#[test]
+fn found_what_generates_nothing_counts_as_little_while_it_lasts() {
+    for name in ["least_loaded", "kv"] {
+        let mut router = router(&wholes(2), policy(name), 1);
+        let mut seats = Vec::new();
+        for nth in 1..=3 {
+            let (_, first) = router.plain(None).unwrap();
+            let (_, second) = router.plain(None).unwrap();
+            seats.extend([first, second]);
+            for id in [201, 202] {
+                let load = load(&router, id);
+                assert_eq!((load.decodes, load.decode_blocks), (nth, nth), "{name}");
+            }
+        }
+        let (_, seat) = router.plain(None).unwrap();
+        let busier = [201, 202]
+            .into_iter()
+            .max_by_key(|id| load(&router, *id).decodes);
+        let (_, other) = wish(1, 64).forward(&mut router);
+        assert_ne!(Some(decode_id(&other)), busier, "{name}");
+        drop((seats, seat, other));
+        assert!(router.total_load().is_idle());
+    }
+    // Frontends see to their workers themselves.
+    let direct = json!({"protocol": "direct", "frontends": ["10.9.0.1:80"]});
+    let mut router = router(&pairs(1, 1), direct, 1);
+    let _held = router.plain(None).unwrap();
+    assert!(router.total_load().is_idle());
 }

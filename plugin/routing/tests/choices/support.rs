@@ -145,6 +145,8 @@ pub struct Wish {
     pub prompt: Value,
     pub nvext: Value,
     pub max_tokens: Option<u64>,
+    /// Further members of its body.
+    pub more: Value,
     pub now: Duration,
     pub session: Option<Vec<u8>>,
     pub subset: Option<Subset>,
@@ -158,6 +160,7 @@ pub fn wish(name: u64, tokens: u64) -> Wish {
         prompt: json!(ids),
         nvext: json!({}),
         max_tokens: None,
+        more: json!({}),
         now: at(1_000),
         session: None,
         subset: None,
@@ -204,7 +207,7 @@ impl Wish {
         if let Some(max_tokens) = self.max_tokens {
             body["max_tokens"] = json!(max_tokens);
         }
-        body.to_string().into_bytes()
+        with(body, self.more.clone()).to_string().into_bytes()
     }
 
     pub fn plan(&self, router: &mut Router) -> Result<Plan, Refusal> {

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use hashbrown::HashMap;
 
 use crate::fleet::{TargetKey, WorkerId};
+use crate::load::Held;
 use crate::sharing::{Board, Decision, PoolShares, Share, Wrote};
 
 /// A board that does as Envoy's shared data does.
@@ -105,7 +106,10 @@ pub fn share(worker: u64, tokens: u64) -> Share {
         booked_tokens: tokens,
         queued_tokens: tokens / 2,
         prefills: 1,
-        decode_parts: tokens * 3,
+        decoding: Held {
+            blocks: tokens / 16,
+            weight: tokens * 3,
+        },
         decodes: 1,
         key: key(worker),
     }
