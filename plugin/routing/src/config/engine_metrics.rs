@@ -19,8 +19,8 @@ pub struct EngineMetrics {
     /// Milliseconds after which a poll has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_ms: u64,
-    /// Milliseconds after which a worker's figures are not known any more, which is never taken for idle; at least
-    /// `interval_ms`. Where there are so many workers that each has its turn seldom, they last for two turns.
+    /// Milliseconds after which a worker's figures are not known any more: then the greater of the last ones and the median of
+    /// its peers count; at least `interval_ms`. Where there are so many workers that each has its turn seldom, they last for two turns.
     pub stale_after_ms: u64,
     /// Polls a second, of all the pool's workers together. With more workers than `interval_ms` allows each is polled
     /// less often (1,000 workers every four seconds).

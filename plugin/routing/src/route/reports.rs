@@ -1,21 +1,28 @@
 //! Owns what the workers' engines tell of themselves, and what of it nobody here has booked.
 //!
 //! An engine's figures never change a booking. They are compared with what this proxy has booked on the worker at the moment
-//! they are heard: what the engine has beyond that came from elsewhere, and counts on top until the next report. A report
-//! that is too old tells nothing, which is not the same as an idle worker.
+//! they are heard: what the engine has beyond that came from elsewhere, and counts on top until the next report. Who does not
+//! report is not idle: what is believed of it then is told in [`beyond`].
+
+mod beyond;
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
+use self::beyond::{Beliefs, Beyond, Limits};
 use super::Router;
 use crate::engine_metrics::Figures;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
-use crate::load::{Foreign, Load};
+use crate::load::{Foreign, Ledger, Load};
 
 /// Times of one start that differ by no more are the same: some engines work theirs out from how long they have run.
 const SAME_START: Duration = Duration::from_secs(1);
+
+/// What a prompt that waits is taken to have where none has been read here: any length is better than none, since who has
+/// sixty waiting is not idle.
+const UNSEEN_PROMPT_TOKENS: f64 = 512.0;
 
 /// How old a report may be where the pool does not say, since it asks for none itself.
 const STALE_AFTER: Duration = Duration::from_secs(5);
@@ -25,7 +32,7 @@ const STALE_AFTER: Duration = Duration::from_secs(5);
 pub struct Report {
     /// The worker.
     pub worker: WorkerId,
-    /// When it was asked, since 1970.
+    /// When it was asked, by the clock of who asked.
     pub at: Duration,
     /// When its engine started, since 1970.
     pub started: Option<Duration>,
@@ -42,7 +49,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// What a worker's engine has told `at` that time, since 1970.
+    /// What a worker's engine has told `at` that time, by the clock of who asked.
     pub fn of(worker: WorkerId, at: Duration, figures: Figures) -> Self {
         let started = figures.started.map(Duration::try_from_secs_f64);
         Self {
@@ -81,25 +88,27 @@ impl Report {
         u32::try_from(tokens.checked_div(block_tokens.into())?).ok()
     }
 
-    fn requests(&self) -> u32 {
-        let (waiting, running) = (self.waiting.unwrap_or(0), self.running.unwrap_or(0));
-        waiting.saturating_add(running)
+    fn requests(&self) -> Option<u32> {
+        match (self.waiting, self.running) {
+            (Some(waiting), Some(running)) => Some(waiting.saturating_add(running)),
+            (waiting, running) => waiting.or(running),
+        }
     }
 }
 
-/// A report, and whether what it tells of load still counts.
+/// The newest report of a worker, and what it and those before it say that nobody here has booked.
 #[derive(Debug)]
 struct Heard {
     report: Report,
-    counts: bool,
+    beyond: Beyond,
 }
 
 /// The newest report of each worker.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     of: HashMap<WorkerId, Heard>,
-    /// When the next of those that count is too old.
-    next_stale: Option<Duration>,
+    /// When what is believed of somebody changes for want of a newer report.
+    next_change: Option<Duration>,
     warned: HashSet<WorkerId>,
     warnings: Vec<String>,
 }
@@ -147,9 +156,24 @@ impl Router {
         })
     }
 
-    /// What engines tell of themselves. Only a report that is newer than the last one of its worker counts.
+    /// What engines tell of themselves, to who has the same clock as this router. Only a report that is newer than the last one of
+    /// its worker counts.
     pub fn hear_reports(&mut self, reports: &[Report]) {
-        let mean_prompt = self.ledger.mean_prompt_tokens();
+        self.hear_each(reports, |report| report.at);
+    }
+
+    /// The same, told by another VM `at` that time of its clock, which is now. The clocks need not agree.
+    pub fn hear_reports_told(&mut self, at: Duration, reports: &[Report]) {
+        let now = self.ledger.now();
+        let ago = |report: &Report| at.saturating_sub(report.at);
+        self.hear_each(reports, |report| now.saturating_sub(ago(report)));
+    }
+
+    fn hear_each(&mut self, reports: &[Report], asked_at: impl Fn(&Report) -> Duration) {
+        let mean_prompt = match self.ledger.mean_prompt_tokens() {
+            mean if mean > 0.0 => mean,
+            _ => UNSEEN_PROMPT_TOKENS,
+        };
         let stale_after = self.stale_after();
         let mut has_capacity_changed = false;
         for report in reports {
@@ -157,7 +181,7 @@ impl Router {
                 continue;
             };
             let last = self.reports.get(worker.id);
-            // A report from long before the last one is one from after the clock was set back.
+            // A report from long before the last one is one of another VM's clock.
             let before = |last: &Report| last.at.saturating_sub(report.at);
             if last.is_some_and(|last| last.at >= report.at && before(last) < stale_after) {
                 continue;
@@ -169,12 +193,13 @@ impl Router {
             let report = report.after(last);
             let before = last.map(|last| (last.kv_blocks, last.block_tokens));
             has_capacity_changed |= before != Some((report.kv_blocks, report.block_tokens));
-            self.hear_report(&worker, report, mean_prompt);
+            self.hear_report(&worker, report, asked_at(&report), mean_prompt);
         }
         if has_capacity_changed {
             self.rosters.clear();
             self.open_ranks();
         }
+        self.believe();
     }
 
     /// The newest report of a worker, however old.
@@ -187,87 +212,92 @@ impl Router {
         std::mem::take(&mut self.reports.warnings)
     }
 
-    fn hear_report(&mut self, worker: &Rc<Worker>, report: Report, mean_prompt: f64) {
+    fn hear_report(&mut self, worker: &Rc<Worker>, report: Report, at: Duration, mean_prompt: f64) {
         self.reports.warn(worker, &report, self.pool.block_tokens);
-        let stale_at = report.at.saturating_add(self.stale_after());
-        let counts = stale_at > self.ledger.now();
-        let next = self.reports.next_stale;
-        if counts {
-            let first = next.map_or(stale_at, |next| next.min(stale_at));
-            self.reports.next_stale = Some(first);
-        }
-        self.reports.of.insert(worker.id, Heard { report, counts });
-        let foreign = match counts {
-            true => self.foreign(worker, &report, mean_prompt),
-            false => Foreign::default(),
-        };
-        self.set_foreign(worker, foreign);
+        let earlier = self.reports.of.get(&worker.id).map(|heard| heard.beyond);
+        let beyond = self.beyond(worker, &report, at, mean_prompt);
+        let beyond = beyond.after(earlier.unwrap_or_default());
+        self.reports.of.insert(worker.id, Heard { report, beyond });
     }
 
-    /// Reports that have become too old count no more.
+    /// What was told counts for less as it becomes old.
     pub(super) fn expire_reports(&mut self) {
         let now = self.ledger.now();
-        if self.reports.next_stale.is_none_or(|next| now < next) {
+        if self.reports.next_change.is_some_and(|next| next <= now) {
+            self.believe();
+        }
+    }
+
+    /// What every worker's engine is believed to have that nobody here has booked, also one that has not told lately, or never.
+    pub(super) fn believe(&mut self) {
+        if self.reports.of.is_empty() {
             return;
         }
-        let stale_after = self.stale_after();
-        let mut next: Option<Duration> = None;
-        let mut silent = Vec::new();
-        for (id, heard) in &mut self.reports.of {
-            let stale_at = heard.report.at.saturating_add(stale_after);
-            if heard.counts && stale_at <= now {
-                heard.counts = false;
-                silent.push(*id);
-            } else if heard.counts {
-                next = Some(next.map_or(stale_at, |next| next.min(stale_at)));
-            }
+        let limits = self.limits();
+        let Self {
+            fleet,
+            reports,
+            ledger,
+            ..
+        } = self;
+        let told = |id| reports.of.get(&id).map(|heard| heard.beyond);
+        let beliefs = Beliefs::new(fleet, told, ledger.now(), limits);
+        for worker in fleet.workers() {
+            set_foreign(ledger, worker, beliefs.of(worker, told(worker.id)));
         }
-        self.reports.next_stale = next;
-        for id in silent {
-            if let Some(worker) = self.fleet.get(id).cloned() {
-                self.set_foreign(&worker, Foreign::default());
-            }
+        reports.next_change = beliefs.next_change;
+    }
+
+    /// A figure means nothing any more when a booking of its time would count no more.
+    fn limits(&self) -> Limits {
+        let stale_after = self.stale_after();
+        let expiry = Duration::from_millis(self.pool.booking_expiry_ms);
+        Limits {
+            stale_after,
+            forgotten_after: expiry.max(stale_after),
         }
     }
 
     /// What a worker's engine has beyond what this proxy has booked on it.
-    fn foreign(&self, worker: &Rc<Worker>, report: &Report, mean_prompt: f64) -> Foreign {
+    fn beyond(
+        &self,
+        worker: &Rc<Worker>,
+        report: &Report,
+        at: Duration,
+        mean_prompt: f64,
+    ) -> Beyond {
         let own = self.ledger.worker_load(worker);
         let booked = own.plus(self.ledger.worker_load_elsewhere(worker));
-        let requests = report.requests().saturating_sub(as_u32(match worker.role {
-            Role::Prefill => booked.prefills,
-            // A request that runs whole is booked as both.
-            Role::Decode | Role::Aggregated => booked.decodes,
-        }));
+        let requests = report.requests().map(|requests| {
+            requests.saturating_sub(as_u32(match worker.role {
+                Role::Prefill => booked.prefills,
+                // A request that runs whole is booked as both.
+                Role::Decode | Role::Aggregated => booked.decodes,
+            }))
+        });
         let prefills = match worker.role {
             Role::Prefill => requests,
-            Role::Decode => 0,
-            Role::Aggregated => {
-                let waiting = report.waiting.unwrap_or(0);
-                waiting
-                    .saturating_sub(as_u32(booked.prefills))
-                    .min(requests)
-            }
+            Role::Decode => Some(0),
+            Role::Aggregated => report.waiting.map(|waiting| {
+                let beyond = waiting.saturating_sub(as_u32(booked.prefills));
+                beyond.min(requests.unwrap_or_default())
+            }),
         };
-        Foreign {
-            requests,
-            queued_tokens: f64::from(prefills) * mean_prompt,
-            decode_blocks: self.foreign_blocks(worker, report, booked),
-        }
+        let queued_tokens = prefills.map(|prefills| f64::from(prefills) * mean_prompt);
+        let blocks = self.blocks_beyond(worker, report, booked);
+        Beyond::told(at, requests, queued_tokens, blocks)
     }
 
     /// On a prefill worker there are none: what its own prompts take is not booked as blocks.
-    fn foreign_blocks(&self, worker: &Worker, report: &Report, booked: Load) -> f64 {
+    fn blocks_beyond(&self, worker: &Worker, report: &Report, booked: Load) -> Option<f64> {
+        if worker.role == Role::Prefill {
+            return Some(0.0);
+        }
         let capacity = report
             .kv_blocks_of(self.pool.block_tokens)
             .or_else(|| self.known_blocks(worker));
-        let (Some(used), Some(blocks)) = (report.kv_use, capacity) else {
-            return 0.0;
-        };
-        if worker.role == Role::Prefill {
-            return 0.0;
-        }
-        (f64::from(used) * f64::from(blocks) - booked.decode_blocks as f64).max(0.0)
+        let used = f64::from(report.kv_use?) * f64::from(capacity?);
+        Some((used - booked.decode_blocks as f64).max(0.0))
     }
 
     /// KV blocks that fit on all ranks, as the worker's source or the pool says.
@@ -275,19 +305,19 @@ impl Router {
         let of_rank = worker.capacity.kv_blocks.or(self.pool.kv_blocks)?;
         Some(of_rank.saturating_mul(worker.dp_size.max(1)))
     }
+}
 
-    /// The ranks of a worker share it evenly.
-    fn set_foreign(&mut self, worker: &Rc<Worker>, all: Foreign) {
-        let ranks = worker.dp_size.max(1);
-        let (each, rest) = (all.requests / ranks, all.requests % ranks);
-        for (nth, key) in (0..).zip(worker.targets().map(|target: Target| target.key())) {
-            let part = Foreign {
-                requests: each.saturating_add(u32::from(nth < rest)),
-                queued_tokens: all.queued_tokens / f64::from(ranks),
-                decode_blocks: all.decode_blocks / f64::from(ranks),
-            };
-            self.ledger.set_foreign(key, part);
-        }
+/// The ranks of a worker share it evenly.
+fn set_foreign(ledger: &mut Ledger, worker: &Rc<Worker>, all: Foreign) {
+    let ranks = worker.dp_size.max(1);
+    let (each, rest) = (all.requests / ranks, all.requests % ranks);
+    for (nth, key) in (0..).zip(worker.targets().map(|target: Target| target.key())) {
+        let part = Foreign {
+            requests: each.saturating_add(u32::from(nth < rest)),
+            queued_tokens: all.queued_tokens / f64::from(ranks),
+            decode_blocks: all.decode_blocks / f64::from(ranks),
+        };
+        ledger.set_foreign(key, part);
     }
 }
 

@@ -154,6 +154,8 @@ impl Router {
         self.rosters.clear();
         self.open_ranks();
         self.bind_what_is_known();
+        // Of those that came nothing is known but what their peers have.
+        self.believe();
         self.recompute();
     }
 

@@ -39,15 +39,16 @@ fn on_first(router: &mut Router, ms: u64) -> usize {
 }
 
 #[test]
-fn what_an_engine_has_from_elsewhere_counts_until_the_report_is_old() {
+fn what_an_engine_has_from_elsewhere_counts_until_it_means_nothing() {
     let mut router = router(&pairs(1, 2), least_loaded(), 1);
     router.advance(at(1_000));
     router.hear_reports(&[running(101, 1_000, 3), running(102, 1_000, 0)]);
     assert_eq!(on_first(&mut router, 1_000), 0);
     assert!(load(&router, 101).is_idle() && router.total_load().is_idle());
     assert_eq!(on_first(&mut router, 5_999), 0);
-    // Unknown, not idle: chance decides as where nothing was ever told.
-    let old = on_first(&mut router, 6_000);
+    // Neither tells any more. What was told last is believed for as long as a booking of that time would count.
+    assert_eq!(on_first(&mut router, 300_999), 0);
+    let old = on_first(&mut router, 301_000);
     assert!((1..16).contains(&old), "{old}");
     assert_eq!(router.report_of(WorkerId(101)).unwrap().running, Some(3));
 }
@@ -64,7 +65,7 @@ fn what_is_booked_here_is_not_foreign() {
     router.hear_reports(&[running(101, 900, 9), running(999, 2_000, 9)]);
     let even = on_first(&mut router, 1_100);
     assert!((1..16).contains(&even), "{even}");
-    router.hear_reports(&[running(101, 1_200, 2)]);
+    router.hear_reports(&[running(101, 1_200, 2), running(102, 1_200, 1)]);
     assert_eq!(on_first(&mut router, 1_200), 0);
     drop((held, other));
 }
@@ -97,10 +98,11 @@ fn foreign_prompts_wait_as_long_as_ones_own_do() {
         wish(nth, 1600).at(1_000 * (nth + 1)).served(&mut router);
     }
     router.advance(at(10_000));
-    router.hear_reports(&[Report {
-        waiting: Some(2),
-        ..report(1, 10_000)
-    }]);
+    let waiting = |worker, waiting| Report {
+        waiting: Some(waiting),
+        ..report(worker, 10_000)
+    };
+    router.hear_reports(&[waiting(1, 2), waiting(2, 0)]);
     assert_eq!(
         wish(50, 64).at(10_000).prefillers(&mut router, 8, 2),
         [0, 8]
@@ -192,4 +194,121 @@ fn an_engine_that_has_started_anew_is_another_worker() {
     assert_eq!(remembered(&router, 1), 40);
     router.hear_reports(&[started(4_000, 900)]);
     assert_eq!(remembered(&router, 1), 0);
+}
+
+/// Requests on a worker whoever sent them, as they are believed to be.
+fn believed(router: &Router, id: u64) -> u64 {
+    let worker = router.fleet().get(WorkerId(id)).unwrap();
+    router.worker_load_in_all(worker).decodes
+}
+
+/// An engine of 1,000 blocks with that many requests waiting, and that part of its cache in use.
+fn engine(worker: u64, ms: u64, waiting: u32, kv_use: f32) -> Report {
+    Report {
+        waiting: Some(waiting),
+        running: Some(0),
+        kv_use: Some(kv_use),
+        kv_blocks: Some(1000),
+        ..report(worker, ms)
+    }
+}
+
+/// How many of 48 requests at once each of three engines gets, where the first is overloaded and has told nothing since 1,000.
+fn spread(fields: Value, now: u64) -> Vec<u64> {
+    let mut router = router(&wholes(3), fields, 1);
+    router.advance(at(1_000));
+    router.hear_reports(&[engine(201, 1_000, 60, 0.9)]);
+    for ms in (1_000..=now).step_by(1_000) {
+        router.advance(at(ms));
+        router.hear_reports(&[engine(202, ms, 0, 0.1), engine(203, ms, 1, 0.1)]);
+    }
+    router.advance(at(now));
+    let seats = (0..48).map(|nth| wish(nth, 64).at(now).forward(&mut router).1);
+    let seats: Vec<_> = seats.collect();
+    counts(seats.iter().map(decode_id), 201, 3)
+}
+
+#[test]
+fn found_w1_an_overloaded_engine_whose_metrics_hang_gets_nothing() {
+    for fields in [policy("kv"), policy("least_loaded")] {
+        for now in [1_000, 4_000, 60_000] {
+            let spread = spread(fields.clone(), now);
+            assert_eq!(spread[0], 0, "{fields} {now}: {spread:?}");
+        }
+    }
+}
+
+#[test]
+fn found_w1_one_that_never_told_is_like_the_median_of_its_peers() {
+    let mut router = router(&pairs(2, 4), policy("least_loaded"), 1);
+    router.advance(at(1_000));
+    assert_eq!(believed(&router, 104), 0);
+    router.hear_reports(&[running(101, 1_000, 9), running(102, 1_000, 2)]);
+    // Between the two in the middle; a prefill worker is nobody's peer here.
+    assert_eq!((believed(&router, 104), believed(&router, 1)), (6, 0));
+    router.hear_reports(&[running(103, 1_001, 3)]);
+    assert_eq!(believed(&router, 104), 3);
+    // What is booked on it comes on top.
+    let held = wish(1, 64).decoded_by(104).prefill(&mut router);
+    assert_eq!(believed(&router, 104), 4);
+    drop(held);
+    // And one that has just joined is like them, too.
+    adopt(&mut router, &pairs(2, 5));
+    assert_eq!(believed(&router, 105), 3);
+}
+
+#[test]
+fn found_w1_one_that_fell_silent_has_its_last_figure_or_the_median() {
+    let mut router = router(&pairs(1, 3), json!({"booking_expiry_ms": 20_000}), 1);
+    router.advance(at(1_000));
+    router.hear_reports(&[running(101, 1_000, 9), running(102, 1_000, 1)]);
+    let held = wish(1, 64).decoded_by(101).prefill(&mut router);
+    let mut seen = Vec::new();
+    for (ms, of_103) in [(5_000, 4), (9_000, 20), (12_000, 4), (21_500, 2)] {
+        router.advance(at(ms));
+        router.hear_reports(&[running(103, ms, of_103)]);
+        seen.push([101, 102].map(|id| believed(&router, id)));
+    }
+    // Fresh; silent and above its last word, or below; as before; forgotten. One of those on 101 is booked here.
+    assert_eq!(seen, [[10, 1], [21, 20], [10, 4], [3, 2]]);
+    drop(held);
+}
+
+#[test]
+fn found_w1_a_figure_that_cannot_be_read_is_not_zero() {
+    let mut router = router(&wholes(3), policy("kv"), 1);
+    router.advance(at(1_000));
+    let all = [engine(201, 1_000, 60, 0.9), engine(202, 1_000, 2, 0.5)];
+    router.hear_reports(&all);
+    router.hear_reports(&[engine(203, 1_000, 0, 0.1)]);
+    // It answers still, but nothing that means anything, or a part of it.
+    router.hear_reports(&[report(201, 2_000)]);
+    assert_eq!(believed(&router, 201), 60);
+    let part = Report {
+        waiting: Some(1),
+        running: Some(0),
+        ..report(201, 3_000)
+    };
+    router.hear_reports(&[part]);
+    let worker = router.fleet().get(WorkerId(201)).unwrap();
+    let load = router.worker_load_in_all(worker);
+    assert_eq!((load.decodes, load.decode_blocks), (1, 900));
+}
+
+#[test]
+fn found_w1_who_is_too_busy_by_its_last_word_is_refused_no_longer_than_that_means_anything() {
+    let fields = json!({"admission": {"decode": {"fraction": 0.5}}});
+    let mut router = router(&pairs(1, 1), fields, 1);
+    router.advance(at(1_000));
+    router.hear_reports(&[engine(101, 1_000, 0, 0.9)]);
+    wish(1, 64).at(250_000).refused(&mut router);
+    drop(wish(1, 64).at(301_000).prefill(&mut router));
+}
+
+#[test]
+fn found_w1_what_waits_counts_before_any_prompt_has_been_read_here() {
+    let mut router = router(&pairs(2, 1), policy("kv"), 1);
+    router.advance(at(1_000));
+    router.hear_reports(&[engine(1, 1_000, 60, 0.0), engine(2, 1_000, 0, 0.0)]);
+    assert_eq!(wish(1, 64).prefillers(&mut router, 8, 2), [0, 8]);
 }

@@ -1,0 +1,181 @@
+//! Owns what engines have beyond what is booked on them, and what is believed of those that do not tell.
+//!
+//! An engine that does not tell is not idle: of one that has never told the median of its peers is believed, of one that told
+//! once the greater of that and its last word, until that is too old to mean anything.
+
+use std::time::Duration;
+
+use hashbrown::HashMap;
+
+use crate::fleet::{Fleet, Role, Worker, WorkerId};
+use crate::load::Foreign;
+
+/// What is told of: requests, prompt tokens that wait, KV blocks in use.
+const FIGURES: usize = 3;
+
+/// One figure of a worker, of all its ranks together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Told {
+    value: f64,
+    at: Duration,
+}
+
+/// How long a figure is believed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// What was told so long ago is not what is so now.
+    pub(super) stale_after: Duration,
+    /// What was told so long ago means nothing.
+    pub(super) forgotten_after: Duration,
+}
+
+/// What a worker's engine had beyond what was booked, figure by figure as it told last of each.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Beyond([Option<Told>; FIGURES]);
+
+impl Beyond {
+    /// What was told at one time; none: it was not.
+    pub(super) fn told(
+        at: Duration,
+        requests: Option<u32>,
+        queued_tokens: Option<f64>,
+        decode_blocks: Option<f64>,
+    ) -> Self {
+        let told = |value| Told { value, at };
+        Self([requests.map(f64::from), queued_tokens, decode_blocks].map(|it| it.map(told)))
+    }
+
+    /// What is not told now is as it was told before.
+    pub(super) fn after(self, earlier: Self) -> Self {
+        let [requests, queued, blocks] = self.0;
+        let [requests_before, queued_before, blocks_before] = earlier.0;
+        Self([
+            requests.or(requests_before),
+            queued.or(queued_before),
+            blocks.or(blocks_before),
+        ])
+    }
+
+    /// When something of it will count for less, the first time after `now`.
+    fn next_change(&self, now: Duration, limits: Limits) -> Option<Duration> {
+        let times = self.0.iter().flatten().flat_map(|told| {
+            [limits.stale_after, limits.forgotten_after].map(|limit| told.at.saturating_add(limit))
+        });
+        times.filter(|time| *time > now).min()
+    }
+}
+
+/// Those of whom one tells what another is like.
+type Peers<'w> = (Role, &'w str, Option<&'w str>);
+
+fn peers(worker: &Worker) -> Peers<'_> {
+    (worker.role, &worker.namespace, worker.model.as_deref())
+}
+
+fn ranks(worker: &Worker) -> f64 {
+    f64::from(worker.dp_size.max(1))
+}
+
+/// The middle one; of an even number the mean of the two in the middle, and 0 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+    let middle = values.get(low).zip(values.get(high));
+    middle.map_or(0.0, |(low, high)| f64::midpoint(*low, *high))
+}
+
+/// What is believed of every worker of a fleet `now`, and when that changes by itself.
+pub(super) struct Beliefs<'w> {
+    now: Duration,
+    limits: Limits,
+    /// Of one rank.
+    medians: HashMap<Peers<'w>, [f64; FIGURES]>,
+    pub(super) next_change: Option<Duration>,
+}
+
+impl<'w> Beliefs<'w> {
+    pub(super) fn new(
+        fleet: &'w Fleet,
+        told: impl Fn(WorkerId) -> Option<Beyond>,
+        now: Duration,
+        limits: Limits,
+    ) -> Self {
+        let mut known: HashMap<Peers<'w>, [Vec<f64>; FIGURES]> = HashMap::new();
+        let mut next_change: Option<Duration> = None;
+        for worker in fleet.workers() {
+            let Some(beyond) = told(worker.id) else {
+                continue;
+            };
+            let change = beyond.next_change(now, limits);
+            next_change = next_change.into_iter().chain(change).min();
+            let of_peers = known.entry(peers(worker)).or_default();
+            for (values, told) in of_peers.iter_mut().zip(beyond.0) {
+                let fresh = told.filter(|told| is_within(told.at, limits.stale_after, now));
+                values.extend(fresh.map(|told| told.value / ranks(worker)));
+            }
+        }
+        let medians = known.into_iter();
+        Self {
+            now,
+            limits,
+            medians: medians
+                .map(|(peers, values)| (peers, values.map(median)))
+                .collect(),
+            next_change,
+        }
+    }
+
+    /// What is believed of one worker, on all its ranks together.
+    pub(super) fn of(&self, worker: &'w Worker, beyond: Option<Beyond>) -> Foreign {
+        let medians = self.medians.get(&peers(worker)).copied();
+        let medians = medians.unwrap_or_default();
+        let Beyond(told) = beyond.unwrap_or_default();
+        let believed = |(told, median): (Option<Told>, f64)| {
+            let median = median * ranks(worker);
+            match told {
+                Some(told) if is_within(told.at, self.limits.stale_after, self.now) => told.value,
+                Some(told) if is_within(told.at, self.limits.forgotten_after, self.now) => {
+                    told.value.max(median)
+                }
+                _ => median,
+            }
+        };
+        let [requests, queued, blocks] = told;
+        let [of_requests, of_queued, of_blocks] = medians;
+        Foreign {
+            requests: believed((requests, of_requests)).ceil() as u32,
+            queued_tokens: believed((queued, of_queued)),
+            decode_blocks: believed((blocks, of_blocks)),
+        }
+    }
+}
+
+fn is_within(at: Duration, limit: Duration, now: Duration) -> bool {
+    at.saturating_add(limit) > now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one_or_between_the_two() {
+        assert_eq!(median(vec![]), 0.0);
+        assert_eq!(median(vec![3.0]), 3.0);
+        assert_eq!(median(vec![9.0, 1.0]), 5.0);
+        assert_eq!(median(vec![60.0, 2.0, 4.0]), 4.0);
+    }
+
+    #[test]
+    fn each_figure_is_as_it_was_told_last() {
+        let at = Duration::from_secs;
+        let first = Beyond::told(at(1), Some(3), Some(5.0), None);
+        let Beyond([requests, queued, blocks]) =
+            Beyond::told(at(2), Some(4), None, None).after(first);
+        let told = |value, s| Some(Told { value, at: at(s) });
+        assert_eq!(
+            (requests, queued, blocks),
+            (told(4.0, 2), told(5.0, 1), None)
+        );
+    }
+}
