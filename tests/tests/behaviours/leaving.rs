@@ -246,7 +246,8 @@ impl SilentWorker {
 
 pub async fn found_b9_a_call_whose_client_has_left_holds_its_share_of_the_budget(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, &ROOMY).await;
-    let mut config = fleet.config();
+    // A worker that has not answered yet has the time of one that has.
+    let mut config = fleet.config_with(json!({"health": {"cold_timeout_ms": 0}}));
     config["limits"] = json!({"bodies_in_flight_bytes": 3_000_000});
     let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
     let hang = json!({"kind": "hang", "times": 1});
