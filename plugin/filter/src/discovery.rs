@@ -27,7 +27,6 @@ struct Leading {
     staleness: Staleness,
     call: Option<u32>,
     due: Duration,
-    interval: Duration,
     /// Which of the destinations is asked next.
     place: usize,
     /// What the others were told last.
@@ -98,23 +97,21 @@ impl Leading {
             staleness: Staleness::new(keep_ms, gateway.now()),
             call: None,
             due: Duration::ZERO,
-            interval: Duration::ZERO,
             place: 0,
             told: None,
         })
     }
 
-    /// Also where the clock was set back.
     fn is_due(&self, now: Duration) -> bool {
-        now >= self.due || self.due.saturating_sub(now) > self.interval
+        now >= self.due
     }
 
     fn ask(&mut self, gateway: &Gateway) {
         let Some(poll) = self.source.poll() else {
             return;
         };
-        self.interval = Duration::from_millis(poll.interval_ms);
-        self.due = gateway.now().saturating_add(self.interval);
+        let interval = Duration::from_millis(poll.interval_ms);
+        self.due = gateway.now().saturating_add(interval);
         match call(&poll, self.place) {
             Ok(token) => self.call = Some(token),
             Err(status) => self.failed(gateway, &format!("the call failed: {status:?}")),
@@ -175,7 +172,9 @@ impl Leading {
             stale: self.staleness.is_stale(),
             given_up: self.staleness.is_given_up(),
             since_ms: match (self.staleness.last_good(), &self.told) {
-                (Some(last), _) if self.staleness.is_stale() => last.as_millis() as u64,
+                (Some(last), _) if self.staleness.is_stale() => {
+                    gateway.vm.on_the_wall(last).as_millis() as u64
+                }
                 (_, told) => told.as_ref().map_or(0, |told| told.since_ms),
             },
             problem: problem.map(str::to_owned),

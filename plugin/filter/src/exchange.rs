@@ -59,6 +59,7 @@ impl Exchange {
         gateways: &[Rc<Gateway>],
         rules: &Sharing,
         round: Round,
+        now: Duration,
     ) -> Option<Heard> {
         self.ticked_ms = self.ticked_ms.wrapping_add(rules.interval_ms);
         let own = totals(gateways);
@@ -84,7 +85,7 @@ impl Exchange {
             .desk
             .get_or_insert_with(|| Desk::new(shared::unique_number()));
         desk.publish(&SharedData, &own, &shares, &decisions);
-        self.hear(gateways)
+        self.hear(gateways, now)
     }
 
     /// Whether the others were heard too long ago for a choice that is made `now`: a VM that is idle listens seldom.
@@ -94,7 +95,7 @@ impl Exchange {
     }
 
     /// Hears the others.
-    pub fn hear(&mut self, gateways: &[Rc<Gateway>]) -> Option<Heard> {
+    pub fn hear(&mut self, gateways: &[Rc<Gateway>], now: Duration) -> Option<Heard> {
         let desk = self.desk.as_mut()?;
         let heard = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
         for gateway in gateways {
@@ -107,7 +108,7 @@ impl Exchange {
                 learn(gateway, key, &heard);
             }
         }
-        self.heard_at = host::now();
+        self.heard_at = now;
         Some(heard)
     }
 

@@ -14,7 +14,6 @@ use routing::handoff::usage;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 
 use crate::calls::Calls;
-use crate::host;
 use crate::registration::Roll;
 use crate::shared;
 use crate::stream::{Stage, Stream};
@@ -64,7 +63,7 @@ pub struct Gateway {
     spares: Budget,
     /// The streams whose answers may not take as long as they like.
     open: RefCell<HashMap<u32, Rc<Stream>>>,
-    /// When the time was last told.
+    /// When the time was last told, by the VM's clock.
     now: Cell<Duration>,
     /// A number that no other VM has; none before the first request.
     number: Cell<Option<u64>>,
@@ -159,13 +158,13 @@ impl Gateway {
             return;
         }
         let source = self.pool.discovery.name();
-        let begun = host::now();
+        let begun = self.vm.now();
         let Some(fleet) = shared::read_fleet(&self.pool.name, source, &self.fleet_seen) else {
             return;
         };
         let version = fleet.version();
         self.router.borrow_mut().adopt(fleet);
-        let took = host::now().saturating_sub(begun).as_micros();
+        let took = self.vm.now().saturating_sub(begun).as_micros();
         log::debug!(
             "pool {}: fleet {version} adopted in {took} us",
             self.pool.name
@@ -188,11 +187,11 @@ impl Gateway {
 
     /// Hears what the engines have told the VM that leads, if there is anything new.
     pub fn hear_reports(&self) {
-        let Some(reports) = shared::read_reports(&self.pool.name, &self.reports_seen) else {
+        let Some((at, reports)) = shared::read_reports(&self.pool.name, &self.reports_seen) else {
             return;
         };
         let mut router = self.router.borrow_mut();
-        router.hear_reports(&reports);
+        router.hear_reports_told(at, &reports);
         for warning in router.take_warnings() {
             if self.vm.leads() {
                 log::warn!("pool {}: {warning}", self.pool.name);
@@ -209,7 +208,8 @@ impl Gateway {
     pub fn note_refusal(&self, ids: &str, refusal: &Refusal) {
         self.telemetry.refused(refusal.code());
         let refusals = &self.vm.refusals;
-        refusals.add(self.now(), &self.pool.name, ids, refusal);
+        let at = self.vm.on_the_wall(self.now());
+        refusals.add(at, &self.pool.name, ids, refusal);
     }
 
     /// A prefill worker has answered: what it says that it had in its cache is counted. Returns the tokens.
@@ -282,7 +282,7 @@ impl Gateway {
 
     /// Asks for the time, and remembers it.
     pub fn tell_time(&self) -> Duration {
-        self.now.set(host::now());
+        self.now.set(self.vm.now());
         self.now.get()
     }
 

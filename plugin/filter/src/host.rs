@@ -162,17 +162,12 @@ fn fetch(
     Ok(unsafe { Vec::from_raw_parts(data, size, size) })
 }
 
-/// Nanoseconds since 1970: the host's wall clock, the only clock there is.
+/// Nanoseconds since 1970: the host's wall clock, which may be set back. Durations are measured by [`crate::vm::Vm::now`].
 pub fn now_ns() -> u64 {
     let mut time = 0;
     // SAFETY: the host writes one u64.
     let status = unsafe { proxy_get_current_time_nanoseconds(&mut time) };
     if status == OK { time } else { 0 }
-}
-
-/// The same.
-pub fn now() -> Duration {
-    Duration::from_nanos(now_ns())
 }
 
 /// How much the host wants to be told; only the gravest where it does not say.

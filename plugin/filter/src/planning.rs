@@ -265,7 +265,7 @@ fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
 
 /// Refuses those who have waited too long.
 pub fn refuse_late(gateway: &Rc<Gateway>) {
-    let late = gateway.router.borrow_mut().late(host::now());
+    let late = gateway.router.borrow_mut().late(gateway.now());
     for (waiter, refusal) in late {
         let waiting = gateway.waiting.borrow_mut().remove(&waiter);
         if let Some(Waits {

@@ -151,7 +151,7 @@ fn plan(gateway: &Gateway, client: &Stream, end: End) -> Option<Plan> {
     };
     let mut router = gateway.router.borrow_mut();
     let mut seat = client.seat.borrow_mut();
-    router.recover(&mut seat, &failed, body, host::now())
+    router.recover(&mut seat, &failed, body, gateway.vm.now())
 }
 
 /// Who was asked for the leg that failed, in their order.

@@ -246,7 +246,7 @@ impl Reading {
         stream.tokens.set(reader.tokens());
         seat.generated(reader.tokens());
         if has_begun_now {
-            let now = host::now();
+            let now = gateway.vm.now();
             seat.first_token(now);
             drop(seat);
             stream.first_token.set(now);

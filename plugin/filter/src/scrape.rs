@@ -123,6 +123,6 @@ impl Scraper {
         }
         let router = gateway.router.borrow();
         self.reports.retain(|life, _| router.fleet().lives(life));
-        shared::publish_reports(&gateway.pool.name, self.reports.values());
+        shared::publish_reports(&gateway.pool.name, gateway.now(), self.reports.values());
     }
 }

@@ -536,7 +536,7 @@ impl Stream {
     /// All of an answer is there at once: its tokens are counted.
     pub fn answered_whole(&self, gateway: &Gateway, reader: &Reader) {
         self.tokens.set(reader.tokens());
-        let took = host::now().saturating_sub(self.came.get());
+        let took = gateway.vm.now().saturating_sub(self.came.get());
         gateway.metrics.first_token(took);
     }
 
@@ -553,7 +553,7 @@ impl Stream {
         let further = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
         // An answer in one piece has all of its tokens at once.
         if self.form.get() == Form::Events && further > 0 && !begun.is_zero() {
-            let lasted = host::now().saturating_sub(begun);
+            let lasted = gateway.vm.now().saturating_sub(begun);
             gateway
                 .metrics
                 .between_tokens(lasted.checked_div(further).unwrap_or_default());

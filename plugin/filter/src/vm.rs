@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
+use routing::clock::Clock;
 use routing::config::{Pool, Sharing};
 use routing::route::Router;
 
@@ -41,6 +42,7 @@ pub struct Vm {
     rounds_led: Cell<u32>,
     lease: RefCell<Lease>,
     exchange: RefCell<Exchange>,
+    clock: Cell<Clock>,
     /// Bytes of request bodies buffered now.
     pub bodies: Rc<Cell<usize>>,
     /// The requests whose bodies are being received.
@@ -87,6 +89,7 @@ impl Vm {
             rounds_led: Cell::default(),
             lease: RefCell::new(Lease::new()),
             exchange: RefCell::default(),
+            clock: Cell::default(),
             bodies: Rc::default(),
             receiving: Receiving::default(),
             copied: Cell::default(),
@@ -183,6 +186,19 @@ impl Vm {
             .collect()
     }
 
+    /// The time: what all durations are measured by, in this VM alone.
+    pub fn now(&self) -> Duration {
+        let mut clock = self.clock.get();
+        let now = clock.read(Duration::from_nanos(host::now_ns()));
+        self.clock.set(clock);
+        now
+    }
+
+    /// When that was by the host's wall clock: for people to read.
+    pub fn on_the_wall(&self, time: Duration) -> Duration {
+        self.clock.get().on_the_wall(time)
+    }
+
     /// A request has come.
     pub fn request_came(&self) {
         self.serves.set(true);
@@ -206,7 +222,7 @@ impl Vm {
     /// Tells the other VMs of what the pools have here, and hears what they have there. To be called at each tick.
     pub fn exchange(&self, rules: &Sharing, round: Round) {
         let mut exchange = self.exchange.borrow_mut();
-        let heard = exchange.tick(&self.acting(), rules, round);
+        let heard = exchange.tick(&self.acting(), rules, round, self.now());
         self.telemetry.lapped(exchange.lapped());
         if let Some(heard) = heard
             && self.leads()
@@ -219,7 +235,7 @@ impl Vm {
     pub fn refresh(&self, rules: &Sharing, now: Duration) {
         let mut exchange = self.exchange.borrow_mut();
         if exchange.is_out_of_date(rules, now) {
-            exchange.hear(&self.acting());
+            exchange.hear(&self.acting(), now);
         }
     }
 

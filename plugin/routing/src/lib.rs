@@ -16,6 +16,7 @@
 pub mod admission;
 pub mod answer;
 pub mod budget;
+pub mod clock;
 pub mod config;
 pub mod discovery;
 pub mod engine_metrics;

@@ -6,6 +6,7 @@ mod lease;
 pub use lease::Lease;
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use routing::fleet::Fleet;
 use routing::route::Report;
@@ -112,17 +113,18 @@ fn reports_key(pool: &str) -> String {
     format!("pd_router.reports.{pool}")
 }
 
-/// Tells all VMs what the engines of a pool have told.
-pub fn publish_reports<'r>(pool: &str, reports: impl Iterator<Item = &'r Report>) {
-    let bytes = sharing::encode_reports(reports);
+/// Tells all VMs what the engines of a pool have told, at this time of this VM's clock.
+pub fn publish_reports<'r>(pool: &str, now: Duration, reports: impl Iterator<Item = &'r Report>) {
+    let bytes = sharing::encode_reports(now, reports);
     if let Err(error) = host::set_shared(&reports_key(pool), &bytes, None) {
         log::error!("pool {pool}: {error}");
     }
 }
 
-/// What the engines of a pool have told, unless `seen` is the version of it.
-pub fn read_reports(pool: &str, seen: &Cell<u32>) -> Option<Vec<Report>> {
+/// What the engines of a pool have told, and when that was written by the clock of the VM that did, unless `seen` is the version
+/// of it.
+pub fn read_reports(pool: &str, seen: &Cell<u32>) -> Option<(Duration, Vec<Report>)> {
     let (bytes, version) = host::shared(&reports_key(pool))?;
     let is_new = seen.replace(version) != version;
-    is_new.then(|| sharing::decode_reports(&bytes))
+    is_new.then(|| sharing::decode_reports(&bytes))?
 }

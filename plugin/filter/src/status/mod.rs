@@ -17,8 +17,10 @@ use serde::Serialize;
 use refusals::Refused;
 
 use crate::endpoints::Answer;
+use crate::gateway::Gateway;
 use crate::pools::Pools;
 use crate::shared::{self, SourceHealth};
+use crate::vm::Vm;
 
 /// The page. It reads the JSON beside it, and nothing from anywhere else.
 pub const PAGE: &str = include_str!("page.html");
@@ -109,9 +111,9 @@ struct EngineStatus {
 }
 
 impl EngineStatus {
-    fn of(report: &Report) -> Self {
+    fn of(report: &Report, at: Duration) -> Self {
         Self {
-            at_ms: milliseconds(report.at),
+            at_ms: milliseconds(at),
             waiting: report.waiting,
             running: report.running,
             kv_use: report.kv_use,
@@ -147,14 +149,13 @@ pub fn status(pools: &Pools) -> Answer {
         version: env!("CARGO_PKG_VERSION"),
         refusals: pools.vm.refusals.of_all(),
         leads: pools.vm.leads(),
-        pools: all
-            .filter_map(|gateway| pool_status(&gateway.router.borrow()))
-            .collect(),
+        pools: all.filter_map(|gateway| pool_status(gateway)).collect(),
     };
     Answer::of(200, &status)
 }
 
-fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
+fn pool_status(gateway: &Gateway) -> Option<Box<serde_json::value::RawValue>> {
+    let router = &*gateway.router.borrow();
     let pool = router.pool();
     let absent = router.absent_policy();
     let mut places: Vec<(&Place, &PlaceState)> = router.places().collect();
@@ -187,13 +188,13 @@ fn pool_status(router: &Router) -> Option<Box<serde_json::value::RawValue>> {
         workers: router
             .fleet()
             .workers()
-            .map(|worker| worker_status(router, worker))
+            .map(|worker| worker_status(router, worker, &gateway.vm))
             .collect(),
     };
     serde_json::value::to_raw_value(&status).ok()
 }
 
-fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a> {
+fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>, vm: &Vm) -> WorkerStatus<'a> {
     WorkerStatus {
         name: &worker.name,
         id: worker.id.to_string(),
@@ -205,6 +206,8 @@ fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>) -> WorkerStatus<'a
         condition: worker.condition.name(),
         bookings: router.worker_load(worker).into(),
         bookings_elsewhere: router.worker_load_elsewhere(worker).into(),
-        engine: router.report_of(worker.id).map(EngineStatus::of),
+        engine: router
+            .report_of(worker.id)
+            .map(|report| EngineStatus::of(report, vm.on_the_wall(report.at))),
     }
 }

@@ -1,11 +1,11 @@
 //! Owns the engines' figures as bytes: the VM that leads asks for them, and writes them on the board for all.
 //!
 //! ```text
-//! reports = "pdr1" · count u32 · report …
+//! reports = "pdr2" · written u64 · count u32 · report …
 //! report  = worker u64 · at u64 · started u64 · waiting u32 · running u32 · kv use u32 · kv blocks u32 · block tokens u32
 //! ```
 //!
-//! Times are in milliseconds. The greatest number stands for a figure that is not known.
+//! Times are in milliseconds, of the clock of the VM that wrote: another VM's may differ, so that it is told when this was. The greatest number stands for a figure that is not known.
 
 use std::time::Duration;
 
@@ -13,35 +13,39 @@ use super::bytes::{Input, put_count, put_u32, put_u64};
 use crate::fleet::WorkerId;
 use crate::route::Report;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"pdr1");
+const MAGIC: u32 = u32::from_le_bytes(*b"pdr2");
+const HEAD_BYTES: usize = 16;
 const REPORT_BYTES: usize = 44;
 
 /// The part of a cache that is in use is written in millionths.
 const PARTS: f32 = 1_000_000.0;
 
-/// Reports as bytes.
-pub fn encode_reports<'r>(reports: impl Iterator<Item = &'r Report>) -> Vec<u8> {
+/// Reports as bytes, written `at` that time of the writer's clock.
+pub fn encode_reports<'r>(at: Duration, reports: impl Iterator<Item = &'r Report>) -> Vec<u8> {
     let mut count: usize = 0;
     let mut written = Vec::new();
     for report in reports {
         put(&mut written, report);
         count = count.saturating_add(1);
     }
-    let mut out = Vec::with_capacity(written.len().saturating_add(8));
+    let mut out = Vec::with_capacity(written.len().saturating_add(HEAD_BYTES));
     put_u32(&mut out, MAGIC);
+    put_u64(&mut out, millis(at));
     put_count(&mut out, count);
     out.extend_from_slice(&written);
     out
 }
 
-/// The reports that bytes hold; none where they are something else.
-pub fn decode_reports(bytes: &[u8]) -> Vec<Report> {
+/// The reports that bytes hold, and when they were written, by the writer's clock; none where they are something else.
+pub fn decode_reports(bytes: &[u8]) -> Option<(Duration, Vec<Report>)> {
     let mut input = Input(bytes);
-    if input.u32() != Some(MAGIC) {
-        return Vec::new();
+    if input.u32()? != MAGIC {
+        return None;
     }
-    let count = input.count(REPORT_BYTES).unwrap_or(0);
-    (0..count).map_while(|_| take(&mut input)).collect()
+    let at = Duration::from_millis(input.u64()?);
+    let count = input.count(REPORT_BYTES)?;
+    let reports = (0..count).map_while(|_| take(&mut input));
+    Some((at, reports.collect()))
 }
 
 fn put(out: &mut Vec<u8>, report: &Report) {
@@ -105,8 +109,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let all = [report(1, None), report(u64::MAX, Some(3))];
-        assert_eq!(decode_reports(&encode_reports(all.iter())), all);
-        assert_eq!(encode_reports(all.iter()).len(), 8 + 2 * REPORT_BYTES);
+        let at = Duration::from_millis(1_700_000_000_456);
+        let bytes = encode_reports(at, all.iter());
+        assert_eq!(bytes.len(), HEAD_BYTES + 2 * REPORT_BYTES);
+        assert_eq!(decode_reports(&bytes), Some((at, all.to_vec())));
     }
 
     proptest! {
