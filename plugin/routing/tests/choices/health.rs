@@ -1,5 +1,6 @@
 //! Who is ejected, and how it comes back, as the answers of prefill workers tell it.
 
+use routing::clock::Clock;
 use routing::fleet::WorkerId;
 use routing::outcome::Came;
 use routing::route::{Client, PrefillAnswer, Router};
@@ -202,4 +203,16 @@ fn plain_requests_go_to_one_that_works() {
             unreachable
         );
     }
+}
+
+#[test]
+fn found_w8_a_wall_clock_that_is_set_back_keeps_nobody_out_for_longer() {
+    let mut clock = Clock::default();
+    let mut at_wall = |ms| u64::try_from(clock.read(at(ms)).as_millis()).unwrap();
+    assert_eq!(at_wall(1_000), 1_000);
+    let mut router = with_one_ejected("kv", PrefillAnswer::Broken);
+    assert_eq!(sent(&mut router, at_wall(3_000), 40), 0);
+    assert_eq!(sent(&mut router, at_wall(500), 40), 0);
+    // Five seconds and more have passed, whatever the wall says.
+    assert_eq!(sent(&mut router, at_wall(3_600), 60), 1);
 }
