@@ -11,6 +11,7 @@ pd_router_e2e::on_both_hosts! {
         pieces_pass_unread_where_nobody_counts_them,
         what_of_a_prefix_was_possible_and_chosen_is_counted,
         first_tokens_and_those_that_follow_are_timed,
+        found_lengths_and_hits_are_distributions,
         a_worker_that_left_shows_no_stale_figure,
     }
     page {

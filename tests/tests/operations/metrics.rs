@@ -196,6 +196,38 @@ pub async fn first_tokens_and_those_that_follow_are_timed(proxy: Proxy) {
     }
 }
 
+pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    let long = "a sentence that repeats itself. ".repeat(40);
+    for count in [3, 5, 8] {
+        let ask = asked(&long, json!({"max_tokens": count}));
+        gateway.send(ask).await.expect(200);
+        gateway.assert_comes_to_rest().await;
+    }
+    let of = |name: &str, what: &str| format!("pd_router_{name}_{what}");
+    let [input, output, hits] = [
+        "request_input_tokens",
+        "request_output_tokens",
+        "prefix_hit_percent",
+    ];
+    eventually("the histograms are told", GENEROUS, || async {
+        let metrics = gateway.metrics().await;
+        let counts = [input, output, hits].map(|name| metrics.sum(&of(name, "count")));
+        let sums = [input, output, hits].map(|name| metrics.sum(&of(name, "sum")).unwrap_or(0.0));
+        // Nothing of the first prompt was known, and nearly all of the others'.
+        let is_right = counts == [Some(3.0); 3]
+            && sums[0] > 3.0 * 300.0
+            && (15.0..18.0).contains(&sums[1])
+            && (100.0..=200.0).contains(&sums[2]);
+        match is_right {
+            true => Ok(()),
+            false => Err(format!("{counts:?} {sums:?}")),
+        }
+    })
+    .await;
+}
+
 pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
     let mut crew = Crew::hire(1, 2, FAST).await;
     crew.bring(Role::Prefill).await;

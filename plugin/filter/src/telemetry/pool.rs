@@ -42,6 +42,9 @@ pub struct PoolTelemetry {
     between_tokens: Metric,
     queued: Metric,
     body_bytes: Metric,
+    input_tokens: Metric,
+    output_tokens: Metric,
+    hit_percent: Metric,
     prompt_blocks: Metric,
     possible: Metric,
     chosen: Metric,
@@ -87,6 +90,9 @@ impl PoolTelemetry {
             between_tokens: histogram("inter_token_latency_ms"),
             queued: histogram("queue_ms"),
             body_bytes: counter("body_bytes_read_total"),
+            input_tokens: histogram("request_input_tokens"),
+            output_tokens: histogram("request_output_tokens"),
+            hit_percent: histogram("prefix_hit_percent"),
             prompt_blocks: counter("prompt_blocks_total"),
             possible: counter("prefix_blocks_possible_total"),
             chosen: counter("prefix_blocks_chosen_total"),
@@ -109,6 +115,15 @@ impl PoolTelemetry {
         model.requests.add(1);
         model.input_tokens.add(ended.facts.prompt_tokens);
         model.output_tokens.add(ended.output_tokens);
+        // Of one that was not read, or generated nothing, there is no length.
+        for (metric, tokens) in [
+            (self.input_tokens, ended.facts.prompt_tokens),
+            (self.output_tokens, ended.output_tokens),
+        ] {
+            if tokens > 0 {
+                metric.record(tokens);
+            }
+        }
         if let Some(answers) = self.answers.get(ended.code) {
             answers.add(1);
         }
@@ -140,6 +155,9 @@ impl PoolTelemetry {
         self.prompt_blocks.add(tally.prompt_blocks);
         self.possible.add(tally.possible_blocks);
         self.chosen.add(tally.chosen_blocks);
+        for (percent, count) in tally.hits {
+            (0..count).for_each(|_| self.hit_percent.record(percent.into()));
+        }
         for ((_, role), picks) in tally.picks {
             self.picks_of(&picks.worker.name, role).add(picks.count);
         }

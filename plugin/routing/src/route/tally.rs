@@ -1,6 +1,7 @@
 //! Owns what has been decided since it was last asked, as counts: who was picked, and what of prompts' prefixes was possible and
 //! was chosen.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
@@ -21,6 +22,8 @@ pub struct Tally {
     pub chosen_blocks: u64,
     /// Bytes of requests' bodies that were read.
     pub body_bytes: u64,
+    /// How many of these prompts were thought to be held so far by the worker that was picked, by whole percents of their blocks.
+    pub hits: BTreeMap<u8, u64>,
     /// How often each worker was picked.
     pub picks: HashMap<(WorkerId, Role), Picks>,
 }
@@ -74,8 +77,12 @@ impl Router {
             prompt_blocks,
             possible_blocks,
             chosen_blocks,
+            hits,
             ..
         } = &mut self.tally;
+        let percent = u64::from(chosen.overlap).saturating_mul(100) / blocks.max(1);
+        let hit = hits.entry(percent.min(100) as u8).or_default();
+        *hit = hit.saturating_add(1);
         *prompt_blocks = prompt_blocks.saturating_add(blocks);
         *possible_blocks = possible_blocks.saturating_add(u64::from(chosen.possible));
         *chosen_blocks = chosen_blocks.saturating_add(u64::from(chosen.overlap));
