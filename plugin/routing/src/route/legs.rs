@@ -68,7 +68,7 @@ pub struct Staged {
     pub(super) decode: Edits,
     /// The leg that only fetches.
     pub(super) cleanup: Edits,
-    /// When the prefill worker frees it, since 1970, where it says so: nobody may fetch it after that.
+    /// When the prefill worker frees it, since 1970, as far as that is known: nobody may fetch it after that.
     pub(super) expires: Option<Duration>,
 }
 
@@ -76,6 +76,13 @@ impl Staged {
     /// KV blocks that wait.
     pub fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// It came at `now`, and is good for so long at most.
+    pub(super) fn leased(mut self, lease: Option<Duration>, now: Duration) -> Self {
+        let ends = lease.map(|lease| now.saturating_add(lease));
+        self.expires = [self.expires, ends].into_iter().flatten().min();
+        self
     }
 
     pub(super) fn has_expired(&self, now: Duration) -> bool {

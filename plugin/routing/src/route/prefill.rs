@@ -344,7 +344,9 @@ impl PrefillPhase {
         let Some(staged) = staged else {
             return self.ended_or_failed(body, client, router);
         };
-        if staged.has_expired(router.ledger.now()) {
+        let now = router.ledger.now();
+        let staged = staged.leased(router.pool.handoff.lease(), now);
+        if staged.has_expired(now) {
             router.lose(staged.blocks);
             return self.ended_or_failed(body, client, router);
         }

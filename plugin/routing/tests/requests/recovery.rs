@@ -317,3 +317,72 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
     assert_ne!(phase.worker().id, first);
     assert_eq!(decoder(&seat), WorkerId(11));
 }
+
+/// A hand-off waits for a second decode worker only as long as its lease lasts: what is read later may be another request's.
+#[test]
+fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
+    let expiring: &'static [u8] = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]],"remote_blocks_expiry_time":1700000009.5}}"#;
+    let answer = PrefillAnswer::Whole {
+        status: 200,
+        body: expiring,
+    };
+    let start = Duration::from_secs(1_700_000_000);
+    for (answer, lease_ms, wait_ms, is_the_same) in [
+        (GOOD, 30_000, 29_000, true),
+        (GOOD, 30_000, 30_000, false),
+        (GOOD, 5_000, 5_000, false),
+        (GOOD, 0, 900_000, true),
+        (answer, 30_000, 9_000, true),
+        (answer, 30_000, 9_500, false),
+        (answer, 0, 9_500, false),
+    ] {
+        let fields = json!({"handoff": {"lease_ms": lease_ms}});
+        let mut router = router("nixl", &two_by_two(), fields);
+        let told = routing::route::Told {
+            now: start,
+            ..routing::route::Told::default()
+        };
+        let client = body(&json!({}));
+        let plan = router.plan(routing::request::Generation::Chat, &client, told);
+        let (phase, mut seat) = prefill(plan);
+        let AfterPrefill::Decode { target, staged, .. } =
+            phase.answered(answer, Client::Waits, &mut router)
+        else {
+            panic!("no decode");
+        };
+        router.seat_decode(&mut seat, &target.0, target.1, staged);
+        let now = start + Duration::from_millis(wait_ms);
+        router.advance(now);
+        let failed = Failed {
+            leg: Leg::Decode,
+            meaning: router.leg_ended(&mut seat, Came::Refused),
+            workers: &[target.0.id],
+            frontends: &[],
+        };
+        let plan = router.recover(&mut seat, &failed, &client, now);
+        let is_same = matches!(plan, Some(Plan::Forward(..)));
+        assert_eq!(is_same, is_the_same, "{lease_ms} ms, after {wait_ms}");
+        assert!(
+            is_same || matches!(plan, Some(Plan::Prefill(..))),
+            "a new prefill"
+        );
+    }
+}
+
+/// One that has expired before it comes is none.
+#[test]
+fn found_v3_a_hand_off_that_comes_too_late_is_none() {
+    let late = PrefillAnswer::Whole {
+        status: 200,
+        body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4]],"remote_blocks_expiry_time":1600000000}}"#,
+    };
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let told = routing::route::Told {
+        now: Duration::from_secs(1_700_000_000),
+        ..routing::route::Told::default()
+    };
+    let client = body(&json!({}));
+    let (phase, _seat) = prefill(router.plan(routing::request::Generation::Chat, &client, told));
+    let after = phase.answered(late, Client::Waits, &mut router);
+    assert_eq!(word(&after), "again");
+}
