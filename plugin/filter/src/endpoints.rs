@@ -83,7 +83,7 @@ pub fn refuse(refusal: &Refusal) {
 
 fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {
     match path {
-        b"/v1/models" => models(router),
+        b"/v1/models" => router.models().map(|models| Answer::of(200, &models)),
         _ => model_ready(router, path),
     }
 }
@@ -134,54 +134,6 @@ fn ready(pools: &Pools) -> Answer {
         gateway.router.borrow().can_serve_any()
     });
     Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
-}
-
-#[derive(Serialize)]
-struct Models<'a> {
-    object: &'static str,
-    data: Vec<Model<'a>>,
-}
-
-#[derive(Serialize)]
-struct Model<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-}
-
-/// The models whose requests would be served now: an empty list while there is no worker. None where workers do not say what they serve: then one of them is asked.
-fn models(router: &Router) -> Option<Answer> {
-    let places: Vec<(&Place, &PlaceState)> = router.places().collect();
-    if places.iter().any(|(place, _)| place.model.is_none()) {
-        return None;
-    }
-    let absent = router.absent_policy();
-    let ready = places
-        .iter()
-        .filter(|(_, state)| state.can_serve_requests(absent).is_ok());
-    let mut names: BTreeSet<&str> = ready
-        .filter_map(|(place, _)| place.model.as_deref())
-        .collect();
-    let rewrites = router.pool().model_rewrites.iter();
-    let clients = rewrites.filter(|rewrite| {
-        let mut targets = rewrite.targets.iter();
-        targets.any(|target| router.can_serve_requests(&target.model).is_ok())
-    });
-    names.extend(clients.filter_map(|rewrite| rewrite.model.as_deref()));
-    let model = |id| Model {
-        id,
-        object: "model",
-        created: 0,
-        owned_by: "pd-router",
-    };
-    Some(Answer::of(
-        200,
-        &Models {
-            object: "list",
-            data: names.into_iter().map(model).collect(),
-        },
-    ))
 }
 
 /// Dynamo's shape: counts, no ids.

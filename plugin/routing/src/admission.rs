@@ -455,6 +455,7 @@ mod tests {
         let known = Capacity {
             kv_blocks: Some(100),
             batched_tokens: Some(256),
+            ..Capacity::default()
         };
         let busy =
             |role, standing: Standing, capacity| admission.is_busy(role, &standing, capacity);

@@ -116,6 +116,8 @@ pub struct Capacity {
     pub kv_blocks: Option<u32>,
     /// Tokens that one step of the engine computes at most (vLLM's `max_num_batched_tokens`).
     pub batched_tokens: Option<u64>,
+    /// Tokens of a prompt and its answer together at most (vLLM's `max_model_len`).
+    pub max_model_len: Option<u64>,
 }
 
 /// One life of a worker: nothing that was learned of it outlives any of these. A start that none of them shows is told by the

@@ -68,7 +68,8 @@ pub async fn each_pool_serves_its_own_models_by_its_own_protocol(proxy: Proxy) {
     // A model of the one is unknown in the other, and no engine hears of it.
     for (authority, model) in [(TO_ONE, OTHER_MODEL), (TO_TWO, MODEL)] {
         for reply in many(gateway, &chat(authority, model)).await {
-            let message = reply.expect_code(404, "model_not_found");
+            let message = reply.expect_error(404);
+            assert_eq!(reply.json()["error"]["type"], "NotFoundError");
             assert!(message.contains(model), "{message}");
         }
     }

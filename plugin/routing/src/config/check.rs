@@ -104,6 +104,7 @@ impl Pool {
             ));
         }
         self.check_call_headers(at)?;
+        super::listed::check_length(self.max_model_len, at)?;
         self.health.check(&format!("{at}.health"))?;
         self.check_selection(at)?;
         self.check_admission(at)?;

@@ -8,7 +8,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use super::check::value;
-use super::listed::{MAX_WORKERS, check_port, check_ranks, check_role, check_workers, one};
+use super::listed::{
+    MAX_WORKERS, check_length, check_port, check_ranks, check_role, check_workers, one,
+};
 use super::{ConfigError, ListedWorker, Pool, Protocol};
 use crate::fleet::Role;
 use crate::topology::Topology;
@@ -146,6 +148,9 @@ pub struct MemberAttributes {
     pub kv_blocks: Option<u32>,
     /// Tokens that one step of each computes at most (vLLM's `max_num_batched_tokens`); absent: not known.
     pub batched_tokens: Option<u64>,
+    /// Tokens of a prompt and its answer together at most, on each (vLLM's `max_model_len`, SGLang's context length); absent: the pool's.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "tokens")))]
+    pub max_model_len: Option<u64>,
     /// LoRA adapters that all of them have loaded, by the names that requests ask for them with.
     #[serde(default)]
     pub adapters: Vec<String>,
@@ -369,6 +374,7 @@ impl EnvoyClusters {
             check_ranks(attributes.dp_size, &at)?;
             check_role(attributes.role, protocol, &at)?;
             check_port(attributes.bootstrap_port, &at)?;
+            check_length(attributes.max_model_len, &at)?;
         }
         Ok(())
     }

@@ -58,6 +58,10 @@ pub struct ListedWorker {
     /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`); absent: not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batched_tokens: Option<u64>,
+    /// Tokens of a prompt and its answer together at most (vLLM's `max_model_len`, SGLang's context length); absent: the pool's.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "tokens")))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u64>,
     /// LoRA adapters it has loaded, by the names that requests ask for them with: a request for one of them is served
     /// by the workers of this model, preferably by those that have it.
     #[cfg_attr(
@@ -136,6 +140,7 @@ impl ListedWorker {
             return Err(value(&format!("{at}.address"), NO_PORT));
         }
         check_port(self.bootstrap_port, at)?;
+        check_length(self.max_model_len, at)?;
         let is_sound = |name: &String| {
             let is_short = (1..=MAX_NAME).contains(&name.len());
             is_short && is_line(name)
@@ -230,6 +235,17 @@ pub(super) const NO_PORT: &str = "port 0 cannot be reached: it must be from 1 to
 pub(super) fn check_port(bootstrap_port: Option<u16>, at: &str) -> Result<(), ConfigError> {
     match bootstrap_port {
         Some(0) => Err(value(&format!("{at}.bootstrap_port"), NO_PORT)),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the field `max_model_len` of what stands at `at`.
+pub(super) fn check_length(max_model_len: Option<u64>, at: &str) -> Result<(), ConfigError> {
+    match max_model_len {
+        Some(0) => Err(value(
+            &format!("{at}.max_model_len"),
+            "must be at least 1; leave it out where it is not known",
+        )),
         _ => Ok(()),
     }
 }

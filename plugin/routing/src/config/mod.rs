@@ -116,6 +116,10 @@ pub struct Pool {
     pub block_tokens: u32,
     /// KV blocks that fit on one rank of a worker that does not say so itself; absent: not known.
     pub kv_blocks: Option<u32>,
+    /// Tokens of a prompt and its answer together at most, on a worker that does not say so itself; absent: not known. What is surely longer
+    /// is refused with 400 before any prefill (`nixl`, `mooncake`, `sglang`, `llmd`), and `/v1/models` tells it.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "tokens")))]
+    pub max_model_len: Option<u64>,
     /// What is remembered of the workers' caches.
     #[serde(default)]
     pub prefixes: PrefixKnowledge,

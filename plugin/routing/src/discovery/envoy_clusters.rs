@@ -126,6 +126,7 @@ fn worker(address: SocketAddr, attributes: &MemberAttributes, condition: Conditi
         capacity: Capacity {
             kv_blocks: attributes.kv_blocks,
             batched_tokens: attributes.batched_tokens,
+            max_model_len: attributes.max_model_len,
         },
         adapters: attributes.adapters.clone(),
         condition,

@@ -37,6 +37,7 @@ fn worker(listed: &ListedWorker) -> Worker {
         capacity: Capacity {
             kv_blocks: listed.kv_blocks,
             batched_tokens: listed.batched_tokens,
+            max_model_len: listed.max_model_len,
         },
         adapters: listed.adapters.clone(),
         condition: match listed.draining {

@@ -21,6 +21,7 @@ pub struct ParsedRequest {
     spans: ObjectSpans,
     sequences: Sequences,
     max_tokens: Option<u64>,
+    known_tokens: Option<u64>,
     hands_off_itself: bool,
     fault: Fault,
 }
@@ -35,6 +36,7 @@ impl Request<'_> {
             spans: self.body.spans(),
             sequences: self.sequences,
             max_tokens: self.max_tokens,
+            known_tokens: self.known_tokens,
             hands_off_itself: self.hands_off_itself,
             fault: self.fault.clone(),
         }
@@ -60,6 +62,7 @@ impl BufferedRequest {
             body: parsed.spans.over(&self.body),
             sequences: parsed.sequences,
             max_tokens: parsed.max_tokens,
+            known_tokens: parsed.known_tokens,
             hands_off_itself: parsed.hands_off_itself,
             fault: parsed.fault.clone(),
         }

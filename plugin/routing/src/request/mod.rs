@@ -172,6 +172,7 @@ pub const MEMBERS: &[&str] = &[
     "max_completion_tokens",
     "max_output_tokens",
     "min_tokens",
+    "truncate_prompt_tokens",
     "n",
     "best_of",
     "sampling_params",
@@ -198,6 +199,15 @@ pub const MEMBERS: &[&str] = &[
     "nvext",
 ];
 
+/// The most tokens that a client allows its answer, and the member that says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// The member.
+    pub name: &'static str,
+    /// Tokens.
+    pub tokens: u64,
+}
+
 /// A request whose body has been read.
 #[derive(Debug)]
 pub struct Request<'a> {
@@ -212,6 +222,7 @@ pub struct Request<'a> {
     sequences: Sequences,
     fault: Fault,
     max_tokens: Option<u64>,
+    known_tokens: Option<u64>,
     hands_off_itself: bool,
 }
 
@@ -268,6 +279,7 @@ impl<'a> Request<'a> {
             sequences,
             fault,
             max_tokens: limits::max_tokens(generation, &object),
+            known_tokens: has_known_prompt(generation, &object, sequences).then_some(prompt_tokens),
             hands_off_itself: forged::own_handoff(&object).is_some(),
             body: object,
         })
@@ -323,6 +335,28 @@ impl Request<'_> {
     /// The most tokens that an answer may have, where the client says so.
     pub fn max_tokens(&self) -> Option<u64> {
         self.max_tokens
+    }
+
+    /// The limit by which an engine refuses a request that is too long. Responses have none: theirs is cut.
+    pub fn limit(&self) -> Option<Limit> {
+        let names: &[&'static str] = match self.generation {
+            Generation::Chat => &["max_completion_tokens", "max_tokens"],
+            Generation::Completions => &["max_tokens"],
+            Generation::Generate => {
+                let name = "sampling_params";
+                return self.max_tokens.map(|tokens| Limit { name, tokens });
+            }
+            Generation::Responses | Generation::Other => &[],
+        };
+        names.iter().find_map(|&name| {
+            let tokens = limits::whole(self.body.get(name)?.value)?;
+            Some(Limit { name, tokens })
+        })
+    }
+
+    /// The tokens of the one prompt, where it came as ids and is taken as it is.
+    pub fn known_tokens(&self) -> Option<u64> {
+        self.known_tokens
     }
 
     /// How many sequences it asks for.
@@ -473,11 +507,27 @@ fn count_embeddings(value: &str) -> u64 {
 
 /// Token ids are counted, text is estimated.
 fn count_prompt(value: &str) -> u64 {
-    let is_ids = |byte: u8| byte.is_ascii_digit() || b"[], \t\r\n".contains(&byte);
-    match value.bytes().all(is_ids) {
+    match is_ids(value) {
         true => value.bytes().filter(|byte| *byte == b',').count() as u64 + 1,
         false => estimate_tokens(value.len()),
     }
+}
+
+/// Whether there is one prompt, which came as ids and is taken as it is.
+fn has_known_prompt(generation: Generation, object: &Object<'_>, sequences: Sequences) -> bool {
+    let has_ids = matches!(generation, Generation::Completions | Generation::Generate);
+    let is_one = matches!(sequences.prompts, Prompts::One | Prompts::Batch(1));
+    let others = ["truncate_prompt_tokens", "prompt_embeds"];
+    let is_alone = others.iter().all(|name| is_absent(object, name));
+    let prompt = generation.prompt(object);
+    let prompt = prompt.filter(|_| has_ids && is_one && is_alone);
+    prompt.is_some_and(|prompt| prompt.value.starts_with('[') && is_ids(prompt.value))
+}
+
+/// Whether nothing but numbers and lists of them stands there.
+fn is_ids(value: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_digit() || b"[], \t\r\n".contains(&byte);
+    value.bytes().all(is_part)
 }
 
 /// One token per four bytes of text: what the picker of the Gateway API inference extension assumes too.

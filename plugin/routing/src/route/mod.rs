@@ -18,6 +18,8 @@ mod explain;
 mod handed;
 mod health;
 mod legs;
+mod length;
+mod models;
 mod picker;
 mod pinned;
 mod place;
@@ -46,6 +48,7 @@ pub use dispatch::{Dispatch, Patience};
 pub use handed::Lost;
 pub use health::{Ejection, Outcome};
 pub use legs::Staged;
+pub use models::{Model, Models};
 pub use prefill::{MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
@@ -405,7 +408,10 @@ impl Router {
             Verdict::Pair if request.hands_off_itself() => self.plan_decode(case, request),
             Verdict::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(case, request, now, obstacle),
-                None => self.plan_pair(case, request, now),
+                None => {
+                    length::check(self.pool.protocol, case.roster.longest, request)?;
+                    self.plan_pair(case, request, now)
+                }
             },
             Verdict::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
@@ -634,6 +640,7 @@ fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
     let told = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
     Capacity {
         kv_blocks: worker.capacity.kv_blocks.or_else(told).or(pool.kv_blocks),
+        max_model_len: worker.capacity.max_model_len.or(pool.max_model_len),
         ..worker.capacity
     }
 }

@@ -1,6 +1,6 @@
 //! Owns why a request is refused: status, reason and the words a client reads.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::excerpt::{MESSAGE, NAME, excerpt};
 use crate::fleet::{Role, WorkerId};
@@ -32,8 +32,20 @@ pub enum Refusal {
     /// A generation path that has no hand-off, and nobody who runs whole requests.
     #[error("this path cannot be split into prefill and decode, and no worker runs whole requests")]
     NoHandoffForPath,
+    /// Longer than the model takes.
+    #[error(
+        "{field}: this model's maximum context length is {longest} tokens, and the request asks for at least {asked}"
+    )]
+    TooLong {
+        /// The field at fault.
+        field: &'static str,
+        /// Tokens of the prompt, as far as they are known, and of the answer.
+        asked: u64,
+        /// Tokens that the model takes.
+        longest: u64,
+    },
     /// No worker serves the model.
-    #[error("the model `{}` does not exist", excerpt(model, NAME))]
+    #[error("The model `{}` does not exist.", excerpt(model, NAME))]
     UnknownModel {
         /// The model asked for.
         model: String,
@@ -236,11 +248,12 @@ pub enum PrefillFailure {
 
 impl Refusal {
     /// Every [`Refusal::code`] that there is.
-    pub const CODES: [&str; 35] = [
+    pub const CODES: [&str; 36] = [
         "not_json",
         "invalid_field",
         "encoded_body",
         "no_handoff_for_path",
+        "context_length_exceeded",
         "model_not_found",
         "dp_rank_out_of_range",
         "invalid_worker_id",
@@ -284,6 +297,7 @@ impl Refusal {
             } => 503,
             Self::NotJson { .. }
             | Self::Field { .. }
+            | Self::TooLong { .. }
             | Self::Pin { .. }
             | Self::RankOutOfRange { .. }
             | Self::WorkerIdRequired { .. }
@@ -316,13 +330,14 @@ impl Refusal {
         }
     }
 
-    /// The reason in one word, for metrics and for `error.code`.
+    /// The reason in one word, for metrics and, but for an unknown model, for `error.code`.
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotJson { .. } => "not_json",
             Self::Field { .. } => "invalid_field",
             Self::Encoded => "encoded_body",
             Self::NoHandoffForPath => "no_handoff_for_path",
+            Self::TooLong { .. } => "context_length_exceeded",
             Self::UnknownModel { .. } => "model_not_found",
             Self::NotServed(reason) => reason.code(),
             Self::Pin {
@@ -401,6 +416,7 @@ impl Refusal {
     /// OpenAI's `type`.
     pub fn kind(&self) -> &'static str {
         match self.status() {
+            404 if self.is_engines() => "NotFoundError",
             400 | 408 | 413 | 415 => "invalid_request_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
@@ -409,16 +425,30 @@ impl Refusal {
         }
     }
 
+    /// Whether it is told as an engine tells it, for an engine would have had to: its `type`, and a status for a `code`.
+    fn is_engines(&self) -> bool {
+        matches!(self, Self::UnknownModel { .. })
+    }
+
+    /// What stands in `error.code`.
+    fn told_code(&self) -> Value {
+        match self.is_engines() {
+            true => self.status().into(),
+            false => self.code().into(),
+        }
+    }
+
     /// The error in the shape of OpenAI's.
     pub fn to_json(&self) -> String {
         let param = match self {
             Self::Field { name, .. } => Some(*name),
+            Self::TooLong { field, .. } => Some(*field),
             Self::Pin { field, .. } => Some(*field),
             Self::UnknownModel { .. } => Some("model"),
             _ => None,
         };
         let message = excerpt(self, MESSAGE);
-        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.code()}}).to_string()
+        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.told_code()}}).to_string()
     }
 }
 
@@ -446,7 +476,7 @@ mod tests {
             model: format!("m\n[critical] {}", "x".repeat(20 << 20)),
         };
         let (said, json) = (refusal.to_string(), refusal.to_json());
-        assert!(said.starts_with(r"the model `m\n[critical] xxx"), "{said}");
+        assert!(said.starts_with(r"The model `m\n[critical] xxx"), "{said}");
         assert!(said.len() < 200, "{}", said.len());
         assert!(json.len() < 400, "{}", json.len());
         let detail = Refusal::NotJson {
@@ -461,5 +491,17 @@ mod tests {
         let refusal = Refusal::NotServed(NotServed::NoDecode);
         assert_eq!((refusal.status(), refusal.retry_after_s()), (503, Some(1)));
         assert!(refusal.to_json().contains("no decode worker"));
+    }
+
+    #[test]
+    fn found_v5_an_unknown_model_is_told_as_an_engine_tells_it() {
+        let refusal = Refusal::UnknownModel {
+            model: "x".to_owned(),
+        };
+        assert_eq!(refusal.status(), 404);
+        assert_eq!(
+            refusal.to_json(),
+            r#"{"error":{"code":404,"message":"The model `x` does not exist.","param":"model","type":"NotFoundError"}}"#
+        );
     }
 }

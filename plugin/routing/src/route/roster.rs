@@ -36,6 +36,8 @@ pub struct Roster {
     pub has_adapters: bool,
     /// Whether the source of any of them says that it is not well.
     pub has_unhealthy: bool,
+    /// Tokens of a prompt and its answer together that a pair may take at most; none where some worker's limit is not known.
+    pub longest: Option<u64>,
     observed: [Observed; Role::ALL.len()],
 }
 
@@ -46,6 +48,12 @@ struct Observed {
     pace: Cell<Option<Pace>>,
     /// How many times slower than all together each of them is, in the order of the members.
     slowness: RefCell<Vec<f32>>,
+}
+
+/// The most tokens that any of these takes; none where that of one is not known.
+fn longest(members: &[Member]) -> Option<u64> {
+    let limits = members.iter().map(|member| member.capacity.max_model_len);
+    limits.collect::<Option<Vec<u64>>>()?.into_iter().max()
 }
 
 /// How long a pace is taken for the present one: it is the work of many prompts, and changes slowly.
@@ -85,6 +93,8 @@ impl Roster {
             }
             roster.workers.push(Rc::clone(worker));
         }
+        let of_roles = [longest(&roster.prefill), longest(&roster.decode)];
+        roster.longest = of_roles.into_iter().flatten().min();
         roster
     }
 

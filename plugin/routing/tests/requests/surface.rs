@@ -1,6 +1,6 @@
 //! Which requests go where by their line alone, and what engines take that is no usual request.
 
-use routing::fleet::WorkerId;
+use routing::fleet::Role;
 use routing::request::{Generation, Head, Kind};
 use routing::route::{Plan, Refusal, Router, Told};
 use serde_json::{Value, json};
@@ -21,9 +21,10 @@ fn strict(protocol: &str) -> Router {
 
 /// With Mooncake's engines known, as their bootstrap servers tell them.
 fn bound(mut router: Router) -> Router {
-    for id in [1, 2] {
-        let worker = router.fleet().get(WorkerId(id)).unwrap().incarnation();
-        router.told(&worker, br#"{"0": {"engine_id": "e"}}"#);
+    let prefills = router.fleet().of_role(Role::Prefill);
+    let lives: Vec<_> = prefills.map(|worker| worker.incarnation()).collect();
+    for life in lives {
+        router.told(&life, br#"{"0": {"engine_id": "e"}}"#);
     }
     router
 }
@@ -244,4 +245,165 @@ fn found_w_whole_workers_get_what_engines_take() {
     let body = br#"{"model":"m","messages":[],"stream":1}"#;
     let refusal = refusal(plan(&mut strict("nixl"), Generation::Chat, body));
     assert!(matches!(refusal, Refusal::Field { name: "stream", .. }));
+}
+
+/// Pairs that take 100 tokens, and one decode worker that takes more.
+fn of_length(protocol: &str, others: Value) -> Router {
+    let of = |role, id, most: u64| worker_with(role, id, json!({"max_model_len": most}));
+    let workers = [
+        of("prefill", 1, 100),
+        of("decode", 11, 50),
+        of("decode", 12, 100),
+    ];
+    let fields = with(json!({"trust_clients": false}), others);
+    bound(router(protocol, &workers, fields))
+}
+
+#[test]
+fn found_v1_what_is_surely_too_long_is_refused_before_prefill() {
+    let ids = |count: usize| vec![7; count];
+    for protocol in ["nixl", "mooncake", "sglang"] {
+        for (generation, body, fits) in [
+            (
+                Generation::Chat,
+                json!({"messages": [], "max_tokens": 99}),
+                true,
+            ),
+            (
+                Generation::Chat,
+                json!({"messages": [], "max_tokens": 100}),
+                false,
+            ),
+            (
+                Generation::Chat,
+                json!({"messages": [], "max_completion_tokens": 100, "max_tokens": 1}),
+                false,
+            ),
+            (
+                Generation::Completions,
+                json!({"prompt": ids(90), "max_tokens": 10}),
+                true,
+            ),
+            (
+                Generation::Completions,
+                json!({"prompt": ids(90), "max_tokens": 11}),
+                false,
+            ),
+            (Generation::Completions, json!({"prompt": ids(99)}), true),
+            (Generation::Completions, json!({"prompt": ids(100)}), false),
+            (
+                Generation::Completions,
+                json!({"prompt": [ids(100)]}),
+                false,
+            ),
+            // What the engine cuts, and what nobody here can count.
+            (
+                Generation::Completions,
+                json!({"prompt": ids(100), "truncate_prompt_tokens": 5, "max_tokens": 9}),
+                true,
+            ),
+            (
+                Generation::Completions,
+                json!({"prompt": "x".repeat(4_000), "max_tokens": 9}),
+                true,
+            ),
+        ] {
+            let body = with(json!({"model": "m"}), body).to_string();
+            let mut router = of_length(protocol, json!({}));
+            let outcome = plan(&mut router, generation, body.as_bytes());
+            if fits {
+                prefill(outcome);
+                continue;
+            }
+            let refusal = refusal(outcome);
+            let told = (refusal.status(), refusal.code());
+            assert_eq!(told, (400, "context_length_exceeded"), "{body}");
+            assert!(refusal.to_string().contains("100 tokens"), "{refusal}");
+            assert_eq!(router.total_load(), routing::load::Load::default());
+        }
+    }
+    let generate = json!({"input_ids": ids(60), "sampling_params": {"max_new_tokens": 50}});
+    let mut router = of_length("sglang", json!({}));
+    let outcome = plan(
+        &mut router,
+        Generation::Generate,
+        generate.to_string().as_bytes(),
+    );
+    assert_eq!(refusal(outcome).code(), "context_length_exceeded");
+}
+
+#[test]
+fn found_v1_what_is_not_known_or_is_cut_by_the_engine_is_let_through() {
+    let body = json!({"model": "m", "prompt": "p", "max_tokens": 1_000}).to_string();
+    let ask = |mut router: Router| plan(&mut router, Generation::Completions, body.as_bytes());
+    prefill(ask(of_length("trtllm", json!({}))));
+    prefill(ask(strict("nixl")));
+    // The pool says it for those who do not.
+    let told = json!({"max_model_len": 1_000});
+    assert_eq!(
+        refusal(ask(bound(router("nixl", &two_by_two(), told)))).status(),
+        400
+    );
+    let one = [
+        worker("prefill", 1),
+        worker_with("decode", 11, json!({"max_model_len": 9})),
+    ];
+    assert_eq!(refusal(ask(router("nixl", &one, json!({})))).status(), 400);
+    let some = [
+        worker("prefill", 1),
+        worker("decode", 11),
+        worker_with("decode", 12, json!({"max_model_len": 9})),
+    ];
+    prefill(ask(router("nixl", &some, json!({}))));
+}
+
+fn models(router: &Router) -> Value {
+    let models = router.models().unwrap();
+    serde_json::to_value(models).unwrap()["data"].take()
+}
+
+#[test]
+fn found_v5_models_are_told_with_what_is_known_of_them() {
+    let list = models(&of_length("nixl", json!({})));
+    let only = &list[0];
+    assert_eq!(list.as_array().unwrap().len(), 1);
+    assert_eq!((&only["id"], &only["root"]), (&json!("m"), &json!("m")));
+    assert_eq!(
+        (&only["max_model_len"], &only["parent"]),
+        (&json!(50), &Value::Null)
+    );
+    assert_eq!(only["permission"][0]["object"], "model_permission");
+    let unknown = models(&strict("nixl"));
+    assert_eq!(unknown[0].get("max_model_len"), None);
+    let pools = router("nixl", &two_by_two(), json!({"max_model_len": 77}));
+    assert_eq!(models(&pools)[0]["max_model_len"], 77);
+}
+
+#[test]
+fn found_w11_adapters_are_among_the_models_while_theirs_is_served() {
+    let with_adapter = |role, id| worker_with(role, id, json!({"adapters": ["a", "b"]}));
+    let workers = [
+        with_adapter("prefill", 1),
+        with_adapter("decode", 11),
+        worker_with("decode", 12, json!({"model": "other", "adapters": ["c"]})),
+    ];
+    let rewrites = json!({"model_rewrites": [{"model": "mine", "targets": [{"model": "a"}]}]});
+    let mut router = router("nixl", &workers, rewrites);
+    let list = models(&router);
+    let list = list.as_array().unwrap();
+    let told: Vec<_> = list
+        .iter()
+        .map(|model| ["id", "root", "parent"].map(|name| model[name].as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            [Some("a"), Some("a"), Some("m")],
+            [Some("b"), Some("b"), Some("m")],
+            [Some("m"), Some("m"), None],
+            [Some("mine"), Some("a"), None],
+        ]
+    );
+    leave(&mut router, &[11]);
+    assert_eq!(models(&router), json!([]));
 }

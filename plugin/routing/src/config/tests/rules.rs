@@ -53,6 +53,7 @@ const OF_A_POOL: &[Violation] = &[
         "prefixes.max_blocks",
     ),
     (r#""booking_expiry_ms":0"#, "booking_expiry_ms"),
+    (r#""max_model_len":0"#, "max_model_len"),
     (
         r#""admission":{"prefill":{"fraction":-1}}"#,
         "admission.prefill.fraction",

@@ -30,7 +30,8 @@ const TABLE: &str = "
 
 *Retryable*: the same request may succeed later. Once an answer has begun there is no status left to say it with: the
 stream is reset then, and never ends with `[DONE]`. Where a worker breaks its answer off after its headers and before its
-client has read anything, the proxy answers in the filter's place: 503 `broken_off`. The second column is what Dynamo's router has in the same case.
+client has read anything, the proxy answers in the filter's place: 503 `broken_off`. An unknown model is told as vLLM tells it; in metrics and on the status
+page its reason is `model_not_found`. The second column is what Dynamo's router has in the same case.
 
 | Error | In Dynamo | Status | `type` | `code` | Message | Retryable | Retry-After | When |
 |---|---|---|---|---|---|---|---|---|
@@ -80,6 +81,15 @@ fn lines() -> Vec<Line> {
             },
             "",
             "no worker of this model was ever known",
+        ),
+        line(
+            Refusal::TooLong {
+                field: "max_tokens",
+                asked: 5001,
+                longest: 4096,
+            },
+            "",
+            "`max_tokens` alone, or a prompt that came as token ids with it, is more than the model takes (`max_model_len`); no prefill is made",
         ),
         line(
             Refusal::NoHandoffForPath,
@@ -319,6 +329,7 @@ fn name(refusal: &Refusal) -> &'static str {
         Refusal::Field { .. } => "invalid field",
         Refusal::Encoded => "encoded body",
         Refusal::NoHandoffForPath => "no hand-off for this path",
+        Refusal::TooLong { .. } => "too long",
         Refusal::UnknownModel { .. } => "unknown model",
         Refusal::NotServed(NotServed::Pending) => "pending",
         Refusal::NotServed(NotServed::Ambiguous) => "ambiguous",
@@ -368,7 +379,7 @@ fn name(refusal: &Refusal) -> &'static str {
 }
 
 /// How many names there are.
-const NAMES: usize = 43;
+const NAMES: usize = 44;
 
 #[test]
 fn every_code_is_listed_once() {
@@ -389,13 +400,15 @@ fn table() -> String {
     } in lines()
     {
         let retry_after = refusal.retry_after_s();
+        let told: serde_json::Value = serde_json::from_str(&refusal.to_json()).unwrap();
+        let code = told["error"]["code"].to_string();
+        let code = code.trim_matches('"');
         writeln!(
             text,
-            "| {} | {dynamo} | {} | `{}` | `{}` | {refusal} | {} | {} | {when} |",
+            "| {} | {dynamo} | {} | `{}` | `{code}` | {refusal} | {} | {} | {when} |",
             name(&refusal),
             refusal.status(),
             refusal.kind(),
-            refusal.code(),
             if refusal.is_retryable() { "yes" } else { "no" },
             retry_after.map_or(String::new(), |seconds| format!("{seconds} s")),
         )

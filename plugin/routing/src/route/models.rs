@@ -1,0 +1,146 @@
+//! Owns what is told of the models that are served: their names, those of their adapters, and how long a request of theirs may be.
+//! The members are those of vLLM's own list.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::Router;
+
+const OWNER: &str = "pd-router";
+
+/// A list of models.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Models {
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+/// One name by which requests may ask.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Model {
+    /// The name.
+    pub id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    /// The name by which workers know it.
+    pub root: String,
+    /// The model that it is an adapter of.
+    pub parent: Option<String>,
+    /// Tokens of a prompt and its answer together that each of its workers takes, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u64>,
+    permission: [Permission; 1],
+}
+
+/// Whoever reaches the gateway may ask, and change nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Permission {
+    id: String,
+    object: &'static str,
+    created: u64,
+    allow_create_engine: bool,
+    allow_sampling: bool,
+    allow_logprobs: bool,
+    allow_search_indices: bool,
+    allow_view: bool,
+    allow_fine_tuning: bool,
+    organization: &'static str,
+    group: Option<()>,
+    is_blocking: bool,
+}
+
+impl Permission {
+    fn of(model: &str) -> Self {
+        Self {
+            id: format!("modelperm-{model}"),
+            object: "model_permission",
+            created: 0,
+            allow_create_engine: false,
+            allow_sampling: true,
+            allow_logprobs: true,
+            allow_search_indices: false,
+            allow_view: true,
+            allow_fine_tuning: false,
+            organization: "*",
+            group: None,
+            is_blocking: false,
+        }
+    }
+}
+
+impl Router {
+    /// The models whose requests would be served now, with their adapters and the names that rewrites give them: an empty list while there is no
+    /// worker. None where workers do not say what they serve: then one of them is asked.
+    pub fn models(&self) -> Option<Models> {
+        if self.places().any(|(place, _)| place.model.is_none()) {
+            return None;
+        }
+        let mut found = BTreeMap::new();
+        for name in self.served() {
+            found.insert(name.to_owned(), self.model(name, name, None));
+        }
+        let adapters = self.adapters.iter();
+        for (name, parent) in adapters.filter_map(|(name, of)| Some((name, of.as_deref()?))) {
+            if found.contains_key(parent) {
+                let adapter = self.model(name, parent, Some(parent.to_owned()));
+                found.entry(name.clone()).or_insert(adapter);
+            }
+        }
+        for (name, root) in self.renamed() {
+            let model = self.model(name, root, None);
+            found.entry(name.to_owned()).or_insert(model);
+        }
+        Some(Models {
+            object: "list",
+            data: found.into_values().collect(),
+        })
+    }
+
+    fn served(&self) -> impl Iterator<Item = &str> {
+        let absent = self.absent_policy();
+        let ready = self
+            .places()
+            .filter(move |(_, state)| state.can_serve_requests(absent).is_ok());
+        ready.filter_map(|(place, _)| place.model.as_deref())
+    }
+
+    /// The names that clients use, each with one of those that it stands for.
+    fn renamed(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.pool.model_rewrites.iter().filter_map(|rewrite| {
+            let mut targets = rewrite.targets.iter();
+            let served = targets.find(|to| self.can_serve_requests(&to.model).is_ok())?;
+            Some((rewrite.model.as_deref()?, served.model.as_str()))
+        })
+    }
+
+    fn model(&self, name: &str, of: &str, parent: Option<String>) -> Model {
+        let root = match parent {
+            Some(_) => name,
+            None => of,
+        };
+        Model {
+            id: name.to_owned(),
+            object: "model",
+            created: 0,
+            owned_by: OWNER,
+            root: root.to_owned(),
+            parent,
+            max_model_len: self.longest_of(of),
+            permission: [Permission::of(name)],
+        }
+    }
+
+    /// What every worker of the model takes, as far as it is known.
+    fn longest_of(&self, model: &str) -> Option<u64> {
+        let base = self.adapters.get(model).and_then(Option::as_deref);
+        let here = self.fleet.open();
+        let here = here.filter(|worker| worker.serves(Some(base.unwrap_or(model))));
+        let limits = here.filter_map(|worker| {
+            let own = worker.capacity.max_model_len;
+            own.or(self.pool.max_model_len)
+        });
+        limits.min()
+    }
+}
