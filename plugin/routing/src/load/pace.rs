@@ -2,7 +2,8 @@
 //!
 //! Reading a prompt takes some time whatever its length, and some for each token. Both are fitted to what was observed of
 //! all workers of a role together, so that one who happened to read short prompts is not taken for slow. How slow one
-//! worker is follows from the time its own prompts took, against what the fit would have given them. That evidence fades:
+//! worker is follows from the time its own prompts took, against what the fit would have given them: the middle one of the last
+//! few, so that one slow start, or one hiccup, makes nobody slow, and an idle fleet of equals shares evenly. That evidence fades:
 //! a worker that is avoided for being slow would otherwise never show that it is no more.
 
 use std::time::Duration;
@@ -26,9 +27,68 @@ const MOST_SLOWNESS: f64 = 4.0;
 /// What a prompt takes beside its tokens is never thought to be worth more tokens than these.
 const MOST_OVERHEAD_TOKENS: f64 = 2048.0;
 
+/// How many of a worker's last prompts are looked at one by one.
+const RECENT: usize = 9;
+
+/// Fewer prompts than these say nothing of a worker: two odd ones cannot be the middle one of five.
+const FEWEST: usize = 5;
+
+/// What a worker did before it had nothing to do for so many seconds says nothing of what it does now. One that is avoided for
+/// being slow is tried again then.
+const FORGOTTEN_IN: f64 = 60.0;
+
+/// A worker's last prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Recent {
+    /// Tokens, and the seconds they took.
+    prompts: [(f32, f32); RECENT],
+    count: usize,
+}
+
+impl Recent {
+    fn add(&mut self, tokens: f64, seconds: f64) {
+        self.prompts.rotate_right(1);
+        let [first, ..] = &mut self.prompts;
+        *first = (tokens as f32, seconds as f32);
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// The prompts that count, the last one first: not the very first, at which a worker is still warming up.
+    fn known(&self) -> impl ExactSizeIterator<Item = &(f32, f32)> {
+        let known = self.count.saturating_sub(1).min(RECENT);
+        self.prompts.iter().take(known)
+    }
+
+    /// How many times longer the middle one took than that pace would have it; none where there are too few.
+    fn ratio(&self, pace: &Pace) -> Option<f64> {
+        let known = self.known();
+        let count = known.len();
+        if count < FEWEST {
+            return None;
+        }
+        let ratio = |(tokens, seconds): &(f32, f32)| {
+            f64::from(*seconds) / pace.seconds(1.0, f64::from(*tokens))
+        };
+        let mut ratios = [f64::INFINITY; RECENT];
+        for (place, known) in ratios.iter_mut().zip(known) {
+            *place = ratio(known);
+        }
+        middle(&mut ratios, count)
+    }
+}
+
+/// The middle one of the least `count`; of an even number the mean of the two in the middle.
+fn middle(values: &mut [f64], count: usize) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let (low, high) = (count.checked_sub(1)? / 2, count / 2);
+    let two = values.get(low).zip(values.get(high));
+    two.map(|(low, high)| f64::midpoint(*low, *high))
+}
+
 /// What was observed of one worker's prefills, or of several workers'; the older ones count less.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Record {
+    recent: Recent,
     prompts: f64,
     tokens: f64,
     seconds: f64,
@@ -43,8 +103,15 @@ impl Record {
     pub fn observe(&mut self, tokens: u64, took: Duration, now: Duration) {
         let (tokens, seconds) = (tokens as f64, took.as_secs_f64());
         let now = now.as_secs_f64();
-        let kept = MEMORY / fading(now - self.last);
+        let idle = now - self.last;
+        let kept = MEMORY / fading(idle);
+        let mut recent = match idle < FORGOTTEN_IN {
+            true => self.recent,
+            false => Recent::default(),
+        };
+        recent.add(tokens, seconds);
         *self = Self {
+            recent,
             prompts: self.prompts * kept + 1.0,
             tokens: self.tokens * kept + tokens,
             seconds: self.seconds * kept + seconds,
@@ -62,9 +129,10 @@ impl Record {
         }
     }
 
-    /// Both together.
+    /// Both together, as far as it can be summed.
     pub fn plus(self, other: Self) -> Self {
         Self {
+            recent: Recent::default(),
             prompts: self.prompts + other.prompts,
             tokens: self.tokens + other.tokens,
             seconds: self.seconds + other.seconds,
@@ -129,12 +197,25 @@ impl Pace {
     }
 
     /// The pace of most of these workers: of all together, but for those who are twice as slow as all together. One who had
-    /// trouble must not make all others look quick, those most of which was seen lately before the rest.
+    /// trouble must not make all others look quick, those most of which was seen lately before the rest. And it is as quick as
+    /// the worker in the middle of them: sums are carried away by a few prompts that took very long.
     pub fn of_most(records: impl Iterator<Item = Record> + Clone) -> Option<Self> {
         let all = Self::of(&records.clone().fold(Record::default(), Record::plus))?;
         let is_usual = |own: &Record| own.seconds <= 2.0 * all.seconds(own.prompts, own.tokens);
-        let most = records.filter(is_usual);
-        Self::of(&most.fold(Record::default(), Record::plus)).or(Some(all))
+        let most = records.clone().filter(is_usual);
+        let fit = Self::of(&most.fold(Record::default(), Record::plus)).unwrap_or(all);
+        let mut ratios: Vec<f64> = records.filter_map(|own| own.recent.ratio(&fit)).collect();
+        let count = ratios.len();
+        let typical = middle(&mut ratios, count).filter(|ratio| ratio.is_normal());
+        Some(fit.times(typical.unwrap_or(1.0)))
+    }
+
+    /// So many times slower.
+    fn times(self, factor: f64) -> Self {
+        Self {
+            per_prompt: self.per_prompt * factor,
+            per_token: self.per_token * factor,
+        }
     }
 
     /// How many seconds these take one after the other.
@@ -150,10 +231,10 @@ impl Pace {
     /// How many times slower than this a worker is, by what was observed of it, `now` in seconds since 1970; 1 where that is
     /// little, or long ago.
     pub fn slowness(&self, own: &Record, now: f64) -> f64 {
-        if own.prompts <= 0.0 {
+        let is_forgotten = now - own.last >= FORGOTTEN_IN;
+        let Some(ratio) = own.recent.ratio(self).filter(|_| !is_forgotten) else {
             return 1.0;
-        }
-        let ratio = own.seconds / self.seconds(own.prompts, own.tokens);
+        };
         let belief = BELIEF * fading(now - own.last);
         let evidence = own.prompts / (own.prompts + belief);
         let ratio = ratio.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS);
@@ -214,21 +295,46 @@ mod tests {
             per_prompt: 0.02,
             per_token: 1.0 / 8000.0,
         };
-        let like = record(&[(64, 0.028), (100, 0.0325)], 10.0);
+        let like = record(&[(64, 0.028), (100, 0.0325)].repeat(3), 10.0);
         assert_eq!(pace.slowness(&like, 10.0), 1.0);
-        let once = record(&[(8000, 2.04)], 10.0);
+        let some = record(&[(8000, 2.04); 6], 10.0);
         let often = record(&[(8000, 2.04); 20], 10.0);
-        assert_eq!(pace.slowness(&Record::default(), 10.0), 1.0);
-        let (once, often) = (pace.slowness(&once, 10.0), pace.slowness(&often, 10.0));
-        assert!(1.25 < once && once < often && often < 2.0, "{once} {often}");
+        let (some, often) = (pace.slowness(&some, 10.0), pace.slowness(&often, 10.0));
+        assert!(1.25 < some && some < often && often < 2.0, "{some} {often}");
+    }
+
+    #[test]
+    fn a_slow_start_or_a_hiccup_makes_nobody_slow() {
+        let pace = Pace {
+            per_prompt: 0.02,
+            per_token: 1.0 / 8000.0,
+        };
+        let usual = (8000, 1.02);
+        let odd = (8000, 60.0);
+        for observed in [
+            &[][..],
+            &[odd; 5],
+            &[odd, odd, odd, usual, usual, usual],
+            &[usual, usual, odd, usual, odd, usual],
+        ] {
+            let own = record(observed, 10.0);
+            assert_eq!(pace.slowness(&own, 10.0), 1.0, "{observed:?}");
+        }
+        // Nor does it make all of them look slow, and so one of them quick.
+        let started = record(&[odd, odd, usual, usual, usual, usual], 10.0);
+        let other = record(&[usual; 9], 10.0);
+        let of_both = Pace::of_most([started, other].into_iter()).unwrap();
+        for own in [started, other] {
+            assert_eq!(of_both.slowness(&own, 10.0), 1.0);
+        }
     }
 
     #[test]
     fn one_who_had_trouble_does_not_make_the_others_look_quick() {
-        let usual = record(&[(4000, 0.5)], 10.0);
-        let trouble = record(&[(4000, 10.0)], 10.0);
+        let usual = record(&[(4000, 0.5); 6], 10.0);
+        let trouble = record(&[(4000, 10.0); 6], 10.0);
         let pace = Pace::of_most([usual, usual, trouble, usual].into_iter());
-        assert!(is(pace, 0.0, 1.0 / 8000.0));
+        assert!(is(pace, 0.0, 1.0 / 8000.0), "{pace:?}");
         let two = Pace::of_most([usual, trouble].into_iter()).unwrap();
         assert!(two.slowness(&trouble, 10.0) > two.slowness(&usual, 10.0));
         assert_eq!(Pace::of_most([].into_iter()), None);
