@@ -189,3 +189,13 @@ fn the_proxys_own_words_are_told_from_a_workers() {
         assert_eq!(of_words(details.as_bytes()), came, "{details}");
     }
 }
+
+/// A client that reads slowly silences its worker: where that worker's other streams move it is no fault of its own.
+#[test]
+fn found_b7_a_silence_while_other_streams_of_the_worker_move_is_held_against_none() {
+    for leg in Leg::ALL {
+        assert_eq!(judge(leg, Came::Unread, FIRST).held, Held::Nothing);
+    }
+    let silent = judge(Leg::Decode, Came::Silent, FIRST);
+    assert_eq!(silent.held, Held::Worker);
+}
