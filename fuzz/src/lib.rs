@@ -152,10 +152,9 @@ pub fn router(protocol: &str, callers: Callers, fields: &str) -> Router {
     let mut router = Router::new(pool(protocol, callers, fields), 1, 2);
     router.advance(NOW);
     for id in [1, 2] {
-        router.told(
-            routing::fleet::WorkerId(id),
-            br#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#,
-        );
+        let worker = router.fleet().get(routing::fleet::WorkerId(id));
+        let life = worker.expect("a worker").incarnation();
+        router.told(&life, br#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#);
     }
     router
 }

@@ -92,9 +92,9 @@ fuzz_target!(|data: &[u8]| {
         router.advance(NOW);
     }
     let rest = choices.0;
-    let told = decode_reports(rest).into_iter();
-    let told = told.chain(decode_reports(&headed(b"pdr2", &[7], rest)));
-    let mut reports: Vec<_> = told.flat_map(|(_, reports)| reports).collect();
+    let read = decode_reports(rest).into_iter();
+    let read = read.chain(decode_reports(&headed(b"pdr2", &[7], rest)));
+    let reports: Vec<_> = read.flat_map(|(_, reports)| reports).collect();
     router.hear_reports(&reports);
     let _ = router.take_warnings();
     if let Ok(fleet) = Fleet::decode(rest) {

@@ -194,8 +194,8 @@ fn the_proxys_own_words_are_told_from_a_workers() {
 #[test]
 fn found_b7_a_silence_while_other_streams_of_the_worker_move_is_held_against_none() {
     for leg in Leg::ALL {
-        assert_eq!(judge(leg, Came::Unread, FIRST).held, Held::Nothing);
+        assert_eq!(judge(leg, Came::Unread, FIRST).held, Nothing);
     }
     let silent = judge(Leg::Decode, Came::Silent, FIRST);
-    assert_eq!(silent.held, Held::Worker);
+    assert_eq!(silent.held, Worker);
 }

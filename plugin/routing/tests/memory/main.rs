@@ -1,5 +1,10 @@
 //! What the reading of hostile texts holds at most, counted in bytes by the allocator.
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used
+)]
 
 mod answers;
 mod formula;

@@ -44,12 +44,10 @@ impl World {
         };
         let mut plan = router.plan(Generation::Chat, &body, told).ok();
         while let Some(next) = plan {
-            let (mut seat, came) = match self.run(router, next) {
-                Ok(leg) => leg,
-                Err(seat) => {
-                    router.request_ended(&seat);
-                    return false;
-                }
+            let (mut seat, came) = self.run(router, next);
+            let Some(came) = came else {
+                router.request_ended(&seat);
+                return false;
             };
             let leg = seat.leg(router.pool().protocol);
             let meaning = router.leg_ended(&mut seat, came);
@@ -77,10 +75,10 @@ impl World {
         false
     }
 
-    /// Both legs of one try: how decode's ended; the seat alone where prefill's was the end.
-    fn run(&mut self, router: &mut Router, plan: Plan) -> Result<(Seat, Came), Seat> {
+    /// Both legs of one try: how decode's ended; none where prefill's was the end.
+    fn run(&mut self, router: &mut Router, plan: Plan) -> (Seat, Option<Came>) {
         match plan {
-            Plan::Forward(dispatch, seat) => Ok(self.decoded(dispatch, seat)),
+            Plan::Forward(dispatch, seat) => self.decoded(dispatch, seat),
             Plan::Prefill(mut phase, mut seat) => loop {
                 let worker = phase.worker().id.0;
                 self.asked.push((Some(worker), None));
@@ -94,22 +92,22 @@ impl World {
                     } => {
                         seat.prefill = router.fleet().get(WorkerId(worker)).cloned();
                         router.seat_decode(&mut seat, &decode, key, staged);
-                        return Ok(self.decoded(dispatch, seat));
+                        return self.decoded(dispatch, seat);
                     }
-                    _ => return Err(seat),
+                    _ => return (seat, None),
                 }
             },
             _ => panic!("neither forwarded nor prefilled"),
         }
     }
 
-    fn decoded(&mut self, dispatch: Dispatch, seat: Seat) -> (Seat, Came) {
+    fn decoded(&mut self, dispatch: Dispatch, seat: Seat) -> (Seat, Option<Came>) {
         assert!(!dispatch.destinations.is_empty());
         let prefill = seat.prefill.as_ref().map(|worker| worker.id.0);
         let decode = seat.decode.as_ref().expect("who decodes").id.0;
         self.asked.push((prefill, Some(decode)));
         let came = (self.decode)(prefill, decode);
-        (seat, came)
+        (seat, Some(came))
     }
 
     /// How many calls of the prefill worker, alone or behind a sidecar.
