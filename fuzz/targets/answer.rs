@@ -67,7 +67,9 @@ fuzz_target!(|data: &[u8]| {
 
     // And what follows from it.
     let mut router = router(protocol, Callers::Strangers, "");
-    router.told(WorkerId(1), answer);
+    let worker = router.fleet().get(WorkerId(1)).expect("a worker");
+    let life = worker.incarnation();
+    router.told(&life, answer);
     let body = client_body(generation);
     let Ok(Plan::Prefill(phase, _)) = router.plan(generation, body, told()) else {
         return;
