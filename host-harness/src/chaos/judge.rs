@@ -148,6 +148,18 @@ fn unseen_resets(seen: &Seen, counted: u64) -> u64 {
     counted.saturating_sub(seen)
 }
 
+/// A worker that has said that it is full is left alone for a second at most, and its clients are asked to come back then.
+const BACK_OFF: Duration = Duration::from_secs(1);
+
+/// From when on a pair must have been well for a failure to be the gateway's.
+fn since(exchange: &Exchange, why: &str) -> Instant {
+    match why.ends_with("overloaded") {
+        true => exchange.sent.checked_sub(BACK_OFF),
+        false => None,
+    }
+    .unwrap_or(exchange.sent)
+}
+
 impl Figures {
     fn add(&mut self, exchange: &Exchange, wellbeing: &Wellbeing) {
         match &exchange.ending {
@@ -160,7 +172,7 @@ impl Figures {
             Ending::Failed(why) | Ending::Unbegun(why) | Ending::Deceived(why) => {
                 self.failed += 1;
                 *self.failures.entry(why.clone()).or_default() += 1;
-                if wellbeing.had_a_pair(exchange.sent, exchange.ended) {
+                if wellbeing.had_a_pair(since(exchange, why), exchange.ended) {
                     self.failed_with_healthy_pair += 1;
                 }
             }

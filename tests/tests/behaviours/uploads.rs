@@ -52,10 +52,19 @@ pub async fn found_b6_incomplete_bodies_give_way_to_complete_ones(proxy: Proxy) 
     let (_fleet, gateway) = start(proxy, limits).await;
     let request = request_of(250_000);
     let mut slow = Vec::new();
-    for _ in 0..4 {
+    for open in 1..=4 {
         let mut client = Raw::connect(gateway.listen).await;
         client.write(&request[..HELD]).await;
         slow.push(client);
+        // One after the other, so that it is known which of them came first.
+        eventually("its head has been read", GENEROUS, || async {
+            let streams = gateway.metrics().await.sum("pd_router_streams");
+            match streams {
+                Some(streams) if streams >= f64::from(open) => Ok(()),
+                _ => Err(format!("{streams:?}")),
+            }
+        })
+        .await;
     }
     let mut first = slow.remove(0);
     let first = tokio::spawn(async move { first.read_reply().await });

@@ -224,7 +224,7 @@ fn the_dashboards_panels_lie_side_by_side() {
         }
     }
     let rows = panels.iter().filter(|panel| panel["type"] == "row");
-    assert_eq!(rows.count(), 7);
+    assert_eq!(rows.count(), 9);
 }
 
 #[test]
@@ -330,7 +330,9 @@ fn every_code_of_an_error_is_in_troubleshooting() {
     let errors = read("docs/errors.md");
     let codes = errors.lines().filter_map(|line| {
         let cell = line.strip_prefix('|')?.split('|').nth(4)?;
-        cell.trim().strip_prefix('`')?.strip_suffix('`')
+        let code = cell.trim().strip_prefix('`')?.strip_suffix('`')?;
+        // An unknown model is told as an engine tells it: with a status for a code.
+        code.parse::<u16>().is_err().then_some(code)
     });
     let codes: BTreeSet<&str> = codes.filter(|code| *code != "code").collect();
     assert!(codes.len() > 20, "only {codes:?}");
