@@ -5,6 +5,7 @@
 mod bindings;
 mod calls;
 mod cleanup;
+mod clock;
 mod context;
 mod discovery;
 mod endpoints;

@@ -22,7 +22,9 @@ async fn over(
 }
 
 fn short_answer(_: &Recorded) -> Answer {
-    Answer::json(r#"{"object":"chat.completion","choices":[]}"#)
+    Answer::json(
+        r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#,
+    )
 }
 
 /// gateway-api-inference-extension #854: a body beyond a picker's message limit.

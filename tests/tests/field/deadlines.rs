@@ -20,7 +20,8 @@ const SLOW_PREFILL: [&str; 2] = ["--prefill-rate", "1600"];
 async fn over_slow_prefill(proxy: Proxy, for_each_thousand: u64) -> (Fleet, Gateway) {
     let fleet = Fleet::start(1, 1, &SLOW_PREFILL).await;
     let prefill = json!({"base_timeout_ms": 1000, "timeout_ms_per_1k_tokens": for_each_thousand});
-    let config = fleet.config_with(json!({"prefill": prefill}));
+    let health = json!({"cold_timeout_ms": 0});
+    let config = fleet.config_with(json!({"prefill": prefill, "health": health}));
     let gateway = Gateway::start(proxy, &config, &[]).await;
     (fleet, gateway)
 }

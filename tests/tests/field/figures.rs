@@ -17,7 +17,7 @@ async fn worker(share: f64, requests: u64) -> Scripted {
         "/metrics" => Answer::json(format!(
             "vllm:kv_cache_usage_perc {share}\nvllm:num_requests_running {requests}\nvllm:num_requests_waiting {requests}\nvllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"1000\"}} 1\n"
         )),
-        _ => Answer::json(r#"{"object":"chat.completion","choices":[]}"#),
+        _ => Answer::json(r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#),
     })
     .await
 }

@@ -15,6 +15,7 @@ mod dispatch;
 mod eligible;
 mod errand;
 mod explain;
+mod forward;
 mod handed;
 mod health;
 mod legs;
@@ -68,7 +69,6 @@ use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
-use crate::json::Edits;
 use crate::load::{Ledger, Load};
 use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
 use crate::prefix::index::Index;
@@ -76,11 +76,8 @@ use crate::rendezvous::{Mode, NotServed, Verdict};
 use crate::request::{Generation, Request, Steering, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
-
-use crate::handoff::{direct, llmd};
 use ask::{Asked, Case};
 use binding::Binding;
-use choice::{Pair, Whole};
 use errand::Errand;
 use explain::Explained;
 use handed::Noted;
@@ -565,73 +562,6 @@ impl Router {
         }
         let fallback = (decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
         Ok(self.forward_whole(whole, case, fallback, Some(request)))
-    }
-
-    fn forward_pair(&mut self, pair: Pair, case: &Case<'_>, request: Option<&Request<'_>>) -> Plan {
-        let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
-        let mut dispatch = match (self.pool.protocol, prefill.worker.address) {
-            (Protocol::Llmd, Some(address)) => {
-                let mut dispatch = self.dispatch_to(decode, &pair.others);
-                dispatch.headers.push(llmd::prefiller(address));
-                dispatch
-            }
-            _ => self.through_frontends(direct::pair(prefill, decode)),
-        };
-        dispatch.edits = self.unheard(request);
-        let prefill_key = pair.prefill.key();
-        let seat = self.seat_pair(pair, case.asked);
-        self.forward(dispatch, seat, case, request, Way::Pair, prefill_key)
-    }
-
-    fn forward_whole(
-        &mut self,
-        whole: Whole,
-        case: &Case<'_>,
-        fallback: Option<Fallback>,
-        request: Option<&Request<'_>>,
-    ) -> Plan {
-        let worker = &whole.decode.target;
-        let mut dispatch = match self.pool.protocol {
-            Protocol::Direct => self.through_frontends(direct::whole(worker)),
-            _ => self.dispatch_to(worker, &whole.others),
-        };
-        dispatch.edits = self.unheard(request);
-        let key = whole.decode.key();
-        let seat = Seat {
-            fallback,
-            ..self.seat_whole(whole, case.asked)
-        };
-        self.forward(dispatch, seat, case, request, Way::Whole, key)
-    }
-
-    /// A leg whose prompt is yet to be read, by the worker with this `key`, out of the filter's sight.
-    fn forward(
-        &self,
-        mut dispatch: Dispatch,
-        mut seat: Seat,
-        case: &Case<'_>,
-        request: Option<&Request<'_>>,
-        way: Way,
-        key: TargetKey,
-    ) -> Plan {
-        // What an unknown path does may take as long as it likes, and must not be done twice.
-        if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
-            let errand = Rc::new(Errand::of(case, request));
-            let answers = seat.decode.as_ref().map_or(key.worker, |worker| worker.id);
-            dispatch.patience = errand.patience(self, answers, self.reading(key));
-            let budget = Budget::of(&self.pool.decode);
-            seat.trail = Some(Rc::clone(&errand.trail));
-            seat.recovery = Some(Recovery::new(errand, way, budget));
-        }
-        Plan::Forward(dispatch, seat)
-    }
-
-    /// What a Dynamo frontend must not hear from a caller who is not trusted.
-    fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
-        match self.pool.trust_clients || self.pool.protocol != Protocol::Direct {
-            true => None,
-            false => request.and_then(direct::without_steering),
-        }
     }
 }
 
