@@ -98,6 +98,7 @@ pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
 pub async fn the_deadline_of_a_prefill_holds_after_a_new_configuration() {
     let pool = json!({
         "prefill": {"timeout_ms": DEADLINE_MS, "base_timeout_ms": DEADLINE_MS},
+        "health": {"cold_timeout_ms": 0},
         "selection": {"prefill": "round_robin"},
     });
     let rig = Rig::start(1, OPTIONS, pool.clone()).await;
