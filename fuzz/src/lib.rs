@@ -153,8 +153,9 @@ pub fn router(protocol: &str, callers: Callers, fields: &str) -> Router {
     router.advance(NOW);
     for id in [1, 2] {
         let worker = router.fleet().get(routing::fleet::WorkerId(id));
-        let life = worker.expect("a worker").incarnation();
-        router.told(&life, br#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#);
+        if let Some(life) = worker.map(|worker| worker.incarnation()) {
+            router.told(&life, br#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#);
+        }
     }
     router
 }

@@ -67,9 +67,10 @@ fuzz_target!(|data: &[u8]| {
 
     // And what follows from it.
     let mut router = router(protocol, Callers::Strangers, "");
-    let worker = router.fleet().get(WorkerId(1)).expect("a worker");
-    let life = worker.incarnation();
-    router.told(&life, answer);
+    let worker = router.fleet().get(WorkerId(1));
+    if let Some(life) = worker.map(|worker| worker.incarnation()) {
+        router.told(&life, answer);
+    }
     let body = client_body(generation);
     let Ok(Plan::Prefill(phase, _)) = router.plan(generation, body, told()) else {
         return;
