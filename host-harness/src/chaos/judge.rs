@@ -148,8 +148,9 @@ fn unseen_resets(seen: &Seen, counted: u64) -> u64 {
     counted.saturating_sub(seen)
 }
 
-/// A worker that has said that it is full is left alone for a second at most, and its clients are asked to come back then.
-const BACK_OFF: Duration = Duration::from_secs(1);
+/// A worker that has said that it is full is left alone for a second at most, and its clients are asked to come back then; half a
+/// second more for what was under way when it became well.
+const BACK_OFF: Duration = Duration::from_millis(1_500);
 
 /// From when on a pair must have been well for a failure to be the gateway's.
 fn since(exchange: &Exchange, why: &str) -> Instant {
