@@ -7,6 +7,7 @@ use pd_router_e2e::client::{Ask, Pair, Reply, chat_body, crowd};
 use pd_router_e2e::engines::{FAST, Fleet, MODEL, in_turns};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
 fn completion_body() -> Value {
@@ -208,8 +209,15 @@ pub async fn the_metrics_count_what_happened(proxy: Proxy) {
     }
     let fetched = metrics.expect("pd_router_kv_fetched_handoffs_total");
     assert_eq!(fetched, 12.0, "found_b18: each hand-off is counted once");
-    for role in ["prefill", "decode"] {
-        let workers = metrics.sum_where("pd_router_fleet_workers", &[("role", role)]);
-        assert_eq!(workers, Some(2.0), "{role} workers");
-    }
+    // Gauges are told at ticks.
+    eventually("the fleet is told", GENEROUS, || async {
+        let metrics = gateway.metrics().await;
+        let workers = ["prefill", "decode"]
+            .map(|role| metrics.sum_where("pd_router_fleet_workers", &[("role", role)]));
+        match workers == [Some(2.0); 2] {
+            true => Ok(()),
+            false => Err(format!("{workers:?}")),
+        }
+    })
+    .await;
 }

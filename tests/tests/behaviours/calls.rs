@@ -176,7 +176,8 @@ fn lines_with(gateway: &mut Gateway, part: &str) -> Vec<String> {
 
 pub async fn found_ids_a_line_of_the_log_has_the_clients_id_and_ours(proxy: Proxy) {
     let fleet = Fleet::start(2, 1, FAST).await;
-    let mut gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
+    let mut gateway =
+        Gateway::start_on_one_thread(proxy, &fleet.config_with(in_turns()), &[]).await;
     let once = json!({"kind": "status", "status": 500, "times": 1});
     fleet.prefill[0].fault(&once).await;
     for _ in 0..2 {
