@@ -216,10 +216,10 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
         }
         AfterPrefill::Decode {
             dispatch,
-            blocks,
             target: (worker, key),
             staged,
         } => {
+            let blocks = staged.blocks();
             if !client.enter() {
                 gateway.telemetry.handed_off(Fate::Leaked, blocks);
                 return;

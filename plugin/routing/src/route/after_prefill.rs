@@ -24,12 +24,10 @@ pub enum Client {
     reason = "one a request, moved once or twice: cheaper than a box"
 )]
 pub enum AfterPrefill {
-    /// Decode runs, with this many KV blocks waiting for it.
+    /// Decode runs, and fetches what prefill has staged.
     Decode {
         /// The decode leg.
         dispatch: Dispatch,
-        /// Blocks that the prefill worker holds until decode fetches them.
-        blocks: u64,
         /// The decode worker and its rank: another one than before, where that has left.
         target: (Rc<Worker>, TargetKey),
         /// What waits for it: to be kept with the seat.

@@ -419,7 +419,6 @@ impl PrefillPhase {
                 .patience(router, self.decode.target.worker.id, Duration::ZERO);
         AfterPrefill::Decode {
             dispatch,
-            blocks: staged.blocks,
             target: (Rc::clone(&self.decode.target.worker), self.decode.key()),
             staged,
         }

@@ -198,11 +198,13 @@ impl Router {
         }
     }
 
-    /// The leg that fetches a hand-off of which it is certain that no decode worker has begun with it; none where there is none, or
-    /// nobody could fetch it. To another worker than those that have refused it, if there is one.
+    /// The leg that fetches a hand-off of which it is certain that no decode worker has begun with it; none where there is none, its
+    /// lease is over, or no worker could fetch it. To another worker than those that have refused it, if there is one.
     pub fn give_up_handoff(&mut self, seat: &mut Seat) -> Option<CleanUpLeg> {
+        let now = self.ledger.now();
         let recovery = seat.recovery.as_mut()?;
-        let staged = recovery.staged.take()?;
+        let staged = recovery.staged.take();
+        let staged = staged.filter(|staged| !staged.has_expired(now))?;
         let errand = recovery.errand();
         let prefill = seat.prefill.clone()?;
         let [_, left_out] = self.excluded(&errand, Leg::Decode);

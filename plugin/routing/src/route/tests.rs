@@ -85,12 +85,12 @@ fn prefill_then_decode_and_each_charge_ends_in_its_time() {
     assert!([1, 2].contains(&phase.destination().unwrap().port()));
 
     let AfterPrefill::Decode {
-        dispatch, blocks, ..
+        dispatch, staged, ..
     } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
         panic!("no decode");
     };
-    assert_eq!(blocks, 2);
+    assert_eq!(staged.blocks(), 2);
     assert_eq!(
         (router.total_load().prefills, router.total_load().decodes),
         (0, 1)

@@ -386,3 +386,21 @@ fn found_v3_a_hand_off_that_comes_too_late_is_none() {
     let after = phase.answered(late, Client::Waits, &mut router);
     assert_eq!(word(&after), "again");
 }
+
+/// The clean-up leg is a decode leg too.
+#[test]
+fn found_v3_what_is_given_up_after_its_lease_is_not_fetched() {
+    for (wait_s, is_fetched) in [(29, true), (30, false)] {
+        let mut router = router("nixl", &two_by_two(), json!({}));
+        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        let after = phase.answered(GOOD, Client::Waits, &mut router);
+        let AfterPrefill::Decode { target, staged, .. } = after else {
+            panic!("no decode");
+        };
+        router.seat_decode(&mut seat, &target.0, target.1, staged);
+        router.leg_ended(&mut seat, Came::Status(400));
+        router.advance(Duration::from_secs(1 + wait_s));
+        assert_eq!(router.give_up_handoff(&mut seat).is_some(), is_fetched);
+        assert!(router.give_up_handoff(&mut seat).is_none(), "never twice");
+    }
+}
