@@ -48,7 +48,7 @@ fn pool() -> Value {
             "silence_timeout_ms": LIMIT_MS,
             "timeout_ms_per_token": 1,
         },
-        "health": {"eject_after": EJECT_AFTER},
+        "health": {"eject_after": EJECT_AFTER, "cold_timeout_ms": 0},
     });
     with(in_turns(), limits)
 }

@@ -147,16 +147,16 @@ pub async fn when_that_one_dies_too_another_takes_over(proxy: Proxy) {
         .await;
     // Only a request would have its VM made anew, and none reaches its thread.
     company.until_one_leads(Some(second)).await;
-    serves_again(&company.threads[second]).await;
+    serves_again(&company.threads[second], &Ask::chat("hello")).await;
     company.a_change_is_adopted_by_all().await;
     company.gateway.assert_comes_to_rest().await;
     until_vms_are(&company.gateway, VMS - 1.0).await;
 }
 
-/// Waits until requests on this thread, whose VM has died, are answered again; until then they get 503.
-pub async fn serves_again(thread: &Thread) {
+/// Waits until this request is answered on this thread, whose VM has died; until then it gets 503.
+pub async fn serves_again(thread: &Thread, ask: &Ask) {
     eventually("the thread serves again", GENEROUS, || async {
-        let reply = thread.try_send(Ask::chat("hello")).await;
+        let reply = thread.try_send(ask.clone()).await;
         let reply = reply.map_err(|failure| failure.to_string())?;
         match reply.status {
             200 => Ok(()),
