@@ -281,8 +281,13 @@ impl Fleet {
 
     /// Whether a worker is still in the life that it was in.
     pub fn lives(&self, life: &Incarnation) -> bool {
-        self.get(life.id)
-            .is_some_and(|worker| worker.incarnation() == *life)
+        self.alive(life).is_some()
+    }
+
+    /// The worker, where it is still in that life.
+    pub fn alive(&self, life: &Incarnation) -> Option<&Rc<Worker>> {
+        let worker = self.get(life.id)?;
+        (worker.incarnation() == *life).then_some(worker)
     }
 
     /// The same without some of its workers.

@@ -17,7 +17,7 @@ use self::record::{Held, Record, Row, Verdict, are_peers};
 use super::Router;
 use super::trail::{SharedTrail, Suspect};
 use crate::config;
-use crate::fleet::{Fleet, Worker, WorkerId};
+use crate::fleet::{Fleet, Incarnation, Worker, WorkerId};
 use crate::outcome::{self, Came, Leg};
 
 /// What the end of a call says of the worker that was called.
@@ -47,14 +47,14 @@ pub struct Ejection {
 }
 
 impl Router {
-    /// Notes what a worker has shown of itself, once for each call.
-    pub(super) fn heard(&mut self, worker: WorkerId, outcome: Outcome) {
+    /// Notes what a worker has shown of itself, once for each call. Of a life that has ended nothing is noted, whoever has its id
+    /// now.
+    pub(super) fn heard(&mut self, life: Incarnation, outcome: Outcome) {
         let is_word = !matches!(outcome, Outcome::Good | Outcome::Nothing);
         if !is_word && self.health.has_no_records() {
             return;
         }
-        // Of one that has left nothing is noted.
-        let Some(worker) = self.fleet.get(worker) else {
+        let Some(worker) = self.fleet.alive(&life) else {
             return;
         };
         let now = self.ledger.now();
@@ -91,13 +91,13 @@ impl Router {
         &mut self,
         held: outcome::Held,
         leg: Leg,
-        worker: WorkerId,
-        partner: Option<WorkerId>,
+        worker: Incarnation,
+        partner: Option<Incarnation>,
         came: Came,
         trail: &SharedTrail,
     ) {
-        if matches!(came, Came::Good | Came::TimedOut) && self.fleet.contains(worker) {
-            self.health.warm.insert(worker);
+        if matches!(came, Came::Good | Came::TimedOut) && self.fleet.lives(&worker) {
+            self.health.warm.insert(worker.id);
         }
         match held {
             outcome::Held::Nothing => self.heard(worker, Outcome::Nothing),
@@ -121,7 +121,7 @@ impl Router {
         let suspects = trail.borrow_mut().succeeded(leg);
         let now = self.ledger.now();
         for suspect in suspects {
-            if let (None, Some(worker)) = (suspect.partner, self.fleet.get(suspect.worker)) {
+            if let (None, Some(worker)) = (suspect.partner, self.fleet.alive(&suspect.worker)) {
                 self.health
                     .failed_what_was_served(worker, Row::Calls, &self.fleet, now);
             } else {
@@ -144,33 +144,39 @@ impl Router {
             self.heard(suspect.worker, Outcome::Failed);
             return;
         };
+        let pair = (
+            self.fleet.alive(&partner),
+            self.fleet.alive(&suspect.worker),
+        );
+        let (Some(prefill), Some(decode)) = pair else {
+            // Either may have failed because the other one, or itself, was about to end.
+            return;
+        };
         let now = self.ledger.now();
-        if let Some(worker) = self.fleet.get(partner) {
-            self.health.record(worker).broken(now);
-        }
-        if let Some(worker) = self.fleet.get(suspect.worker) {
-            self.health.record(worker).suspected(now);
-        }
-        self.health.pairs.suspect(partner, suspect.worker, now);
+        self.health.record(prefill).broken(now);
+        self.health.record(decode).suspected(now);
+        self.health.pairs.suspect(prefill.id, decode.id, now);
     }
 
     /// A prefill and a decode worker have done a hand-off together: whichever of them was suspected beside somebody else is
     /// cleared, and the other one is not.
-    pub(super) fn pair_worked(&mut self, prefill: WorkerId, decode: WorkerId) {
+    pub(super) fn pair_worked(&mut self, prefill: &Worker, decode: &Worker) {
         if self.health.has_no_records() && self.health.pairs.is_empty() {
             return;
         }
+        let lives = |worker: &Worker| self.fleet.lives(&worker.incarnation());
+        if !lives(prefill) || !lives(decode) {
+            return;
+        }
         let now = self.ledger.now();
-        for (id, row) in self.health.pairs.worked(prefill, decode, now) {
+        for (id, row) in self.health.pairs.worked(prefill.id, decode.id, now) {
             let Some(worker) = self.fleet.get(id) else {
                 continue;
             };
             self.health
                 .failed_what_was_served(worker, row, &self.fleet, now);
         }
-        if let Some(worker) = self.fleet.get(prefill) {
-            self.health.handed_off(worker, now);
-        }
+        self.health.handed_off(prefill, now);
     }
 
     /// Whether a worker is passed over because it has too much to do.

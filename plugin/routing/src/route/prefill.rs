@@ -253,11 +253,11 @@ impl PrefillPhase {
             ..trail.borrow().before(Leg::Prefill)
         };
         let meaning = judge(Leg::Prefill, came, before);
-        let worker = self.prefill.target.worker.id;
+        let worker = self.prefill.target.worker.incarnation();
         router.hold(meaning.held, Leg::Prefill, worker, None, came, trail);
         match came {
             Came::Good => router.leg_succeeded(trail, Leg::Prefill),
-            _ => trail.borrow_mut().ended(Leg::Prefill, worker, came),
+            _ => trail.borrow_mut().ended(Leg::Prefill, worker.id, came),
         }
         if client == Client::Left {
             router.settle_trail(trail);

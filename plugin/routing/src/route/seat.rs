@@ -112,12 +112,6 @@ impl Seat {
         }
     }
 
-    fn decoder(&self) -> Option<WorkerId> {
-        let charged = self.decode_charge.as_ref();
-        let charged = charged.map(|charge| charge.target().worker);
-        charged.or_else(|| self.decode.as_ref().map(|worker| worker.id))
-    }
-
     /// The stream ended.
     pub fn release(&mut self) {
         self.prefill_charge = None;
@@ -164,12 +158,13 @@ impl Router {
         {
             recovery.staged = None;
         }
-        let Some(worker) = seat.decoder() else {
+        let Some(worker) = &seat.decode else {
             return meaning;
         };
-        let partner = seat.prefill.as_ref().map(|worker| worker.id);
+        let worker = worker.incarnation();
+        let partner = seat.prefill.as_ref().map(|worker| worker.incarnation());
         self.hold(meaning.held, leg, worker, partner, came, &trail);
-        trail.borrow_mut().ended(leg, worker, came);
+        trail.borrow_mut().ended(leg, worker.id, came);
         if seat.trail.is_none() {
             self.settle_trail(&trail);
         }
@@ -184,10 +179,10 @@ impl Router {
         if let Some(trail) = &seat.trail {
             self.leg_succeeded(trail, leg);
         }
-        if let (Some(prefill), Some(decode)) = (&seat.prefill, seat.decoder())
+        if let (Some(prefill), Some(decode)) = (&seat.prefill, &seat.decode)
             && leg != Leg::Frontend
         {
-            self.pair_worked(prefill.id, decode);
+            self.pair_worked(prefill, decode);
         }
     }
 
@@ -222,8 +217,11 @@ impl Router {
 
     /// Workers at these addresses took no connection.
     pub fn took_no_connection(&mut self, addresses: &[SocketAddr]) {
-        for worker in self.decoders_at(addresses) {
-            self.heard(worker, Outcome::Unreachable);
+        for address in addresses {
+            let worker = self.fleet.at(*address, &[Role::Decode, Role::Aggregated]);
+            if let Some(life) = worker.map(|worker| worker.incarnation()) {
+                self.heard(life, Outcome::Unreachable);
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::fleet::WorkerId;
+use crate::fleet::{Incarnation, WorkerId};
 use crate::outcome::{Before, Came, Leg};
 
 /// Workers at which a request died before no further one is asked: it may be the request that kills them.
@@ -40,10 +40,10 @@ struct Met {
 pub(super) struct Suspect {
     /// The leg that failed.
     pub(super) leg: Leg,
-    /// The worker that was called.
-    pub(super) worker: WorkerId,
+    /// The worker that was called, in the life that it was in.
+    pub(super) worker: Incarnation,
     /// The other one of the pair, where it may be to blame as well.
-    pub(super) partner: Option<WorkerId>,
+    pub(super) partner: Option<Incarnation>,
     symptom: Symptom,
 }
 
@@ -133,8 +133,8 @@ impl Trail {
     pub(super) fn suspect(
         &mut self,
         leg: Leg,
-        worker: WorkerId,
-        partner: Option<WorkerId>,
+        worker: Incarnation,
+        partner: Option<Incarnation>,
         came: Came,
     ) {
         self.suspects.push(Suspect {
@@ -162,7 +162,7 @@ impl Trail {
         let suspects = std::mem::take(&mut self.suspects);
         let has_twin = |one: &Suspect| {
             suspects.iter().any(|other| {
-                other.worker != one.worker
+                other.worker.id != one.worker.id
                     && other.symptom == one.symptom
                     && other.leg.role() == one.leg.role()
             })

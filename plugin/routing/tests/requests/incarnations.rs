@@ -1,6 +1,7 @@
 //! What must be known of a prefill worker before it is handed a request is known of one life of it.
 
 use routing::fleet::{Fleet, Incarnation, Worker, WorkerId};
+use routing::outcome::Came;
 use routing::rendezvous::NotServed;
 use routing::route::{AfterPrefill, Client, Refusal, Router};
 use serde_json::{Value, json};
@@ -132,4 +133,66 @@ fn found_c2_a_decode_worker_that_has_moved_gets_no_leg_at_the_address_it_had() {
     for destination in dispatch.destinations {
         assert_eq!(destination.ip().to_string(), "127.0.0.9");
     }
+}
+
+/// Requests of its former life fail at a worker, each time after it has come back at another address.
+fn failed_in_a_former_life(came: Came) -> Router {
+    let mut router = router("nixl", &two_by_two(), json!({"health": {"eject_after": 1}}));
+    for time in 1..=4 {
+        let (phase, mut seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
+        let AfterPrefill::Decode {
+            target: (worker, key),
+            staged,
+            ..
+        } = phase.answered(GOOD, Client::Waits, &mut router)
+        else {
+            panic!("no decode");
+        };
+        router.seat_decode(&mut seat, &worker, key, staged);
+        moves(&mut router, 11, &format!("127.0.0.9:{time}"));
+        router.leg_ended(&mut seat, came);
+        router.request_ended(&seat);
+    }
+    router
+}
+
+#[test]
+fn found_c2_what_fails_in_a_former_life_is_not_held_against_the_one_that_came_back() {
+    for came in [
+        Came::Reset,
+        Came::Cut,
+        Came::Refused,
+        Came::Status(500),
+        Came::Status(503),
+        Came::TimedOut,
+        Came::FailedInside,
+    ] {
+        let mut router = failed_in_a_former_life(came);
+        assert_eq!(router.ejected(), 0, "{came:?}");
+        assert!(router.take_ejections().is_empty(), "{came:?}");
+        // It is not passed over either: in turns both decode workers get requests.
+        let mut decoders: Vec<u64> = (0..8)
+            .map(|_| pair(ask(&mut router, json!({}))).1)
+            .collect();
+        decoders.sort_unstable();
+        decoders.dedup();
+        assert_eq!(decoders, [11, 12], "{came:?}");
+    }
+}
+
+#[test]
+fn found_c2_a_suspicion_that_is_decided_late_dies_with_the_life_it_is_of() {
+    let mut router = router("nixl", &two_by_two(), json!({"health": {"eject_after": 1}}));
+    let (phase, seat) = prefill(ask(&mut router, json!({})));
+    let failed = phase.worker().id.0;
+    let after = phase.answered(status(500), Client::Waits, &mut router);
+    assert_eq!(word(&after), "again");
+    moves(&mut router, failed, "127.0.0.9:1");
+    let AfterPrefill::Again(second) = after else {
+        panic!("not asked again");
+    };
+    // That the second one serves what the first has failed would eject the first.
+    second.answered(GOOD, Client::Waits, &mut router);
+    router.request_ended(&seat);
+    assert_eq!(router.ejected(), 0);
 }

@@ -63,7 +63,10 @@ impl Rig {
     }
 
     fn hear(&mut self, id: u64, outcome: Outcome) -> &mut Self {
-        self.router.heard(WorkerId(id), outcome);
+        let worker = self.router.fleet().get(WorkerId(id)).cloned();
+        if let Some(worker) = worker {
+            self.router.heard(worker.incarnation(), outcome);
+        }
         self
     }
 
