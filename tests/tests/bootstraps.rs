@@ -101,3 +101,52 @@ fn one_that_stays_open_names_the_hosts_of_its_cluster() {
         (&"pass".into(), &"aggregated".into())
     );
 }
+
+/// The paths that it lets through with the filter gone are those that a pool forwards by default.
+#[test]
+fn found_b5_one_that_stays_open_lets_the_inference_paths_through_and_no_others() {
+    let bootstrap = parsed("bootstrap-fail-open.yaml");
+    let filters = manager(&bootstrap)["http_filters"].as_array().cloned();
+    let filters = filters.unwrap_or_default();
+    let names: Vec<&str> = filters
+        .iter()
+        .filter_map(|one| one["name"].as_str())
+        .collect();
+    // Behind the filter, whose own pages are no engine's.
+    assert_eq!(
+        names,
+        ["pd_router", "only_inference", "envoy.filters.http.router"]
+    );
+    let policy = &filters[1]["typed_config"]["rules"]["policies"]["inference"];
+    let rules = &policy["permissions"][0]["and_rules"]["rules"];
+    let named = rules[2]["or_rules"]["rules"].as_array().cloned();
+    let matchers: Vec<Value> = named
+        .unwrap_or_default()
+        .iter()
+        .map(|rule| rule["url_path"]["path"].clone())
+        .collect();
+    let lets = |matcher: &Value, path: &str| match (&matcher["suffix"], &matcher["contains"]) {
+        (Value::String(suffix), Value::Null) => path.ends_with(suffix),
+        (Value::Null, Value::String(part)) => path.contains(part.as_str()),
+        _ => panic!("{matcher}"),
+    };
+    let pool = routing::config::Config::parse(POOL.as_bytes())
+        .unwrap()
+        .pools[0]
+        .clone();
+    let paths: Vec<String> = pool
+        .paths
+        .iter()
+        .map(|path| path.replace("/**", "/a/b").replace('*', "a"))
+        .collect();
+    for path in &paths {
+        let found = matchers.iter().any(|matcher| lets(matcher, path));
+        assert!(found, "{path} is not let through");
+    }
+    for matcher in &matchers {
+        let found = paths.iter().any(|path| lets(matcher, path));
+        assert!(found, "no pool forwards {matcher}");
+    }
+}
+
+const POOL: &str = r#"{"pools": [{"name": "p", "protocol": "aggregated", "discovery": {"static": {"workers": []}}}]}"#;

@@ -71,9 +71,49 @@ pub async fn epp_unavailable_fail_open(_: Proxy) {
         assert!(got.values("x-gateway-destination-endpoint").is_empty());
         assert_eq!(got.text(), crate::rig::BODY);
     }
-    // Nobody answers in the picker's place: its own pages are the workers' now.
+    // Nobody answers in the picker's place: its own pages are not there now.
     for reply in many(&plain, &Ask::get(READY)).await {
-        assert!(reply.text().contains("text_completion"), "{reply:?}");
+        reply.expect_code(404, "unknown_path");
+    }
+}
+
+/// With the picker, and with it gone.
+pub async fn found_b5_nobody_operates_an_engine_where_the_picker_is_gone(_: Proxy) {
+    let pods = Pods::start(2).await;
+    let plain = over(OPEN, &pods, pods.listed(), json!({"on_empty": "pass"})).await;
+    let operating = [
+        Ask::get("/flush_cache"),
+        Ask::get("/metrics"),
+        Ask::get("/metrics/v1/models"),
+        Ask::get("/v1/models/../../flush_cache"),
+        Ask::get("/flush_cache?/v1/models"),
+        Ask::post("/abort_request", r#"{"abort_all": true}"#),
+        Ask::post("/update_weights_from_disk", "{}"),
+        Ask::post("/v1/load_lora_adapter", "{}"),
+        Ask::post("/sleep", ""),
+    ];
+    for is_gone in [false, true] {
+        if is_gone {
+            kill_the_picker(&plain).await;
+        }
+        let before = pods.counts();
+        for ask in &operating {
+            let reply = plain.gateway.send(ask.clone()).await;
+            let said = format!("{ask:?}: {reply:?}");
+            assert!(
+                reply.status == 404 && reply.text().contains("unknown_path"),
+                "{said}"
+            );
+        }
+        assert_eq!(pods.counts(), before, "picker gone: {is_gone}");
+        for inference in [
+            "/v1/completions",
+            "/openai/v1/completions",
+            "/v1/models/a/b",
+        ] {
+            let ask = Ask::post(inference, crate::rig::BODY);
+            plain.gateway.send(ask).await.expect(200);
+        }
     }
 }
 

@@ -49,6 +49,7 @@ pd_router_e2e::on_both_hosts! {
     }
     failing {
         epp_unavailable_fail_open,
+        found_b5_nobody_operates_an_engine_where_the_picker_is_gone,
         epp_unavailable_fail_close,
         epp_unavailable_fail_close_for_good,
         epp_empty_fail_open,
