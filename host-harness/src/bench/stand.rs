@@ -22,6 +22,7 @@ use super::plain::{self, Within};
 use super::router::{Router, RouterError};
 use super::usage::{self, Usage};
 use crate::host::clusters::Kind;
+use crate::host::steps::Counting;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Files, Gateway, GatewayConfig};
 use crate::run::{EnvoyLog, Proxy, RunError};
@@ -160,6 +161,7 @@ impl Stand {
             admin: anywhere(),
             concurrency: threads,
             buffer_limit: BUFFER_LIMIT,
+            counting: Counting::Off,
             files: parts.files.clone(),
             log: EnvoyLog::Errors,
         };

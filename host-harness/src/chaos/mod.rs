@@ -8,6 +8,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::engine::Dialect;
+use crate::host::steps::Counting;
 use crate::logging;
 use crate::run::gateway::{Files, GatewayConfig};
 use crate::run::{EnvoyLog, Proxy, RunError};
@@ -201,6 +202,7 @@ impl Args {
                 admin: anywhere,
                 concurrency: self.concurrency,
                 buffer_limit: 1024 * 1024,
+                counting: Counting::Off,
                 files: self.files.clone(),
                 log: gateways_log(),
             },

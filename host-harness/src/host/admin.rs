@@ -1,4 +1,4 @@
-//! The admin listener: readiness, metrics and clusters, under Envoy's paths.
+//! The admin listener: readiness, metrics and clusters, under Envoy's paths, and what events cost the plugin.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -44,6 +44,11 @@ fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes
         (&Method::GET, "/stats/prometheus") => text(StatusCode::OK, process.metrics.prometheus()),
         // In the one shape that there is here, whatever `format` is asked for.
         (&Method::GET, "/clusters") => json(process.clusters.to_json().to_string()),
+        (&Method::GET, "/steps") => json(serde_json::json!(process.steps.taken()).to_string()),
+        (&Method::POST, "/steps/reset") => {
+            process.steps.reset();
+            text(StatusCode::OK, "OK\n".to_owned())
+        }
         _ => text(StatusCode::NOT_FOUND, "not found\n".to_owned()),
     }
 }

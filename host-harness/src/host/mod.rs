@@ -15,6 +15,7 @@ pub mod names;
 pub mod routes;
 mod shared;
 mod state;
+pub mod steps;
 mod stream;
 mod ticker;
 mod upstream;
@@ -41,6 +42,7 @@ use self::metrics::Metrics;
 use self::routes::Routes;
 use self::shared::Shared;
 use self::state::Process;
+use self::steps::{Counting, Steps};
 use self::vm::{Blueprint, StartError};
 use self::worker::{Acceptor, Thread};
 
@@ -66,6 +68,8 @@ pub struct HostConfig {
     pub routes: Routes,
     /// Bytes of a body that may be buffered; a request body that reaches this gets 413.
     pub buffer_limit: usize,
+    /// Whether the plugin's steps are counted.
+    pub counting: Counting,
 }
 
 /// Why a host did not start.
@@ -123,6 +127,7 @@ impl Host {
             plugin_config: config.plugin_config,
             buffer_limit: config.buffer_limit,
             connections: AtomicU64::new(0),
+            steps: Steps::new(config.counting),
         });
         process.clusters.refresh().await;
         let compiling = Arc::clone(&process);

@@ -15,6 +15,7 @@ use super::maps::Headers;
 use super::metrics::Metrics;
 use super::routes::{Route, Routes};
 use super::shared::{QueueOwner, Shared};
+use super::steps::Steps;
 use super::upstream::OutgoingRequest;
 
 /// The id of a root or stream context, unique within its thread.
@@ -42,6 +43,8 @@ pub struct Process {
     pub buffer_limit: usize,
     /// Numbers the client connections.
     pub connections: AtomicU64,
+    /// What events cost the plugin.
+    pub steps: Steps,
 }
 
 /// What a stream is told by the host calls made for it. It acts after the guest has returned.

@@ -14,6 +14,7 @@ use super::call;
 use super::maps::Headers;
 use super::shared::{QueueOwner, QueueReady};
 use super::state::{CallReply, Command, ContextId, Effect, Guest, HostState, Process, StreamState};
+use super::steps::Counting;
 use super::ticker::Ticker;
 use super::upstream::Upstreams;
 
@@ -56,7 +57,7 @@ pub struct Blueprint {
 impl Blueprint {
     /// Compiles the module and links the host calls. Takes seconds of CPU for a large module.
     pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<Blueprint, StartError> {
-        let module = compiled(wasm).map_err(StartError::Load)?;
+        let module = compiled(wasm, process.steps.counting()).map_err(StartError::Load)?;
         let mut linker = Linker::new(module.engine());
         abi::link(&mut linker, &module).map_err(StartError::Load)?;
         let module = linker.instantiate_pre(&module).map_err(StartError::Load)?;
@@ -64,20 +65,33 @@ impl Blueprint {
     }
 }
 
+/// A module, and what it was compiled from.
+struct Compiled {
+    wasm: Box<[u8]>,
+    counting: Counting,
+    module: Module,
+}
+
 /// The compiled module: the one of last time where a process starts one host after the other.
-fn compiled(wasm: &[u8]) -> wasmtime::Result<Module> {
-    static LAST: Mutex<Option<(Box<[u8]>, Module)>> = Mutex::new(None);
+fn compiled(wasm: &[u8], counting: Counting) -> wasmtime::Result<Module> {
+    static LAST: Mutex<Option<Compiled>> = Mutex::new(None);
     // Held while compiling, so that hosts that start side by side wait for one compilation.
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((of, module)) = &*last
-        && **of == *wasm
+    if let Some(known) = &*last
+        && *known.wasm == *wasm
+        && known.counting == counting
     {
-        return Ok(module.clone());
+        return Ok(known.module.clone());
     }
     let mut config = Config::new();
     config.wasm_backtrace_max_frames(None);
+    config.consume_fuel(counting == Counting::On);
     let module = Module::new(&Engine::new(&config)?, wasm)?;
-    *last = Some((wasm.into(), module.clone()));
+    *last = Some(Compiled {
+        wasm: wasm.into(),
+        counting,
+        module: module.clone(),
+    });
     Ok(module)
 }
 
@@ -105,9 +119,13 @@ struct Incarnation {
     calls: JoinSet<()>,
 }
 
-type Callback<Params, Answer = ()> = Option<TypedFunc<Params, Answer>>;
+/// A callback; without a function the module lacks it, which means Continue or yes.
+struct Callback<Params, Answer = ()> {
+    name: &'static str,
+    function: Option<TypedFunc<Params, Answer>>,
+}
 
-/// The callbacks that the module exports; one that it lacks means Continue or yes.
+/// The callbacks that the module may export.
 struct Exports {
     context_create: Callback<(u32, u32)>,
     vm_start: Callback<(u32, u32), u32>,
@@ -457,9 +475,11 @@ impl Incarnation {
     fn load(blueprint: &Blueprint, state: HostState) -> Result<Incarnation, StartError> {
         let mut store = Store::new(blueprint.module.module().engine(), state);
         store.limiter(|state| &mut state.limits);
-        let instance = blueprint
-            .module
-            .instantiate(&mut store)
+        let steps = &blueprint.process.steps;
+        let instance = steps
+            .count("instantiate", &mut store, |store| {
+                blueprint.module.instantiate(store)
+            })
             .map_err(StartError::Load)?;
         let memory = instance.get_memory(&mut store, "memory");
         let allocate = instance
@@ -471,7 +491,9 @@ impl Incarnation {
         let exports = Exports::find(&instance, &mut store);
         for entry in ["_initialize", "_start"] {
             if let Ok(entry) = instance.get_typed_func::<(), ()>(&mut store, entry) {
-                entry.call(&mut store, ()).map_err(StartError::Trap)?;
+                steps
+                    .count("initialize", &mut store, |store| entry.call(store, ()))
+                    .map_err(StartError::Trap)?;
                 break;
             }
         }
@@ -498,21 +520,21 @@ impl Incarnation {
         callback: impl FnOnce(&Exports) -> &Callback<P>,
         params: P,
     ) -> wasmtime::Result<()> {
-        match callback(&self.exports) {
-            Some(callback) => callback.call(&mut self.store, params),
-            None => Ok(()),
-        }
+        self.ask(callback, params).map(Option::unwrap_or_default)
     }
 
-    fn ask<P: wasmtime::WasmParams>(
+    fn ask<P: wasmtime::WasmParams, R: wasmtime::WasmResults>(
         &mut self,
-        callback: impl FnOnce(&Exports) -> &Callback<P, u32>,
+        callback: impl FnOnce(&Exports) -> &Callback<P, R>,
         params: P,
-    ) -> wasmtime::Result<Option<u32>> {
-        match callback(&self.exports) {
-            Some(callback) => callback.call(&mut self.store, params).map(Some),
-            None => Ok(None),
-        }
+    ) -> wasmtime::Result<Option<R>> {
+        let Callback { name, function } = callback(&self.exports);
+        let Some(function) = function else {
+            return Ok(None);
+        };
+        let process = Arc::clone(&self.store.data().process);
+        let call = |store: &mut Store<HostState>| function.call(store, params);
+        process.steps.count(name, &mut self.store, call).map(Some)
     }
 }
 
@@ -541,7 +563,8 @@ impl Exports {
 fn export<P: wasmtime::WasmParams, R: wasmtime::WasmResults>(
     instance: &Instance,
     store: &mut Store<HostState>,
-    name: &str,
+    name: &'static str,
 ) -> Callback<P, R> {
-    instance.get_typed_func(store, name).ok()
+    let function = instance.get_typed_func(store, name).ok();
+    Callback { name, function }
 }

@@ -9,6 +9,7 @@ use super::bootstrap::Settings;
 use super::envoy::{Envoy, EnvoyConfig, EnvoyLog};
 use super::fleet::Members;
 use super::{Proxy, RunError, must_exist};
+use crate::host::steps::Counting;
 use crate::host::{Host, HostConfig};
 
 /// The files that a gateway is made of.
@@ -58,6 +59,8 @@ pub struct GatewayConfig {
     pub concurrency: u16,
     /// Bytes of the largest request body.
     pub buffer_limit: usize,
+    /// Whether the plugin's steps are counted, in this program's own host.
+    pub counting: Counting,
     /// What it is made of.
     pub files: Files,
     /// What of Envoy's log is passed on.
@@ -122,6 +125,7 @@ impl Gateway {
             clusters: members.clusters.clone(),
             routes: members.routes.clone(),
             buffer_limit: config.buffer_limit,
+            counting: config.counting,
         })
         .await?;
         Ok(Self::Wasmtime(host))

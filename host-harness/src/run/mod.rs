@@ -8,6 +8,7 @@ use routing::config::{Config, ConfigError};
 
 use crate::engine::EngineError;
 use crate::host::HostError;
+use crate::host::steps::Counting;
 use crate::logging;
 
 mod bootstrap;
@@ -54,6 +55,10 @@ pub struct Args {
     /// Bytes of the largest request body; beyond it 413.
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     buffer_limit: usize,
+    /// Counts the instructions that events take in the plugin: `/steps` of the admin listener has them by callback, since the start
+    /// or the last `POST /steps/reset`. Not with Envoy.
+    #[arg(long)]
+    count_steps: bool,
     /// Divides the simulated engines' computing times.
     #[arg(long, value_name = "F", default_value_t = 1.0)]
     speedup: f64,
@@ -82,6 +87,10 @@ impl Args {
             admin: self.admin,
             concurrency: self.concurrency,
             buffer_limit: self.buffer_limit,
+            counting: match self.count_steps {
+                true => Counting::On,
+                false => Counting::Off,
+            },
             files: self.files.clone(),
             log: EnvoyLog::Everything,
         }

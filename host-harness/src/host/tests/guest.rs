@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::super::clusters::Kind;
 use super::super::routes::{Route, Routes};
+use super::super::steps::Counting;
 use super::super::{Host, HostConfig, HostError};
 use super::net;
 
@@ -96,6 +97,7 @@ pub async fn try_start(
             pool: Some("test".to_owned()),
         }),
         buffer_limit,
+        counting: Counting::Off,
     })
     .await;
     std::fs::remove_file(plugin).expect("the temporary file");

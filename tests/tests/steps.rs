@@ -1,0 +1,301 @@
+//! What an event costs the plugin, counted in instructions and not in time: at most a constant for each byte that came, whatever
+//! the bytes are, and each byte once.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pd_router_e2e::Proxy;
+use pd_router_e2e::client::{self, Ask};
+use pd_router_e2e::engines::{MODEL, Role, static_config};
+use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::scripted::{Answer, Scripted};
+use serde_json::{Value, json};
+
+/// Bytes of what is long.
+const LENGTHS: [usize; 2] = [64 * 1024, 512 * 1024];
+
+/// Instructions for a byte. Text takes 25, the smallest values (`[1]`, `{}`) up to 470: each is read, counted and hashed.
+const PER_BYTE: u64 = 600;
+
+/// Instructions for an event, however short.
+const PER_EVENT: u64 = 150_000;
+
+/// Instructions for a request: its placing, its calls and its end.
+const PER_REQUEST: u64 = 2_000_000;
+
+const TICK: &str = "proxy_on_tick";
+
+/// A gateway that counts, and what its workers say.
+struct Rig {
+    gateway: Gateway,
+    said: Arc<Mutex<[Answer; 2]>>,
+    _workers: [Scripted; 2],
+}
+
+impl Rig {
+    async fn start() -> Rig {
+        let said = Arc::new(Mutex::new([good_prefill(), good_decode()]));
+        let says = |at: usize| {
+            let said = Arc::clone(&said);
+            Scripted::start(move |_| {
+                said.lock().unwrap_or_else(PoisonError::into_inner)[at].clone()
+            })
+        };
+        let workers = [says(0).await, says(1).await];
+        let listed = [
+            workers[0].listed(Role::Prefill),
+            workers[1].listed(Role::Decode),
+        ];
+        let pool = json!({"health": {"eject_after": 0}});
+        let config = static_config(listed.to_vec(), pool);
+        let counting = ["--count-steps"];
+        let gateway = Gateway::start_on_one_thread(Proxy::Wasmtime, &config, &counting).await;
+        Rig {
+            gateway,
+            said,
+            _workers: workers,
+        }
+    }
+
+    /// The workers say this from now on.
+    fn says(&self, prefill: Answer, decode: Answer) {
+        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = [prefill, decode];
+    }
+
+    async fn reset(&self) {
+        let ask = Ask::post("/steps/reset", "");
+        client::send(self.gateway.admin, ask).await.expect(200);
+    }
+
+    async fn steps(&self) -> Value {
+        let reply = client::send(self.gateway.admin, Ask::get("/steps")).await;
+        reply.expect(200).json()
+    }
+
+    /// Fails where all that has happened since the reset took more than so many bytes of one request may.
+    async fn assert_bounded(&self, what: &str, bytes: usize) {
+        self.gateway.assert_comes_to_rest().await;
+        let steps = self.steps().await;
+        let (mut taken, mut allowed) = (0, PER_REQUEST + PER_BYTE * bytes as u64);
+        for (event, counted) in steps.as_object().into_iter().flatten() {
+            let figure = |name: &str| counted[name].as_u64().unwrap_or_default();
+            if event == TICK {
+                assert!(
+                    figure("most") < PER_REQUEST,
+                    "{what}: a tick took {counted}"
+                );
+                continue;
+            }
+            taken += figure("total");
+            allowed += PER_EVENT * figure("events");
+        }
+        assert!(taken > 0, "nothing was counted: {steps}");
+        assert!(
+            taken <= allowed,
+            "{what}: {taken} instructions for {bytes} bytes, {allowed} are allowed: {steps}"
+        );
+    }
+}
+
+fn good_prefill() -> Answer {
+    let handoff = json!({
+        "do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": "e", "remote_block_ids": [[1, 2]],
+        "remote_host": "127.0.0.1", "remote_port": 5600,
+    });
+    Answer::json(
+        json!({"choices": [{"finish_reason": "length"}], "kv_transfer_params": handoff})
+            .to_string(),
+    )
+}
+
+fn event(text: &str) -> String {
+    let choice = json!({"index": 0, "delta": {"content": text}});
+    format!("data: {}\n\n", json!({ "choices": [choice] }))
+}
+
+fn good_decode() -> Answer {
+    let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
+    let pieces = [event("a"), format!("data: {end}\n\ndata: [DONE]\n\n")];
+    Answer::stream(pieces)
+}
+
+/// A text of `length` bytes at most, that begins and ends so and repeats this between.
+fn long(before: &str, repeated: &str, after: &str, length: usize) -> String {
+    let room = length.saturating_sub(before.len() + after.len() + repeated.len());
+    let mut elements = vec![repeated; room / (repeated.len() + 1)];
+    elements.push(repeated);
+    format!("{before}{}{after}", elements.join(","))
+}
+
+fn chat(members: &str) -> String {
+    format!(r#"{{"model":"{MODEL}","stream":true,{members}"#)
+}
+
+/// Bodies of requests, by where they are sent: before what is repeated, that, and after.
+fn requests() -> Vec<(&'static str, String, &'static str, &'static str)> {
+    const CHAT: &str = "/v1/chat/completions";
+    const COMPLETIONS: &str = "/v1/completions";
+    let content = chat(r#""messages":[{"role":"user","content":"#);
+    vec![
+        (CHAT, format!("{content}\""), "once upon a time", "\"}]}"),
+        (
+            CHAT,
+            format!("{content}\""),
+            r#"\"\\\u00e9\n\ud83d\ude00"#,
+            "\"}]}",
+        ),
+        (CHAT, format!("{content}\""), "é漢🦀", "\"}]}"),
+        (
+            CHAT,
+            format!("{content}["),
+            r#"{"type":"text","text":"a"}"#,
+            "]}]}",
+        ),
+        (CHAT, format!("{content}["), "\"\"", "]}]}"),
+        (
+            CHAT,
+            chat(r#""messages":["#),
+            r#"{"role":"user","content":"a"}"#,
+            "]}",
+        ),
+        (CHAT, chat(r#""messages":["#), "{}", "]}"),
+        (
+            CHAT,
+            chat(r#""messages":[],"tools":["#),
+            r#"{"type":"function"}"#,
+            "]}",
+        ),
+        (CHAT, chat(r#""messages":[],"stop":["#), "\"a\"", "]}"),
+        (CHAT, "[".to_owned(), "[[[[[[[[", ""),
+        (CHAT, "{".to_owned(), r#""messages":[]"#, "}"),
+        (CHAT, "{".to_owned(), r#""a\u0062c":1"#, "}"),
+        (CHAT, String::new(), "        ", ""),
+        (CHAT, String::new(), "\u{0}\u{1}", ""),
+        (CHAT, "\"".to_owned(), "\\\\\\", ""),
+        (COMPLETIONS, chat(r#""prompt":["#), "31999", "]}"),
+        (COMPLETIONS, chat(r#""prompt":["#), "\"a\"", "]}"),
+        (COMPLETIONS, chat(r#""prompt":["#), "[1,2,3]", "]}"),
+        (COMPLETIONS, chat(r#""max_tokens":"#), "1", "}"),
+        (
+            "/v1/responses",
+            chat(r#""input":["#),
+            r#"{"role":"user","content":"a"}"#,
+            "]}",
+        ),
+        (
+            "/v1/messages",
+            chat(r#""messages":["#),
+            r#"{"role":"user","content":"a"}"#,
+            "]}",
+        ),
+        ("/v1/embeddings", chat(r#""input":["#), "\"a\"", "]}"),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn found_b13_a_request_costs_a_constant_for_each_byte_whatever_they_are() {
+    let rig = Rig::start().await;
+    for length in LENGTHS {
+        for (path, before, repeated, after) in requests() {
+            let body = long(&before, repeated, after, length);
+            let what = format!("{path} {before}{repeated}… of {length}");
+            rig.reset().await;
+            rig.gateway.send(Ask::post(path, body.clone())).await;
+            rig.assert_bounded(&what, body.len()).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn found_b13_a_body_in_many_pieces_is_read_once() {
+    const PIECES: usize = 256;
+    let rig = Rig::start().await;
+    let before = chat(r#""messages":[{"role":"user","content":""#);
+    let body = long(&before, "once upon a time", "\"}]}", LENGTHS[1]);
+    rig.reset().await;
+    let mut client = Raw::connect(rig.gateway.listen).await;
+    let request = raw::post("/v1/chat/completions", &[], body.as_bytes());
+    for piece in request.chunks(request.len() / PIECES) {
+        client.write(piece).await;
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    client.read_until("[DONE]", 1).await;
+    let events = rig.steps().await["proxy_on_request_body"]["events"].as_u64();
+    assert!(events > Some(8), "it came in {events:?} pieces");
+    rig.assert_bounded("a body in pieces", body.len()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn found_b8_a_prefill_answer_costs_a_constant_for_each_byte_whatever_they_are() {
+    let rig = Rig::start().await;
+    let before = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":["#;
+    let shapes = [
+        (before, "31999", "]}}"),
+        (before, "[]", "]}}"),
+        (before, "[[[[[", "]}}"),
+        (before, "\"a\\u0062\"", "]}}"),
+        (r#"{"choices":["#, r#"{"finish_reason":"length"}"#, "]}"),
+        (r#"{"choices":[{"message":{"content":""#, "a\\n", "\"}}]}"),
+        ("{", r#""kv_transfer_params":{}"#, "}"),
+        ("", "<html>", ""),
+        ("", "        ", ""),
+    ];
+    for length in LENGTHS {
+        for (before, repeated, after) in shapes {
+            let answer = long(before, repeated, after, length);
+            for status in [200, 400, 500] {
+                rig.says(Answer::json(answer.clone()).status(status), good_decode());
+                rig.reset().await;
+                let _ = rig.gateway.try_send(Ask::chat("hello")).await;
+                let what = format!("{status} {before}{repeated}… of {length}");
+                rig.assert_bounded(&what, answer.len()).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn found_b8_an_answer_costs_a_constant_for_each_byte_whatever_they_are() {
+    let rig = Rig::start().await;
+    let one_event = event("a");
+    let shapes = [
+        one_event.as_str(),
+        "data: ",
+        "\r",
+        "\n",
+        ": a comment\n",
+        "data: [DONE]\n\n",
+        "data: {\"error\":",
+        "[[[[[[[[",
+        "\"\\u0061\"",
+        "event: x\ndata: {}\n\n",
+        "\u{0}",
+    ];
+    for length in LENGTHS {
+        for repeated in shapes {
+            let text = repeated.repeat(length / repeated.len());
+            let whole = Answer::stream([event("a"), text.clone()]);
+            let as_json = Answer::json(text.clone());
+            let halves = text.split_at(floor(&text, length / 2));
+            let in_halves = Answer::stream([halves.0.to_owned(), halves.1.to_owned()]);
+            for answer in [whole, as_json, in_halves] {
+                rig.says(good_prefill(), answer);
+                rig.reset().await;
+                let ask = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "a"}]});
+                let ask = Ask::post("/v1/chat/completions", ask.to_string());
+                let _ = rig.gateway.try_send(ask).await;
+                let what = format!("{repeated:?} of {length}");
+                rig.assert_bounded(&what, text.len()).await;
+            }
+        }
+    }
+}
+
+/// The last place at or before `at` where a text may be cut.
+fn floor(text: &str, at: usize) -> usize {
+    (0..=at)
+        .rev()
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or_default()
+}
