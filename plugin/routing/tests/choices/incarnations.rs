@@ -156,3 +156,30 @@ fn found_c2_a_charge_of_a_life_that_has_ended_is_not_the_next_ones() {
     drop(held);
     assert!(router.total_load().is_idle() && load(&router, 2).is_idle());
 }
+
+/// A bootstrap server at another port is another process's: nothing that was learned before is known of it.
+#[test]
+fn found_c2_one_that_tells_another_port_is_a_stranger() {
+    let asked = json!({"protocol": "sglang", "bootstrap": "ask"});
+    let mut router = router(&pairs(1, 1), asked, 1);
+    let life = router.fleet().get(WorkerId(1)).unwrap().incarnation();
+    let port = |port: u16| json!({"disaggregation_bootstrap_port": port}).to_string();
+    let serve = |router: &mut Router| drop(wish(1, 800).prefill(router));
+    assert!(router.told(&life, port(9_000).as_bytes()));
+    serve(&mut router);
+    let held = remembered(&router, 1);
+    assert!(held > 0);
+    assert!(router.told(&life, port(9_000).as_bytes()));
+    assert_eq!(remembered(&router, 1), held, "the same one");
+    assert!(router.told(&life, port(9_001).as_bytes()));
+    assert_eq!(remembered(&router, 1), 0);
+    // The same where its source tells the port.
+    for (told, is_kept) in [(9_001, true), (9_002, false)] {
+        serve(&mut router);
+        assert_eq!(remembered(&router, 1), held);
+        let prefill = worker_with("prefill", 1, json!({"bootstrap_port": told}));
+        adopt(&mut router, &[prefill, worker("decode", 101)]);
+        let left = if is_kept { held } else { 0 };
+        assert_eq!(remembered(&router, 1), left, "{told}");
+    }
+}

@@ -234,6 +234,33 @@ fn found_b2_who_waits_follows_the_fleet() {
     assert_eq!(router.waiting(), 0);
 }
 
+/// What the name of a model stands for, and who is named, is looked up again where the fleet is another one.
+#[test]
+fn found_b2_who_waits_is_served_by_those_who_are_there_when_its_turn_comes() {
+    let mut router = strict(json!({"queue": {}}));
+    let _held = [
+        prefill(ask(&mut router, json!({}))),
+        prefill(ask(&mut router, json!({}))),
+    ];
+    let mut queued = waits(ask(&mut router, json!({})));
+    let mut named = waits(ask(&mut router, json!({"prefill_worker_id": 2})));
+    // The model is an adapter of another one now; and the worker that is named has left.
+    let of_base = json!({"model": "base", "adapters": ["m"]});
+    let others = [
+        worker_with("prefill", 3, of_base.clone()),
+        worker_with("prefill", 4, of_base.clone()),
+        worker_with("decode", 13, of_base),
+    ];
+    crate::support::replace(&mut router, &others);
+    for queued in [&mut queued, &mut named] {
+        let plan = again(&mut router, queued, 1100).expect("its turn");
+        let (phase, seat) = prefill(plan);
+        assert!([3, 4].contains(&phase.worker().id.0));
+        drop((phase, seat));
+    }
+    assert_eq!(router.waiting(), 0);
+}
+
 #[test]
 fn a_busy_decode_worker_is_passed_over_and_all_busy_is_an_overload() {
     let admission = json!({"decode": {"fraction": 0.5}});

@@ -404,3 +404,36 @@ fn found_v3_what_is_given_up_after_its_lease_is_not_fetched() {
         assert!(router.give_up_handoff(&mut seat).is_none(), "never twice");
     }
 }
+
+/// What a decode worker may have begun with is used up: neither another one nor a clean-up leg gets it.
+#[test]
+fn found_v3_what_may_have_been_fetched_is_handed_to_nobody_again() {
+    for (came, is_as_before) in [
+        (Came::Refused, true),
+        (Came::NotSent, true),
+        (Came::Status(401), true),
+        (Came::Status(429), true),
+        (Came::Status(400), true),
+        (Came::Status(408), false),
+        (Came::Status(500), false),
+        (Came::Status(503), false),
+        (Came::Reset, false),
+        (Came::Cut, false),
+        (Came::TimedOut, false),
+        (Came::Empty, false),
+        (Came::FailedInside, false),
+        (Came::Left, false),
+    ] {
+        let mut router = router("nixl", &two_by_two(), json!({}));
+        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        let after = phase.answered(GOOD, Client::Waits, &mut router);
+        let AfterPrefill::Decode { target, staged, .. } = after else {
+            panic!("no decode");
+        };
+        router.seat_decode(&mut seat, &target.0, target.1, staged);
+        router.leg_ended(&mut seat, came);
+        assert_eq!(seat.staged_blocks().is_some(), is_as_before, "{came:?}");
+        let fetched = router.give_up_handoff(&mut seat);
+        assert_eq!(fetched.is_some(), is_as_before, "{came:?}");
+    }
+}
