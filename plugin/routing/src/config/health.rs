@@ -20,7 +20,8 @@ pub struct Health {
     /// ejection starts anew.
     pub most_eject_ms: u64,
     /// Milliseconds that a worker may take at least over a prefill, or until its first token, as long as it has neither answered anything
-    /// nor passed a deadline: engines compile at their first requests, for 30 to 150 s. 0: the same as later.
+    /// nor passed a deadline: engines compile at their first requests, for 30 to 150 s. Each thread of the proxy has seen answers of
+    /// its own. 0: the same as later.
     pub cold_timeout_ms: u32,
 }
 
