@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -30,6 +30,7 @@ pub struct Answer {
     content_type: &'static str,
     headers: Vec<(&'static str, &'static str)>,
     pieces: Vec<Bytes>,
+    trailers: Vec<(&'static str, &'static str)>,
 }
 
 impl Answer {
@@ -40,6 +41,7 @@ impl Answer {
             content_type: "application/json",
             headers: Vec::new(),
             pieces: vec![text.into()],
+            trailers: Vec::new(),
         }
     }
 
@@ -67,6 +69,7 @@ impl Answer {
             content_type: "text/event-stream",
             headers: Vec::new(),
             pieces: pieces.collect(),
+            trailers: Vec::new(),
         }
     }
 
@@ -79,6 +82,12 @@ impl Answer {
     /// With this header too.
     pub fn header(mut self, name: &'static str, value: &'static str) -> Answer {
         self.headers.push((name, value));
+        self
+    }
+
+    /// With this trailer, which an answer over HTTP/1 has only where its headers announce it.
+    pub fn trailer(mut self, name: &'static str, value: &'static str) -> Answer {
+        self.trailers.push((name, value));
         self
     }
 }
@@ -174,7 +183,7 @@ impl Stagehand {
     {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
-        let header = |(name, value): (&hyper::header::HeaderName, &HeaderValue)| {
+        let header = |(name, value): (&HeaderName, &HeaderValue)| {
             let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
             (name.to_string(), value)
         };
@@ -194,10 +203,19 @@ impl Stagehand {
 fn written(
     answer: Answer,
 ) -> Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>> {
-    let pieces = stream::unfold(answer.pieces.into_iter(), |mut pieces| async {
-        let piece = pieces.next()?;
+    let trailers = (!answer.trailers.is_empty()).then(|| {
+        let fields = answer.trailers.iter().map(|(name, value)| {
+            let name = HeaderName::from_static(name);
+            (name, HeaderValue::from_static(value))
+        });
+        Frame::trailers(fields.collect())
+    });
+    let data = answer.pieces.into_iter().map(Frame::data);
+    let frames = data.chain(trailers);
+    let pieces = stream::unfold(frames, |mut frames| async {
+        let frame = frames.next()?;
         tokio::time::sleep(PAUSE).await;
-        Some((Ok(Frame::data(piece)), pieces))
+        Some((Ok(frame), frames))
     });
     let mut response = Response::new(StreamBody::new(pieces).boxed_unsync());
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or_default();

@@ -1,5 +1,7 @@
 //! What an answer says: one that says nothing is none, and a good end waits for the prefill beside it.
 
+use std::net::Ipv4Addr;
+
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{Role, static_config};
@@ -7,7 +9,7 @@ use pd_router_e2e::gateway::{Build, Gateway};
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
 use pd_router_e2e::trailing::Trailing;
 use serde_json::{Value, json};
 
@@ -15,6 +17,9 @@ const CHAT: &str = "/v1/chat/completions";
 const TOKEN: &str =
     r#"data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
 const DONE: &str = "data: [DONE]";
+
+/// Envoy's option with which it takes trailers of workers.
+const TRAILERS: &str = "http_protocol_options: { enable_trailers: true }";
 
 /// Pieces of an answer that come one after the other: so many take longer than all that decode says.
 const LATE: usize = 40;
@@ -34,15 +39,15 @@ fn side_by_side(prefill: &Scripted, decode: Value) -> Value {
     )
 }
 
-/// The shipped bootstrap, which takes trailers of workers.
-fn takes_trailers() -> Build {
+/// The shipped bootstrap, which speaks so with workers.
+fn speaking(options: &str) -> Build {
     let plain = "explicit_http_config: { http_protocol_options: {} }";
     let shipped = std::fs::read_to_string(paths::bootstrap())
         .unwrap_or_else(|error| panic!("no bootstrap: {error}"));
     assert!(shipped.contains(plain));
-    let taking = "explicit_http_config: { http_protocol_options: { enable_trailers: true } }";
+    let spoken = format!("explicit_http_config: {{ {options} }}");
     let file = paths::scratch().join(format!("{}.yaml", unique_name("trailers")));
-    std::fs::write(&file, shipped.replace(plain, taking))
+    std::fs::write(&file, shipped.replace(plain, &spoken))
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
     Build {
         bootstrap: file,
@@ -63,20 +68,45 @@ async fn assert_no_good_end(gateway: &Gateway, case: &str) {
     gateway.assert_comes_to_rest().await;
 }
 
+/// HTTP/2 has trailers wherever an engine sends them.
+pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(proxy: Proxy) {
+    let speaks = |answer: Answer| {
+        let here = Ipv4Addr::LOCALHOST.into();
+        Scripted::start_at(here, Speaks::Http2, move |_| answer.clone())
+    };
+    let build = speaking("http2_protocol_options: {}");
+    let ping = Answer::stream([": ping\n\n".to_owned()]).trailer("x-end", "1");
+    let empty = speaks(ping).await;
+    let workers = vec![empty.listed(Role::Aggregated)];
+    let config = static_config(workers, json!({"protocol": "aggregated"}));
+    let gateway = Gateway::build(proxy, &build, &config, &[]).await;
+    let reply = gateway.send(Ask::chat_stream("hello")).await;
+    reply.expect_code(502, "empty_answer");
+
+    let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
+    let prefill = speaks(late).await;
+    let good = Answer::stream([format!("{TOKEN}\n\n"), format!("{DONE}\n\n")]);
+    let good = speaks(good.trailer("x-end", "1")).await;
+    let config = side_by_side(&prefill, good.listed(Role::Decode));
+    let gateway = Gateway::build(proxy, &build, &config, &[]).await;
+    assert_no_good_end(&gateway, "trailers over HTTP/2").await;
+    assert_eq!(good.requests().len(), 1, "decode was asked");
+}
+
 pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy) {
     let empty = Trailing::start(": ping\n\n").await;
     let config = static_config(
         vec![empty.listed(Role::Aggregated)],
         json!({"protocol": "aggregated"}),
     );
-    let gateway = Gateway::build(proxy, &takes_trailers(), &config, &[]).await;
+    let gateway = Gateway::build(proxy, &speaking(TRAILERS), &config, &[]).await;
     let reply = gateway.send(Ask::chat_stream("hello")).await;
     reply.expect_code(502, "empty_answer");
 
     let prefill = fails_late().await;
     let good = Trailing::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
     let config = side_by_side(&prefill, good.listed(Role::Decode));
-    let gateway = Gateway::build(proxy, &takes_trailers(), &config, &[]).await;
+    let gateway = Gateway::build(proxy, &speaking(TRAILERS), &config, &[]).await;
     assert_no_good_end(&gateway, "trailers").await;
 }
 

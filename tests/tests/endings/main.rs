@@ -28,3 +28,10 @@ pd_router_e2e::on_both_hosts! {
         a_client_that_leaves_during_decode_leaves_nothing_to_clean_up,
     }
 }
+
+pd_router_e2e::on_both_hosts! {
+    envoy only
+    answers {
+        found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged,
+    }
+}
