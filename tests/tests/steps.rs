@@ -10,6 +10,7 @@ use pd_router_e2e::engines::{MODEL, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
 /// Bytes of what is long.
@@ -298,4 +299,53 @@ fn floor(text: &str, at: usize) -> usize {
         .rev()
         .find(|at| text.is_char_boundary(*at))
         .unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they_are() {
+    let shapes = [
+        "vllm:num_requests_running{model_name=\"sim\",engine=\"0\"} 1\n",
+        "vllm:num_requests_running 1e308\n",
+        "# HELP a comment\n",
+        "a{",
+        "a=\"b\",",
+        "\\\"",
+        "\n",
+        "\u{0}",
+    ];
+    let page = Arc::new(Mutex::new(String::new()));
+    let shown = Arc::clone(&page);
+    let worker = Scripted::start(move |_| {
+        Answer::json(shown.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    })
+    .await;
+    let pool = json!({"protocol": "aggregated", "engine_metrics": {"interval_ms": 100}});
+    let config = static_config(vec![worker.listed(Role::Aggregated)], pool);
+    let gateway = Gateway::start_on_one_thread(Proxy::Wasmtime, &config, &["--count-steps"]).await;
+    for length in LENGTHS {
+        for repeated in shapes {
+            let text = repeated.repeat(length / repeated.len());
+            *page.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
+            let before = worker.requests().len();
+            eventually("the page was read", GENEROUS, || async {
+                let asked = worker.requests().len() - before;
+                // Of the first it is not known whether it was the former page.
+                (asked > 2).then_some(()).ok_or(asked.to_string())
+            })
+            .await;
+            let steps = client::send(gateway.admin, Ask::get("/steps"))
+                .await
+                .expect(200)
+                .json();
+            let most = steps["proxy_on_http_call_response"]["most"].as_u64();
+            let allowed = PER_EVENT + PER_BYTE * text.len() as u64;
+            assert!(
+                most.is_some_and(|most| most > text.len() as u64 / 8 && most < allowed),
+                "{repeated:?} of {length}: {most:?} instructions, {allowed} are allowed"
+            );
+            client::send(gateway.admin, Ask::post("/steps/reset", ""))
+                .await
+                .expect(200);
+        }
+    }
 }
