@@ -17,6 +17,17 @@ pub struct Ask {
     pub request_id: Option<String>,
     /// What must come back.
     pub expected: Expected,
+    /// Whether an engine can serve it.
+    pub fit: Fit,
+}
+
+/// Whether any engine can serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// Every one that is well.
+    Sound,
+    /// None: it makes every one fail that takes it.
+    Poison,
 }
 
 /// The answer that a simulated engine gives.
@@ -61,6 +72,13 @@ const SHORTEST: u64 = 4;
 const LONGEST: u64 = 40;
 /// Tokens of the answers that are read slowly.
 const LONG_ANSWER: u64 = 250;
+/// What makes an engine fail, of either role, with an answer and without one.
+const POISON: [&str; 4] = [
+    "<|fail-prefill|>",
+    "<|break-prefill|>",
+    "<|fail-decode|>",
+    "<|break-decode|>",
+];
 /// Bytes of their request id, which engines repeat in every event: so an answer is more than the system's buffers hold,
 /// 2.6 MB on Linux, and whoever reads slowly holds up everyone.
 const LONG_ID: usize = 14 * 1024;
@@ -86,7 +104,8 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
         true => LONG_ANSWER,
         false => SHORTEST + (client * 7 + turn * 13) as u64 % (LONGEST - SHORTEST),
     };
-    let (shape, mut body) = prompt(client, turn);
+    let mark = poison(crowd, client, turn);
+    let (shape, mut body) = prompt(client, turn, mark.unwrap_or_default());
     body["model"] = json!(MODEL);
     body["max_tokens"] = json!(tokens);
     if delivery == Delivery::Stream {
@@ -107,7 +126,18 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
             delivery,
             tokens,
         },
+        fit: match mark {
+            Some(_) => Fit::Poison,
+            None => Fit::Sound,
+        },
     }
+}
+
+/// The mark by which this request makes engines fail, where it does: all marks come, with and without streams.
+fn poison(crowd: Crowd, client: usize, turn: usize) -> Option<&'static str> {
+    let is_poison = crowd == Crowd::WithPoison && (client + turn).is_multiple_of(3);
+    let mark = POISON.get((client / 6 + turn) % POISON.len());
+    mark.copied().filter(|_| is_poison)
 }
 
 /// Whether this client is one of those that read slowly: half of those that ask for streams.
@@ -115,8 +145,8 @@ pub fn reads_slowly(crowd: Crowd, client: usize) -> bool {
     crowd == Crowd::WithSlowReaders && client % 4 == 1
 }
 
-fn prompt(client: usize, turn: usize) -> (AnswerShape, Value) {
-    let question = format!("question {turn} of client {client}");
+fn prompt(client: usize, turn: usize, mark: &str) -> (AnswerShape, Value) {
+    let question = format!("question {turn} of client {client}{mark}");
     let user = json!({"role": "user", "content": question});
     match (client / 2 + turn) % KINDS {
         0 => (AnswerShape::Chat, json!({"messages": [user]})),
@@ -125,7 +155,8 @@ fn prompt(client: usize, turn: usize) -> (AnswerShape, Value) {
             (AnswerShape::Chat, json!({"messages": [system, user]}))
         }
         2 => (AnswerShape::Text, json!({"prompt": question})),
-        3 => {
+        // Ids carry no mark.
+        3 if mark.is_empty() => {
             let ids: Vec<u64> = (0..IDS)
                 .map(|id| id * (client as u64 + 1) + turn as u64)
                 .collect();
@@ -175,6 +206,27 @@ mod tests {
                 .collect();
             assert_eq!(kinds.len(), KINDS);
         }
+    }
+
+    #[test]
+    fn a_third_is_poison_of_every_kind_in_a_crowd_with_poison_only() {
+        let asks = |crowd| {
+            let turns = (0..4).flat_map(|turn| (0..48).map(move |client| (client, turn)));
+            turns.map(move |(client, turn)| ask(crowd, client, turn))
+        };
+        let is_poison = |ask: &Ask| ask.fit == Fit::Poison;
+        let poison: Vec<_> = asks(Crowd::WithPoison).filter(is_poison).collect();
+        assert_eq!(poison.len(), 64);
+        for mark in POISON {
+            for delivery in [Delivery::Whole, Delivery::Stream] {
+                let of_it = poison
+                    .iter()
+                    .filter(|ask| ask.expected.delivery == delivery);
+                let mut bodies = of_it.map(|ask| String::from_utf8_lossy(&ask.body));
+                assert!(bodies.any(|body| body.contains(mark)), "{mark}");
+            }
+        }
+        assert!(!asks(Crowd::Patient).any(|ask| is_poison(&ask)));
     }
 
     #[test]

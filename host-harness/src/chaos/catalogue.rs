@@ -2,9 +2,9 @@
 
 use std::str::FromStr;
 
-use routing::fleet::Role::{Decode, Prefill};
+use routing::fleet::Role::{self, Decode, Prefill};
 
-use super::scenario::{Act, Crowd, Fault, Leaks, Scenario, Seat, Shape, Step, Whom};
+use super::scenario::{Act, Crowd, Demand, Fault, Leaks, Pool, Scenario, Seat, Shape, Step, Whom};
 
 const P0: Seat = Seat {
     role: Prefill,
@@ -58,10 +58,36 @@ const fn always(status: u16) -> Fault {
     Fault::Status { status, share: 1.0 }
 }
 
+/// A worker that refuses while it has more than so many requests.
+const fn full(status: u16, above: u64) -> Fault {
+    Fault::Full { status, above }
+}
+
+/// A hundredth of the five seconds that engines' servers keep a connection by default.
+const CLOSE_IDLE: Fault = Fault::CloseIdle { ms: 50 };
+
+const UNLUCKY: Fault = Fault::ResetKeptAlive { share: 0.3 };
+
 const THREE_IN_TEN_500: Fault = Fault::Status {
     status: 500,
     share: 0.3,
 };
+
+/// What most scenarios have in common.
+const USUAL: Scenario = Scenario {
+    name: "",
+    what: "",
+    shape: TWO_AND_TWO,
+    crowd: Crowd::Patient,
+    script: &[],
+    ejects: None,
+    leaks: Leaks::Exact,
+    spares: &[],
+    demand: Demand::Honesty,
+    pool: Pool::Plain,
+};
+
+const BOTH: &[Role] = &[Prefill, Decode];
 
 /// All of them, in the order in which they are played.
 pub const SCENARIOS: &[Scenario] = &[
@@ -73,6 +99,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &dead(P0),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "prefill-killed-2p1d",
@@ -82,6 +109,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &dead(P0),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "prefill-hangs",
@@ -91,6 +119,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(P0), Fault::Hang),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "prefill-500s",
@@ -100,6 +129,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::All(Prefill), THREE_IN_TEN_500),
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "prefill-500s-one-of-two",
@@ -109,6 +139,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(P0), THREE_IN_TEN_500),
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "prefill-empty",
@@ -118,6 +149,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(P0), Fault::Empty),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "prefill-resets",
@@ -127,6 +159,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(P0), Fault::ResetBeforeHeaders),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "handoffs-lost",
@@ -136,6 +169,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(P0), Fault::LoseHandoff),
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "decode-429",
@@ -145,6 +179,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), always(429)),
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "every-decode-503",
@@ -154,6 +189,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::All(Decode), always(503)),
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "decode-refuses",
@@ -163,6 +199,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &[at(0.0, Act::Kill(D0))],
         ejects: Some(Decode),
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "decode-killed",
@@ -172,6 +209,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &dead(D0),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "decode-dies-mid-stream",
@@ -181,6 +219,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), Fault::DieMidStream { tokens: 3 }),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "decode-resets-before-headers",
@@ -190,6 +229,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), Fault::ResetBeforeHeaders),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "decode-resets-after-headers",
@@ -199,6 +239,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), Fault::ResetAfterHeaders),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "decode-hangs",
@@ -208,6 +249,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), Fault::Hang),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "decode-silent",
@@ -217,6 +259,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), Fault::Silent),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "decode-empty",
@@ -226,6 +269,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &ill(Whom::One(D0), Fault::Empty),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "rolling-restart",
@@ -244,6 +288,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ],
         ejects: None,
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "client-aborts",
@@ -253,6 +298,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &[],
         ejects: None,
         leaks: Leaks::AtLeast,
+        ..USUAL
     },
     Scenario {
         name: "slow-client",
@@ -262,6 +308,7 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &[],
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
     },
     Scenario {
         name: "slow-engine",
@@ -282,6 +329,62 @@ pub const SCENARIOS: &[Scenario] = &[
         ],
         ejects: None,
         leaks: Leaks::Exact,
+        ..USUAL
+    },
+    Scenario {
+        name: "every-engine-full",
+        what: "all workers refuse what they have no room for: who is not answered is told when to come again",
+        script: &[
+            at(FAULTY_AT, Act::Inject(Whom::All(Prefill), full(503, 2))),
+            at(FAULTY_AT, Act::Inject(Whom::All(Decode), full(429, 4))),
+            at(WELL_AT, Act::Mend(Whom::All(Prefill))),
+            at(WELL_AT, Act::Mend(Whom::All(Decode))),
+        ],
+        spares: BOTH,
+        demand: Demand::AnswerOrLater,
+        ..USUAL
+    },
+    Scenario {
+        name: "metrics-hang-overloaded",
+        what: "one worker of each role is full and slow, and its /metrics hangs",
+        script: &[
+            at(0.1, Act::Inject(Whom::One(P0), Fault::Delay { ms: 150 })),
+            at(0.1, Act::Inject(Whom::One(D0), Fault::SlowDrip { ms: 20 })),
+            at(0.1, Act::Inject(Whom::One(P0), full(503, 1))),
+            at(0.1, Act::Inject(Whom::One(D0), full(429, 2))),
+            at(0.2, Act::Inject(Whom::One(P0), Fault::HangMetrics)),
+            at(0.2, Act::Inject(Whom::One(D0), Fault::HangMetrics)),
+            at(0.85, Act::Mend(Whom::One(P0))),
+            at(0.85, Act::Mend(Whom::One(D0))),
+        ],
+        spares: BOTH,
+        demand: Demand::Answer,
+        pool: Pool::AsksMetrics,
+        ..USUAL
+    },
+    Scenario {
+        name: "keep-alive-closed",
+        what: "all workers close idle connections, one of each role at the very moment at which a request comes",
+        script: &[
+            at(0.0, Act::Inject(Whom::All(Prefill), CLOSE_IDLE)),
+            at(0.0, Act::Inject(Whom::All(Decode), CLOSE_IDLE)),
+            at(0.1, Act::Inject(Whom::One(P0), UNLUCKY)),
+            at(0.1, Act::Inject(Whom::One(D0), UNLUCKY)),
+            at(0.9, Act::Mend(Whom::All(Prefill))),
+            at(0.9, Act::Mend(Whom::All(Decode))),
+        ],
+        spares: BOTH,
+        demand: Demand::Answer,
+        ..USUAL
+    },
+    Scenario {
+        name: "poison",
+        what: "a third of the requests makes every worker that takes them fail, with 500 or without an answer",
+        crowd: Crowd::WithPoison,
+        leaks: Leaks::AtLeast,
+        spares: BOTH,
+        demand: Demand::Answer,
+        ..USUAL
     },
 ];
 

@@ -1,5 +1,6 @@
 //! Owns the simulated engines of a scenario, each at an address that it keeps: killed, started again, made ill, mended.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use routing::fleet::Role;
 
 use super::http::{Http, HttpError};
 use super::pool;
-use super::scenario::{Act, Fault, Seat, Shape, Whom};
+use super::scenario::{Act, Fault, Pool, Seat, Shape, Whom};
 use super::wellbeing::{State, Wellbeing};
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError};
 use crate::run::fleet::engine_role;
@@ -58,8 +59,8 @@ pub struct Fleet {
     posts: Vec<Post>,
     /// Who was well when.
     pub wellbeing: Wellbeing,
-    /// Requests that met a fault that was then mended.
-    pub met_faults: u64,
+    /// By the kinds of the faults that were mended: how often they were met.
+    pub met: BTreeMap<String, u64>,
 }
 
 /// A place for an engine.
@@ -100,15 +101,15 @@ impl Fleet {
             http: Http::new(),
             posts,
             wellbeing: Wellbeing::new(shape),
-            met_faults: 0,
+            met: BTreeMap::new(),
         })
     }
 
-    /// The plugin's configuration for these engines.
-    pub fn plugin_config(&self) -> Vec<u8> {
+    /// The plugin's configuration for these engines, in a pool that is told so.
+    pub fn plugin_config(&self, told: Pool) -> Vec<u8> {
         let engines = self.posts.iter();
         let engines = engines.filter_map(|post| Some((post.seat.role, post.engine.as_ref()?)));
-        pool::plugin_config(self.dialect, &engines.collect::<Vec<_>>())
+        pool::plugin_config(self.dialect, &engines.collect::<Vec<_>>(), told)
     }
 
     /// Does what the script says.
@@ -128,7 +129,7 @@ impl Fleet {
             }
             Act::Inject(whom, fault) => {
                 for seat in self.meant(whom) {
-                    self.note(seat, State::Unwell);
+                    self.note(seat, fault.leaves());
                     self.inject(seat, fault).await?;
                 }
                 Ok(())
@@ -172,9 +173,11 @@ impl Fleet {
     async fn mend(&mut self, seat: Seat) -> Result<(), FleetError> {
         let address = self.post(seat)?.address();
         let faults = self.http.get_json(address, FAULTS).await?;
-        let hits = faults.as_array().into_iter().flatten();
-        let hits = hits.filter_map(|fault| fault["hits"].as_u64());
-        self.met_faults += hits.sum::<u64>();
+        for fault in faults.as_array().into_iter().flatten() {
+            let kind = fault["kind"].as_str().unwrap_or_default();
+            let met = self.met.entry(kind.to_owned()).or_default();
+            *met += fault["hits"].as_u64().unwrap_or_default();
+        }
         Ok(self.http.delete(address, FAULTS).await?)
     }
 

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::asks::Fit;
 use super::churn::Churned;
-use super::reply::Ending;
-use super::scenario::Leaks;
+use super::reply::{Ending, NO_HINT};
+use super::scenario::{Demand, Leaks};
 use super::wellbeing::Wellbeing;
 
 /// One request that its client did not leave.
@@ -19,6 +20,17 @@ pub struct Exchange {
     pub ended: Instant,
     /// What became of it.
     pub ending: Ending,
+    /// Whether an engine could serve it.
+    pub fit: Fit,
+}
+
+/// By what a scenario is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// How exactly the filter can know what was lost.
+    pub leaks: Leaks,
+    /// What a client may be content with.
+    pub demand: Demand,
 }
 
 /// What the clients saw.
@@ -50,6 +62,8 @@ pub struct Aftermath {
     pub bookings_left: u64,
     /// Whether what was done to the engines was met by any request.
     pub bite: Bite,
+    /// Ejections in roles of which no worker may be ejected.
+    pub wrongly_ejected: u64,
 }
 
 /// Whether a script did anything at all.
@@ -87,6 +101,10 @@ pub struct Figures {
     pub kv_unknown: u64,
     /// Charges.
     pub bookings_left: u64,
+    /// Ejections in roles of which no worker may be ejected.
+    pub wrongly_ejected: u64,
+    /// Requests that no engine can serve; they are among the failures.
+    pub poison: u64,
     /// Requests that their clients left on purpose.
     pub left: u64,
     /// What befell the workers, where they come and go.
@@ -108,7 +126,7 @@ pub struct Verdict {
 }
 
 /// Judges a scenario.
-pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Aftermath) -> Verdict {
+pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Aftermath) -> Verdict {
     let mut figures = Figures {
         sent: seen.exchanges.len() as u64,
         ejected_after_ms: aftermath.ejected_after.map(milliseconds),
@@ -116,6 +134,7 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Afterm
         kv_leaked_counted: aftermath.kv_leaked_counted,
         kv_unknown: aftermath.kv_unknown,
         bookings_left: aftermath.bookings_left,
+        wrongly_ejected: aftermath.wrongly_ejected,
         left: seen.left,
         ..Figures::default()
     };
@@ -124,16 +143,22 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, leaks: Leaks, aftermath: Afterm
     for exchange in &seen.exchanges {
         match &exchange.ending {
             Ending::Deceived(how) => *deceits.entry(how.clone()).or_insert(0) += 1,
-            Ending::Unbegun(_) if unseen > 0 => {
+            Ending::Unbegun(_) if unseen > 0 && rules.demand == Demand::Honesty => {
                 unseen -= 1;
                 figures.reset += 1;
                 continue;
             }
             _ => {}
         }
-        figures.add(exchange, wellbeing);
+        figures.add(exchange, wellbeing, rules.demand);
     }
-    let mut broken = broken_rules(&figures, &deceits, leaks, aftermath.replaced);
+    let mut broken = broken_rules(&figures, &deceits, rules.leaks, aftermath.replaced);
+    broken.extend(unhelpful(seen, rules.demand));
+    let immune =
+        |exchange: &&Exchange| exchange.fit == Fit::Poison && exchange.ending == Ending::Answered;
+    if seen.exchanges.iter().any(|exchange| immune(&exchange)) {
+        broken.push("poison was answered: nothing was tested".to_owned());
+    }
     if aftermath.bite == Bite::Unfelt {
         broken.push("no request met the fault: nothing was tested".to_owned());
     }
@@ -161,8 +186,24 @@ fn since(exchange: &Exchange, why: &str) -> Instant {
     .unwrap_or(exchange.sent)
 }
 
+/// What those got who could be content with a refusal that says when to come again, and did not even get that.
+fn unhelpful(seen: &Seen, demand: Demand) -> Option<String> {
+    let unhelped = |ending: &&Ending| match ending {
+        Ending::Answered | Ending::EngineStatus(429 | 503) => false,
+        Ending::Failed(why) => {
+            !(why.starts_with("429") || why.starts_with("503")) || why.ends_with(NO_HINT)
+        }
+        _ => true,
+    };
+    let endings = seen.exchanges.iter().map(|exchange| &exchange.ending);
+    let first = endings.filter(unhelped).next()?;
+    (demand == Demand::AnswerOrLater)
+        .then(|| format!("neither an answer nor a refusal that says when to come again: {first:?}"))
+}
+
 impl Figures {
-    fn add(&mut self, exchange: &Exchange, wellbeing: &Wellbeing) {
+    fn add(&mut self, exchange: &Exchange, wellbeing: &Wellbeing, demand: Demand) {
+        self.poison += u64::from(exchange.fit == Fit::Poison);
         match &exchange.ending {
             Ending::Answered => self.answered += 1,
             Ending::Reset => self.reset += 1,
@@ -173,10 +214,17 @@ impl Figures {
             Ending::Failed(why) | Ending::Unbegun(why) | Ending::Deceived(why) => {
                 self.failed += 1;
                 *self.failures.entry(why.clone()).or_default() += 1;
-                if wellbeing.had_a_pair(since(exchange, why), exchange.ended) {
-                    self.failed_with_healthy_pair += 1;
-                }
             }
+        }
+        let since = match &exchange.ending {
+            Ending::Failed(why) | Ending::Unbegun(why) | Ending::Deceived(why) => {
+                since(exchange, why)
+            }
+            Ending::Reset | Ending::EngineStatus(_) if demand == Demand::Answer => exchange.sent,
+            Ending::Answered | Ending::Reset | Ending::EngineStatus(_) => return,
+        };
+        if exchange.fit == Fit::Sound && wellbeing.had_a_pair(since, exchange.ended) {
+            self.failed_with_healthy_pair += 1;
         }
     }
 }
@@ -194,6 +242,9 @@ fn broken_rules(
         kv_leaked_counted,
         kv_unknown,
         bookings_left,
+        wrongly_ejected,
+        reset,
+        engine_statuses,
         failures,
         ..
     } = figures;
@@ -211,8 +262,12 @@ fn broken_rules(
     breaks(
         *failed_with_healthy_pair > 0,
         format!(
-            "{failed_with_healthy_pair} failed while a prefill and a decode worker were well, of all that failed: {failures:?}"
+            "{failed_with_healthy_pair} failed while a prefill and a decode worker were well, of all that failed: {failures:?}; engines' own {engine_statuses:?}; {reset} resets"
         ),
+    );
+    breaks(
+        *wrongly_ejected > 0,
+        format!("{wrongly_ejected} ejections of workers that were well"),
     );
     breaks(
         *bookings_left > 0,
@@ -259,7 +314,97 @@ mod tests {
             sent: start + Duration::from_millis(from),
             ended: start + Duration::from_millis(to),
             ending,
+            fit: Fit::Sound,
         }
+    }
+
+    fn rules(leaks: Leaks) -> Rules {
+        Rules {
+            leaks,
+            demand: Demand::Honesty,
+        }
+    }
+
+    /// What is broken by exchanges while all are well, where this is demanded.
+    fn broken_while_well(demand: Demand, exchanges: Vec<Exchange>) -> Vec<String> {
+        let seen = Seen { exchanges, left: 0 };
+        let rules = Rules {
+            demand,
+            ..rules(Leaks::Exact)
+        };
+        judge(&seen, &Wellbeing::new(SHAPE), rules, Aftermath::default()).broken
+    }
+
+    #[test]
+    fn where_an_answer_is_due_an_engines_error_or_a_reset_will_not_do() {
+        let start = Instant::now();
+        for ending in [Ending::EngineStatus(500), Ending::Reset] {
+            for (demand, rules_broken) in [(Demand::Honesty, 0), (Demand::Answer, 1)] {
+                let mut exchanges = answered(start);
+                exchanges.push(exchange(start, 1, 2, ending.clone()));
+                let broken = broken_while_well(demand, exchanges);
+                assert_eq!(broken.len(), rules_broken, "{demand:?} {broken:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn poison_may_fail_and_must() {
+        let start = Instant::now();
+        for (ending, rules_broken) in [(failed(), 0), (Ending::Reset, 0), (Ending::Answered, 1)] {
+            let mut exchanges = answered(start);
+            exchanges.push(Exchange {
+                fit: Fit::Poison,
+                ..exchange(start, 1, 2, ending)
+            });
+            let broken = broken_while_well(Demand::Answer, exchanges);
+            assert_eq!(broken.len(), rules_broken, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_that_is_due_says_when_to_come_again() {
+        let start = Instant::now();
+        let mut wellbeing = Wellbeing::new(SHAPE);
+        let seat = Seat {
+            role: Role::Prefill,
+            number: 0,
+        };
+        wellbeing.note(start, seat, State::Unwell);
+        let full = |why: &str| Ending::Failed(why.to_owned());
+        for (ending, rules_broken) in [
+            (Ending::EngineStatus(503), 0),
+            (full("429 overloaded"), 0),
+            (full(&format!("429 overloaded{NO_HINT}")), 1),
+            (full("502 unusable_status"), 1),
+            (Ending::EngineStatus(500), 1),
+            (Ending::Reset, 1),
+        ] {
+            let mut exchanges = answered(start);
+            exchanges.push(exchange(start, 1, 2, ending));
+            let seen = Seen { exchanges, left: 0 };
+            let rules = Rules {
+                demand: Demand::AnswerOrLater,
+                ..rules(Leaks::Exact)
+            };
+            let broken = judge(&seen, &wellbeing, rules, Aftermath::default()).broken;
+            assert_eq!(broken.len(), rules_broken, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn an_ejection_of_one_who_is_well_breaks_a_rule() {
+        let seen = Seen {
+            exchanges: answered(Instant::now()),
+            left: 0,
+        };
+        let aftermath = Aftermath {
+            wrongly_ejected: 1,
+            ..Aftermath::default()
+        };
+        let wellbeing = Wellbeing::new(SHAPE);
+        let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath);
+        assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);
     }
 
     fn failed() -> Ending {
@@ -289,7 +434,7 @@ mod tests {
             resets_counted,
             ..Aftermath::default()
         };
-        let figures = judge(&seen, &wellbeing, Leaks::AtLeast, aftermath).figures;
+        let figures = judge(&seen, &wellbeing, rules(Leaks::AtLeast), aftermath).figures;
         assert_eq!((figures.reset, figures.failed), (2, 1));
         assert_eq!(figures.failed_with_healthy_pair, 1);
     }
@@ -318,7 +463,7 @@ mod tests {
             ejected_after: Some(Duration::from_micros(1500)),
             ..Aftermath::default()
         };
-        let verdict = judge(&seen, &wellbeing, Leaks::Exact, aftermath);
+        let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath);
         let figures = Figures {
             sent: 6,
             answered: 1,
@@ -349,7 +494,7 @@ mod tests {
         let deceived = Ending::Deceived("[DONE] after an error event".to_owned());
         exchanges.push(exchange(start, 1, 2, deceived));
         let seen = Seen { exchanges, left: 0 };
-        let verdict = judge(&seen, &wellbeing, Leaks::Exact, Aftermath::default());
+        let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), Aftermath::default());
         assert_eq!(
             (
                 verdict.figures.failed,
@@ -375,7 +520,7 @@ mod tests {
                 kv_unknown,
                 ..Aftermath::default()
             };
-            !judge(&seen, &Wellbeing::new(SHAPE), leaks, aftermath)
+            !judge(&seen, &Wellbeing::new(SHAPE), rules(leaks), aftermath)
                 .broken
                 .is_empty()
         };
@@ -404,7 +549,7 @@ mod tests {
         };
         let wellbeing = Wellbeing::new(SHAPE);
         assert_eq!(
-            judge(&seen, &wellbeing, Leaks::Exact, aftermath)
+            judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath)
                 .broken
                 .len(),
             1
@@ -414,13 +559,15 @@ mod tests {
             ..Aftermath::default()
         };
         assert_eq!(
-            judge(&seen, &wellbeing, Leaks::Exact, unfelt).broken.len(),
+            judge(&seen, &wellbeing, rules(Leaks::Exact), unfelt)
+                .broken
+                .len(),
             1
         );
         let nothing = judge(
             &Seen::default(),
             &wellbeing,
-            Leaks::Exact,
+            rules(Leaks::Exact),
             Aftermath::default(),
         );
         assert_eq!(nothing.broken.len(), 1);

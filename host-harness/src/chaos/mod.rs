@@ -44,12 +44,14 @@ engine's own error, passed on as it was. reset: an answer that died after decode
 everything else. failed_with_healthy_pair: those of them that failed though from the request to its end there was always a prefill \
 and a decode engine without a fault. ejected_after_ms: from the fault to the first ejection in the role at fault; null where nothing is to be \
 ejected, or nothing was. kv_leaked: hand-offs that engines issued and nobody fetched, engines that were killed included; \
-kv_leaked_counted: those that the filter knows to be lost; kv_unknown: those of which it does not know. bookings_left: charges that are still booked. left: requests whose clients left on \
+kv_leaked_counted: those that the filter knows to be lost; kv_unknown: those of which it does not know. bookings_left: charges that are still booked. \
+wrongly_ejected: ejections in roles whose workers are all well, or no worse than full. poison: requests that no engine can serve, among those that failed in any way. left: requests whose clients left on \
 purpose, not among sent. churn: joined, returned, drained, removed, died count workers; removed_worker_requests: requests that \
 reached a worker later than one interval of its source and 500 ms after it was removed; draining_worker_requests: the same after it was said to drain.
 
 Rules, whose breach is exit status 1: failed_with_healthy_pair is 0; no answer that lacks anything looks whole to its client, or \
-ends with [DONE]; an engine's error is passed on unchanged; bookings_left is 0; kv_leaked_counted is at most kv_leaked, and kv_unknown makes up for what it lacks, and for no more where no \
+ends with [DONE]; an engine's error is passed on unchanged; bookings_left and wrongly_ejected are 0; where the scenario \
+says so, an engine's own error or a reset does not do either while a pair is well, or whoever is not answered is told when to come again (429 or 503 with Retry-After); kv_leaked_counted is at most kv_leaked, and kv_unknown makes up for what it lacks, and for no more where no \
 decode ends before its first byte; something is answered; in churn, removed_worker_requests is 0, and no stream and no request is left.";
 
 /// Arguments of `pd-harness chaos`.

@@ -256,7 +256,8 @@ mod tests {
         let expected = json!({
             "name": "prefill-killed", "host": "envoy", "sent": 3, "answered": 2, "engine_status": 0, "reset": 0,
             "failed": 1, "failed_with_healthy_pair": 1, "ejected_after_ms": null, "kv_leaked": 0,
-            "kv_leaked_counted": 0, "kv_unknown": 0, "bookings_left": 0, "left": 0, "engine_statuses": {},
+            "kv_leaked_counted": 0, "kv_unknown": 0, "bookings_left": 0, "wrongly_ejected": 0, "poison": 0, "left": 0,
+            "engine_statuses": {},
             "failures": {"503 unreachable": 1}, "broken": ["1 failed"],
         });
         assert_eq!(line, json!({"scenarios": [expected]}));

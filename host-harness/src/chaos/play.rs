@@ -12,7 +12,7 @@ use tokio::time::{sleep, sleep_until};
 use super::client::Clients;
 use super::fleet::{Census, Fleet, FleetError};
 use super::http::{Http, HttpError};
-use super::judge::{Aftermath, Bite, Seen, Verdict, judge};
+use super::judge::{Aftermath, Bite, Rules, Seen, Verdict, judge};
 use super::metrics::Metrics;
 use super::scenario::{Act, Scenario};
 use crate::engine::Dialect;
@@ -89,7 +89,7 @@ pub async fn play(
     bar: &ProgressBar,
 ) -> Result<Verdict, PlayError> {
     let mut fleet = Fleet::start(scenario.shape, setting.dialect).await?;
-    let document = fleet.plugin_config();
+    let document = fleet.plugin_config(scenario.pool);
     let members = Members::of(&Config::parse(&document)?);
     let mut gateway = Gateway::start(&setting.gateway, document, &members).await?;
     let stage = Stage {
@@ -108,7 +108,11 @@ pub async fn play(
     };
     gateway.stop().await;
     let (seen, aftermath) = outcome?;
-    let verdict = judge(&seen, &fleet.wellbeing, scenario.leaks, aftermath);
+    let rules = Rules {
+        leaks: scenario.leaks,
+        demand: scenario.demand,
+    };
+    let verdict = judge(&seen, &fleet.wellbeing, rules, aftermath);
     fleet.stop().await;
     Ok(verdict)
 }
@@ -144,9 +148,15 @@ impl Stage<'_> {
             resets_counted: metrics.resets(),
             replaced: metrics.recoveries(),
             bookings_left: metrics.bookings(),
-            bite: match self.scenario.injects() && fleet.met_faults == 0 {
+            bite: match self.scenario.injects() && fleet.met.is_empty()
+                || fleet.met.values().any(|hits| *hits == 0)
+            {
                 true => Bite::Unfelt,
                 false => Bite::Felt,
+            },
+            wrongly_ejected: {
+                let spared = self.scenario.spares.iter();
+                spared.map(|role| metrics.ejections(*role)).sum()
             },
         };
         Ok((seen, aftermath))

@@ -6,6 +6,7 @@ use std::time::Duration;
 use routing::fleet::Role;
 use serde_json::{Value, json};
 
+use super::scenario::Pool;
 use crate::engine::{Dialect, Engine};
 use crate::run::fleet::MODEL;
 
@@ -17,6 +18,8 @@ const FIRST_TOKEN: Duration = Duration::from_millis(1500);
 pub const SILENCE: Duration = Duration::from_millis(1500);
 /// What a token of an answer in one piece may take; an engine takes 4 ms here.
 const TOKEN: Duration = Duration::from_millis(30);
+/// Between two looks at an engine's metrics, and what one may take.
+const METRICS: Duration = Duration::from_millis(150);
 /// How long a worker is left alone at first.
 const EJECTED: Duration = Duration::from_millis(1000);
 
@@ -24,18 +27,34 @@ const EJECTED: Duration = Duration::from_millis(1000);
 pub const POOL: &str = "chaos";
 
 /// The plugin's configuration for these engines.
-pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)]) -> Vec<u8> {
+pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)], told: Pool) -> Vec<u8> {
     let workers: Vec<_> = engines
         .iter()
         .map(|(role, engine)| worker(*role, engine))
         .collect();
     let discovery = json!({"static": {"workers": workers}});
-    plugin_config_over(dialect, discovery, json!("members"))
+    let mut pool = pool_over(dialect, discovery, json!("members"));
+    if told == Pool::AsksMetrics {
+        pool["engine_metrics"] = json!({
+            "interval_ms": milliseconds(METRICS),
+            "timeout_ms": milliseconds(METRICS),
+            "stale_after_ms": milliseconds(2 * METRICS),
+        });
+    }
+    document(&pool)
 }
 
 /// The plugin's configuration for engines that are found so, at destinations of this kind.
 pub fn plugin_config_over(dialect: Dialect, discovery: Value, destinations: Value) -> Vec<u8> {
-    let pool = json!({
+    document(&pool_over(dialect, discovery, destinations))
+}
+
+fn document(pool: &Value) -> Vec<u8> {
+    json!({"pools": [pool]}).to_string().into_bytes()
+}
+
+fn pool_over(dialect: Dialect, discovery: Value, destinations: Value) -> Value {
+    json!({
         "name": POOL,
         "protocol": protocol(dialect),
         "discovery": discovery,
@@ -55,8 +74,7 @@ pub fn plugin_config_over(dialect: Dialect, discovery: Value, destinations: Valu
         },
         "health": {"eject_after": 3, "eject_ms": milliseconds(EJECTED)},
         "cleanup": {"timeout_ms": 5000},
-    });
-    json!({"pools": [pool]}).to_string().into_bytes()
+    })
 }
 
 fn worker(role: Role, engine: &Engine) -> Value {

@@ -57,6 +57,9 @@ pub enum Ending {
     Deceived(String),
 }
 
+/// The end of a reason, where a refusal does not say when to come again.
+pub const NO_HINT: &str = ", without retry-after";
+
 /// Longest part of a body that is repeated in a reason.
 const SHOWN: usize = 120;
 
@@ -150,7 +153,11 @@ impl Heard {
             Some(Value::String(code)) if code == "broken_off" => {
                 Ending::Unbegun(format!("{status} {code}"))
             }
-            Some(Value::String(code)) => Ending::Failed(format!("{status} {code}")),
+            Some(Value::String(code)) => {
+                let lacks_hint = has_retry_after(status) && head.retry_after.is_none();
+                let hint = if lacks_hint { NO_HINT } else { "" };
+                Ending::Failed(format!("{status} {code}{hint}"))
+            }
             _ => Ending::Failed(format!("{status} {:?}", shown(&self.body))),
         }
     }

@@ -5,6 +5,8 @@ use std::fmt;
 use routing::fleet::Role;
 use serde_json::{Value, json};
 
+use super::wellbeing::State;
+
 /// One way in which things go wrong.
 #[derive(Debug)]
 pub struct Scenario {
@@ -22,6 +24,12 @@ pub struct Scenario {
     pub ejects: Option<Role>,
     /// How exactly the filter can know what was lost.
     pub leaks: Leaks,
+    /// Roles of which no worker may be ejected.
+    pub spares: &'static [Role],
+    /// What a client may be content with.
+    pub demand: Demand,
+    /// What the pool is told beside what all are.
+    pub pool: Pool,
 }
 
 impl Scenario {
@@ -50,6 +58,8 @@ pub enum Crowd {
     WithSlowReaders,
     /// Half leave, each time at another point.
     WithLeavers,
+    /// A third of the requests make every engine fail that takes them.
+    WithPoison,
 }
 
 /// How exactly the filter can know which hand-offs nobody fetched.
@@ -59,6 +69,26 @@ pub enum Leaks {
     Exact,
     /// A decode leg ends before its first byte, and nobody can tell whether it had fetched them: it may count too many, never too few.
     AtLeast,
+}
+
+/// What a client may be content with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// The answer, an engine's own error, or a reset that can be seen.
+    Honesty,
+    /// The answer, and nothing else while a pair is well.
+    Answer,
+    /// The answer, or a 429 or 503 that says when to come again.
+    AnswerOrLater,
+}
+
+/// What a pool is told beside what all are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// Nothing.
+    Plain,
+    /// To ask the engines for their metrics.
+    AsksMetrics,
 }
 
 /// Something that happens to engines.
@@ -111,6 +141,25 @@ pub enum Fault {
         /// From 0 to 1.
         share: f64,
     },
+    /// It answers so what comes while it has more requests than it wants.
+    Full {
+        /// 429 or 503.
+        status: u16,
+        /// Requests.
+        above: u64,
+    },
+    /// It does not tell its metrics.
+    HangMetrics,
+    /// It closes connections that are idle for so long.
+    CloseIdle {
+        /// Milliseconds.
+        ms: u64,
+    },
+    /// It has just closed the connection on which this share of the requests comes, where it had served another one on it.
+    ResetKeptAlive {
+        /// From 0 to 1.
+        share: f64,
+    },
     /// It takes requests and never answers.
     Hang,
     /// It sends headers of 200, and then nothing.
@@ -147,6 +196,14 @@ pub const INJECTED: &str = "injected by chaos";
 pub const RETRY_AFTER: &str = "7";
 
 impl Fault {
+    /// How an engine is that has it: closing idle connections is any server's right.
+    pub fn leaves(self) -> State {
+        match self {
+            Self::CloseIdle { .. } | Self::ResetKeptAlive { .. } => State::Well,
+            _ => State::Unwell,
+        }
+    }
+
     /// As `POST /__fault` takes it.
     pub fn to_json(self) -> Value {
         match self {
@@ -154,6 +211,13 @@ impl Fault {
                 "kind": "status", "status": status, "share": share,
                 "headers": injected_headers(status), "body": injected_body(status),
             }),
+            Self::Full { status, above } => json!({
+                "kind": "status", "status": status, "above": above,
+                "headers": injected_headers(status), "body": injected_body(status),
+            }),
+            Self::HangMetrics => json!({"kind": "hang_metrics"}),
+            Self::CloseIdle { ms } => json!({"kind": "close_idle", "ms": ms}),
+            Self::ResetKeptAlive { share } => json!({"kind": "reset_kept_alive", "share": share}),
             Self::Hang => json!({"kind": "hang"}),
             Self::Silent => json!({"kind": "silent"}),
             Self::Empty => json!({"kind": "empty"}),

@@ -14,6 +14,7 @@ use super::LONGEST_WAIT;
 use super::body::{self, Body};
 use super::dialect::Leg;
 use super::refusal::Refusal;
+use super::wire::Connection;
 
 /// The faults in words, for `--help`.
 pub const FAULTS: &str = r#"Faults on demand: POST /__fault with one JSON object adds a fault and answers {"id": N}; GET lists them with their "hits"; DELETE clears them
@@ -30,8 +31,12 @@ pub const FAULTS: &str = r#"Faults on demand: POST /__fault with one JSON object
   {"kind": "slow_drip", "ms": 200}         so long between tokens; not sped up
   {"kind": "lose_handoff"}                 a prefill issues a hand-off that cannot be pulled
   {"kind": "no_handoff"}                   a prefill ends at the length limit, but hands nothing off
-Each may have "share" (of the requests, 0 to 1; else all), "times" (requests met; else no end) and "leg" ("prefill", "decode" or "whole").
-A prefill whose answer is reset, silent or empty hands nothing off."#;
+  {"kind": "reset_kept_alive"}             breaks a connection that has had an answer before, without one and before any work
+Each may have "share" (of the requests, 0 to 1; else all), "times" (requests met; else no end), "leg" ("prefill", "decode" or "whole") and
+"above" (only where more than so many other requests wait or run here: an engine that is full).
+A prefill whose answer is reset, silent or empty hands nothing off. No request meets these two:
+  {"kind": "close_idle", "ms": 50}         closes a connection that has had an answer and no further request for so long
+  {"kind": "hang_metrics"}                 GET /metrics is not answered"#;
 
 /// What goes wrong.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,12 +65,18 @@ enum Kind {
     },
     LoseHandoff {},
     NoHandoff {},
+    ResetKeptAlive {},
+    CloseIdle {
+        ms: u64,
+    },
+    HangMetrics {},
 }
 
 impl Kind {
     /// Whether it can be seen in such a leg.
     fn shows_in(&self, leg: Leg) -> bool {
         match self {
+            Self::CloseIdle { .. } | Self::HangMetrics {} => false,
             Self::LoseHandoff {} | Self::NoHandoff {} => leg == Leg::Prefill,
             Self::DieMidStream { .. } | Self::SlowDrip { .. } => leg != Leg::Prefill,
             _ => true,
@@ -77,7 +88,7 @@ impl Kind {
             Self::Status {
                 status, headers, ..
             } => OrderedStatus::new(*status, headers, None).map(drop),
-            Self::Delay { ms } | Self::SlowDrip { ms }
+            Self::Delay { ms } | Self::SlowDrip { ms } | Self::CloseIdle { ms }
                 if Duration::from_millis(*ms) > LONGEST_WAIT =>
             {
                 Err("ms must be at most a year".to_owned())
@@ -94,6 +105,19 @@ struct Target {
     share: f64,
     times: Option<u64>,
     leg: Option<Leg>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    above: Option<u64>,
+}
+
+/// A request, as far as faults look at it.
+#[derive(Clone, Copy, Debug)]
+pub struct Occasion {
+    /// Its leg.
+    pub leg: Leg,
+    /// Other requests that wait or run in the engine.
+    pub others: u64,
+    /// On what it came.
+    pub connection: Connection,
 }
 
 impl Default for Target {
@@ -102,6 +126,7 @@ impl Default for Target {
             share: 1.0,
             times: None,
             leg: None,
+            above: None,
         }
     }
 }
@@ -118,8 +143,15 @@ struct Fault {
 }
 
 impl Fault {
-    fn meets(&self, leg: Leg) -> bool {
+    fn meets(&self, occasion: Occasion) -> bool {
+        let Occasion {
+            leg,
+            others,
+            connection,
+        } = occasion;
         self.kind.shows_in(leg)
+            && (self.kind != Kind::ResetKeptAlive {} || connection == Connection::Kept)
+            && self.target.above.is_none_or(|above| others > above)
             && self.target.leg.is_none_or(|wanted| wanted == leg)
             && self.target.times.is_none_or(|times| self.hits < times)
             && (self.target.share >= 1.0 || rand::random::<f64>() < self.target.share)
@@ -166,10 +198,37 @@ impl Faults {
         answer(StatusCode::OK, &json!({}))
     }
 
-    /// The faults that a request of this leg meets.
-    pub fn draw(&self, leg: Leg) -> Drawn {
+    /// How long a connection may be idle.
+    pub fn idle_limit(&self) -> Option<Duration> {
+        let orders = self.0.borrow();
+        orders.faults.iter().find_map(|fault| match fault.kind {
+            Kind::CloseIdle { ms } => Some(Duration::from_millis(ms)),
+            _ => None,
+        })
+    }
+
+    /// Notes that one was closed for that.
+    pub fn idle_closed(&self) {
+        self.note(|kind| matches!(kind, Kind::CloseIdle { .. }));
+    }
+
+    /// Whether metrics are not to be told to one who asks now.
+    pub fn hangs_metrics(&self) -> bool {
+        self.note(|kind| *kind == Kind::HangMetrics {})
+    }
+
+    /// Counts a hit of the first fault of this kind, if there is one.
+    fn note(&self, meant: impl Fn(&Kind) -> bool) -> bool {
         let mut orders = self.0.borrow_mut();
-        let met = orders.faults.iter_mut().filter(|fault| fault.meets(leg));
+        let fault = orders.faults.iter_mut().find(|fault| meant(&fault.kind));
+        fault.map(|fault| fault.hits += 1).is_some()
+    }
+
+    /// The faults that a request meets.
+    pub fn draw(&self, occasion: Occasion) -> Drawn {
+        let mut orders = self.0.borrow_mut();
+        let faults = orders.faults.iter_mut();
+        let met = faults.filter(|fault| fault.meets(occasion));
         Drawn(
             met.map(|fault| {
                 fault.hits += 1;
@@ -183,7 +242,7 @@ impl Faults {
 fn read(content: &[u8]) -> Result<(Kind, Target), String> {
     let invalid = |error: serde_json::Error| error.to_string();
     let mut kind: Map<String, Value> = serde_json::from_slice(content).map_err(invalid)?;
-    let common = ["share", "times", "leg"];
+    let common = ["share", "times", "leg", "above"];
     let target: Map<String, Value> = common
         .iter()
         .filter_map(|name| kind.remove_entry(*name))
@@ -237,7 +296,7 @@ impl Drawn {
     /// Delays the request, keeps it for ever, or refuses it.
     ///
     /// # Errors
-    /// [`Refusal::Ordered`].
+    /// [`Refusal::Ordered`], [`Refusal::ResetByFault`].
     pub async fn before_work(&self) -> Result<(), Refusal> {
         let delay = self.first(|kind| match kind {
             Kind::Delay { ms } => Some(Duration::from_millis(*ms)),
@@ -248,6 +307,9 @@ impl Drawn {
         }
         if self.0.contains(&Kind::Hang {}) {
             std::future::pending::<()>().await;
+        }
+        if self.0.contains(&Kind::ResetKeptAlive {}) {
+            return Err(Refusal::ResetByFault);
         }
         let status = self.first(|kind| match kind {
             Kind::Status {
@@ -394,28 +456,82 @@ mod tests {
         }
     }
 
+    fn meeting(leg: Leg) -> Occasion {
+        Occasion {
+            leg,
+            others: 0,
+            connection: Connection::Fresh,
+        }
+    }
+
+    #[test]
+    fn a_full_engine_refuses_what_comes_above_its_bound_only() {
+        let faults = Faults::default();
+        faults.add(br#"{"kind":"status","status":503,"above":2}"#);
+        let met = |others| {
+            let occasion = Occasion {
+                others,
+                ..meeting(Leg::Prefill)
+            };
+            !faults.draw(occasion).0.is_empty()
+        };
+        assert!(!met(0) && !met(2) && met(3));
+    }
+
+    #[test]
+    fn a_kept_alive_connection_alone_is_reset_as_such() {
+        let faults = Faults::default();
+        faults.add(br#"{"kind":"reset_kept_alive"}"#);
+        let met = |connection| {
+            let occasion = Occasion {
+                connection,
+                ..meeting(Leg::Decode)
+            };
+            !faults.draw(occasion).0.is_empty()
+        };
+        assert!(!met(Connection::Fresh) && met(Connection::Kept));
+    }
+
+    #[test]
+    fn what_no_request_meets_is_counted_where_it_is_met() {
+        let faults = Faults::default();
+        assert!(!faults.hangs_metrics());
+        faults.add(br#"{"kind":"hang_metrics"}"#);
+        faults.add(br#"{"kind":"close_idle","ms":40}"#);
+        assert!(faults.draw(meeting(Leg::Decode)).0.is_empty());
+        assert!(faults.hangs_metrics());
+        assert_eq!(faults.idle_limit(), Some(Duration::from_millis(40)));
+        faults.idle_closed();
+        let hits = |number: usize| faults.0.borrow().faults[number].hits;
+        assert_eq!((hits(0), hits(1)), (1, 1));
+    }
+
     #[test]
     fn a_fault_meets_the_requests_it_is_for() {
         let faults = Faults::default();
         faults.add(br#"{"kind":"slow_drip","ms":7,"times":2}"#);
         faults.add(br#"{"kind":"no_handoff","share":0.5}"#);
         faults.add(br#"{"kind":"silent","leg":"whole"}"#);
-        let drips = |leg| faults.draw(leg).drip().is_some();
+        let drips = |leg| faults.draw(meeting(leg)).drip().is_some();
         assert!(!drips(Leg::Prefill));
         assert!(drips(Leg::Decode) && drips(Leg::Whole) && !drips(Leg::Whole));
-        assert_eq!(faults.draw(Leg::Whole).spoil(), Some(Spoil::Silent));
-        assert_eq!(faults.draw(Leg::Decode).spoil(), None);
-        let dropped = (0..1000).filter(|_| faults.draw(Leg::Prefill).fate() == Fate::Dropped);
+        assert_eq!(
+            faults.draw(meeting(Leg::Whole)).spoil(),
+            Some(Spoil::Silent)
+        );
+        assert_eq!(faults.draw(meeting(Leg::Decode)).spoil(), None);
+        let dropped =
+            (0..1000).filter(|_| faults.draw(meeting(Leg::Prefill)).fate() == Fate::Dropped);
         assert!((400..600).contains(&dropped.count()));
         faults.clear();
-        assert_eq!(faults.draw(Leg::Prefill).fate(), Fate::HandedOff);
+        assert_eq!(faults.draw(meeting(Leg::Prefill)).fate(), Fate::HandedOff);
     }
 
     #[test]
     fn the_help_names_every_kind() {
         let kinds = refused(r#"{"kind":""}"#);
         let kinds = kinds.split('`').skip(3).step_by(2);
-        assert_eq!(kinds.clone().count(), 11);
+        assert_eq!(kinds.clone().count(), 14);
         for kind in kinds {
             assert!(FAULTS.contains(&format!(r#""{kind}""#)), "{kind}");
         }

@@ -15,7 +15,7 @@ use super::aborts::Abortable;
 use super::answer::{Answer, Finish, Output};
 use super::body::{self, Body, BrokenOff, Events, Fed};
 use super::dialect::{Dialect, Handoff, Leg, sglang, vllm};
-use super::fault::{Drawn, Fate};
+use super::fault::{Drawn, Fate, Occasion};
 use super::kv::Blocks;
 use super::lease::KvOf;
 use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH};
@@ -24,6 +24,7 @@ use super::pace::Pace;
 use super::refusal::Refusal;
 use super::request::{Endpoint, Generation};
 use super::tally::InFlight;
+use super::wire::Caller;
 use super::{LONGEST_WAIT, Role};
 
 mod context;
@@ -64,15 +65,14 @@ struct Ready {
     first_token: Instant,
 }
 
-/// Serves one request to a generation path; `local` is the address under which the client reached the engine.
-/// Dropped, as when the client leaves, the request is aborted.
+/// Serves one request to a generation path. Dropped, as when the client leaves, the request is aborted.
 ///
 /// # Errors
 /// When the connection is to break without an answer.
 pub async fn serve(
     node: Rc<Node>,
     endpoint: Endpoint,
-    local: SocketAddr,
+    caller: Caller,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BrokenOff> {
     let dialect = node.config.dialect;
@@ -80,11 +80,11 @@ pub async fn serve(
     let outcome = match admit(&node, endpoint, request).await {
         Ok(arrival) => {
             flight.wait();
-            let job = Job::new(node, flight, arrival);
+            let job = Job::new(node, flight, arrival, caller);
             let told = job.abortable.told();
             tokio::select! {
                 biased;
-                outcome = job.run(local) => outcome,
+                outcome = job.run(caller.local) => outcome,
                 // The job is dropped, and so counted as aborted.
                 () = told => return Ok(Refusal::Aborted.response(dialect)),
             }
@@ -162,7 +162,7 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
 type Outcome = Result<Response<Body>, (InFlight, Refusal)>;
 
 impl Job {
-    fn new(node: Rc<Node>, flight: InFlight, arrival: Arrival) -> Self {
+    fn new(node: Rc<Node>, flight: InFlight, arrival: Arrival, caller: Caller) -> Self {
         let Arrival {
             generation,
             id,
@@ -181,12 +181,17 @@ impl Job {
         };
         let blocks = node.blocks_of(&generation);
         let output = output(node.config.role, &generation);
+        let occasion = Occasion {
+            leg,
+            others: node.tally.in_flight().saturating_sub(1),
+            connection: caller.connection,
+        };
         Self {
             answer: Answer::new(id.clone(), &generation, output, cached, logprobs),
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
-            faults: node.faults.draw(leg),
+            faults: node.faults.draw(occasion),
             node,
             flight,
             generation,
@@ -219,9 +224,8 @@ impl Job {
             return Err((self.flight, refusal));
         }
         let ready = self.compute_prompt().await;
-        let markers = &self.generation.markers;
-        if markers.has(Marker::FailPrefill) {
-            return Err((self.flight, Refusal::AsMarked));
+        if let Some(refusal) = self.poison_to_prefill() {
+            return Err((self.flight, refusal));
         }
         if let Some(spoil) = self.faults.spoil() {
             return self.spoil(spoil, ready);
@@ -343,6 +347,25 @@ impl Job {
         }
     }
 
+    /// How the prompt makes an engine fail that has computed it.
+    fn poison_to_prefill(&self) -> Option<Refusal> {
+        let markers = &self.generation.markers;
+        let dies = markers.has(Marker::BreakPrefill);
+        dies.then_some(Refusal::DiedAsMarked).or_else(|| {
+            markers
+                .has(Marker::FailPrefill)
+                .then_some(Refusal::AsMarked)
+        })
+    }
+
+    /// How the prompt makes an engine fail that has its KV.
+    fn poison_to_decode(&self) -> Option<Refusal> {
+        let markers = &self.generation.markers;
+        let dies = markers.has(Marker::BreakDecode);
+        dies.then_some(Refusal::DiedAsMarked)
+            .or_else(|| markers.has(Marker::FailDecode).then_some(Refusal::AsMarked))
+    }
+
     fn pace(&self) -> Pace {
         let mut pace = self.node.config.pace();
         if self.generation.markers.has(Marker::SlowDecode) {
@@ -376,6 +399,9 @@ impl Job {
     }
 
     async fn whole(self, ready: Ready) -> Outcome {
+        if let Some(refusal) = self.poison_to_decode() {
+            return Err((self.flight, refusal));
+        }
         if let Some(spoil) = self.faults.spoil() {
             return self.spoil(spoil, ready);
         }

@@ -7,6 +7,9 @@ pub const MARKERS: &str = "Marks in the text of a prompt, for tests and demonstr
   <|fail-prefill|>       a prefill engine computes, then answers 500; in sglang the decode of its room fails with it
   <|fail-prefill-late|>  an sglang prefill engine hands its KV over, and answers 500 only --late-ms later
   <|die-mid-stream|>     an engine that generates breaks the connection after three tokens
+  <|break-prefill|>      a prefill engine computes, then breaks the connection without an answer
+  <|fail-decode|>        an engine that generates answers 500 when it has the KV
+  <|break-decode|>       the same, but it breaks the connection without an answer
   <|slow-decode|>        an engine that generates takes twenty times as long for each token";
 
 /// What `<|slow-decode|>` multiplies the time of a token with.
@@ -27,16 +30,25 @@ pub enum Marker {
     FailPrefillLate,
     /// The connection breaks after [`TOKENS_BEFORE_DEATH`] tokens.
     DieMidStream,
+    /// Prefill: the connection breaks after computing, nothing handed off.
+    BreakPrefill,
+    /// 500 in place of the first token.
+    FailDecode,
+    /// The connection breaks in place of the first token.
+    BreakDecode,
     /// Each token takes [`SLOW`] times as long.
     SlowDecode,
 }
 
-const ALL: [(Marker, &str); 6] = [
+const ALL: [(Marker, &str); 9] = [
     (Marker::End, "<|end|>"),
     (Marker::Lose, "<|lose|>"),
     (Marker::FailPrefill, "<|fail-prefill|>"),
     (Marker::FailPrefillLate, "<|fail-prefill-late|>"),
     (Marker::DieMidStream, "<|die-mid-stream|>"),
+    (Marker::BreakPrefill, "<|break-prefill|>"),
+    (Marker::FailDecode, "<|fail-decode|>"),
+    (Marker::BreakDecode, "<|break-decode|>"),
     (Marker::SlowDecode, "<|slow-decode|>"),
 ];
 

@@ -57,6 +57,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod wire;
 
 pub use cli::{Args, run};
 pub use dialect::Dialect;

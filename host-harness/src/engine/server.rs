@@ -1,6 +1,5 @@
 //! The engine's HTTP/1.1 server: paths, connections, and the end of all of them at once.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use super::node::Node;
 use super::pull;
 use super::request::Endpoint;
 use super::tokens;
+use super::wire::{Caller, Wire};
 
 /// Pause after a failed accept (out of file descriptors, say), so that it is not tried in a tight loop.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
@@ -74,19 +74,27 @@ async fn connection(
         return;
     };
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| {
-        let node = Rc::clone(&node);
+    let wire = Rc::new(Wire::default());
+    let service = service_fn(|request| {
+        let (node, using) = (Rc::clone(&node), wire.begin());
+        let caller = Caller {
+            local,
+            connection: using.connection,
+        };
         async move {
-            match door {
-                Door::Api => route(node, local, request).await,
-                Door::Bootstrap => Ok(meet(node, request).await),
-            }
+            let answer = match door {
+                Door::Api => route(node, caller, request).await?,
+                Door::Bootstrap => meet(node, request).await,
+            };
+            Ok::<_, BrokenOff>(answer.map(|body| using.answer(body)))
         }
     });
     let mut connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         // An error here is the client's leaving, or an answer broken off; the requests' own ends are counted elsewhere.
         _ = &mut connection => {}
+        // As an engine that keeps connections for so long: what comes meanwhile meets a closed one.
+        () = wire.idle_too_long(&node.faults) => {}
         _ = killed.changed() => {
             let stream = connection.into_parts().io.into_inner();
             let _ = stream.set_zero_linger();
@@ -97,11 +105,11 @@ async fn connection(
 /// Serves the API; an error breaks the connection without an answer.
 async fn route(
     node: Rc<Node>,
-    local: SocketAddr,
+    caller: Caller,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BrokenOff> {
     let request_id = request.headers().get("x-request-id").cloned();
-    let mut response = dispatch(node, local, request).await?;
+    let mut response = dispatch(node, caller, request).await?;
     if let Some(request_id) = request_id {
         response.headers_mut().insert("x-request-id", request_id);
     }
@@ -110,7 +118,7 @@ async fn route(
 
 async fn dispatch(
     node: Rc<Node>,
-    local: SocketAddr,
+    caller: Caller,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BrokenOff> {
     let path = request.uri().path();
@@ -120,7 +128,7 @@ async fn dispatch(
             return Ok(detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
         }
         let Some(ready) = &node.ready else {
-            return generate::serve(node, endpoint, local, request).await;
+            return generate::serve(node, endpoint, caller, request).await;
         };
         let answer = ready.serve(endpoint, request).await;
         return Ok(answer.unwrap_or_else(|refusal| refusal.response(node.config.dialect)));
@@ -128,6 +136,7 @@ async fn dispatch(
     Ok(match (request.method(), path) {
         (&Method::GET | &Method::HEAD, "/health") => node.health.tell().await,
         (&Method::GET, "/v1/models") => body::json(StatusCode::OK, node.models().into()),
+        (&Method::GET, "/metrics") if node.faults.hangs_metrics() => std::future::pending().await,
         (&Method::GET, "/metrics") => metrics(&node),
         (&Method::GET, "/__state") => judged(serde_json::to_vec(&node.state())),
         (&Method::GET, "/__requests") => judged(node.recorder.to_json()),

@@ -106,6 +106,12 @@ impl Tally {
         self.0.borrow().clone()
     }
 
+    /// Valid requests that wait or run.
+    pub fn in_flight(&self) -> u64 {
+        let counts = self.0.borrow();
+        counts.waiting + counts.running
+    }
+
     /// Notes that a generation request has arrived.
     pub fn arrive(self: &Rc<Self>) -> InFlight {
         self.edit().requests += 1;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 const SOURCES: usize = 5;
 
 /// Scenarios that must be among those played.
-const NAMED: [&str; 14] = [
+const NAMED: [&str; 18] = [
     "prefill-killed",
     "prefill-hangs",
     "prefill-500s",
@@ -28,6 +28,10 @@ const NAMED: [&str; 14] = [
     "slow-client",
     "slow-engine",
     "decode-empty",
+    "every-engine-full",
+    "metrics-hang-overloaded",
+    "keep-alive-closed",
+    "poison",
 ];
 
 /// At least so many clients ask at once, so at least so many requests are sent.
@@ -54,6 +58,7 @@ struct Scenario {
     kv_leaked_counted: u64,
     kv_unknown: u64,
     bookings_left: u64,
+    wrongly_ejected: u64,
     left: u64,
     broken: Vec<String>,
 }
@@ -109,6 +114,7 @@ fn check(scenario: &Scenario, proxy: Proxy) {
     assert!(scenario.sent + scenario.left >= CLIENTS, "{scenario:#?}");
     assert_eq!(scenario.failed_with_healthy_pair, 0, "{scenario:#?}");
     assert_eq!(scenario.bookings_left, 0, "{scenario:#?}");
+    assert_eq!(scenario.wrongly_ejected, 0, "{scenario:#?}");
     let known = scenario.kv_leaked_counted;
     assert!(known <= scenario.kv_leaked, "{scenario:#?}");
     assert!(

@@ -10,10 +10,10 @@ use tokio::time::sleep;
 use super::client::Clients;
 use super::fleet::own_loopback;
 use super::http::Http;
-use super::judge::{Aftermath, Seen, Verdict, judge};
+use super::judge::{Aftermath, Rules, Seen, Verdict, judge};
 use super::play::{PlayError, Setting, tick, until_at_rest, until_ready};
 use super::pool;
-use super::scenario::{Crowd, Leaks, Shape};
+use super::scenario::{Crowd, Demand, Leaks, Shape};
 use super::wellbeing::Wellbeing;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway};
@@ -133,7 +133,11 @@ fn verdict(seen: &Seen, aftermath: Aftermath, churned: Churned, left: Left) -> V
         prefill: 1,
         decode: 1,
     });
-    let mut verdict = judge(seen, &always, Leaks::AtLeast, aftermath);
+    let rules = Rules {
+        leaks: Leaks::AtLeast,
+        demand: Demand::Honesty,
+    };
+    let mut verdict = judge(seen, &always, rules, aftermath);
     verdict.figures.churned = Some(churned);
     let Churned {
         removed_worker_requests,

@@ -105,6 +105,7 @@ impl Client {
                     sent,
                     ended: Instant::now(),
                     ending,
+                    fit: ask.fit,
                 });
             }
         }

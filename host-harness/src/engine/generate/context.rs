@@ -23,11 +23,10 @@ impl Job {
             Err(refusal) => return Err((self.flight, refusal)),
         };
         let ready = self.compute_prompt().await;
-        let markers = &self.generation.markers;
-        if markers.has(Marker::FailPrefill) {
-            return Err((self.flight, Refusal::AsMarked));
+        if let Some(refusal) = self.poison_to_prefill() {
+            return Err((self.flight, refusal));
         }
-        let ended = markers.has(Marker::End);
+        let ended = self.generation.markers.has(Marker::End);
         if let Some(spoil) = self.faults.spoil() {
             return self.spoil(spoil, (tenant, ready));
         }

@@ -29,8 +29,8 @@ impl Job {
             Err(refusal) => return Err((self.flight, refusal)),
         };
         let ready = self.compute_prompt().await;
-        if self.generation.markers.has(Marker::FailPrefill) {
-            return Err((self.flight, Refusal::AsMarked));
+        if let Some(refusal) = self.poison_to_prefill() {
+            return Err((self.flight, refusal));
         }
         if let Some(spoil) = self.faults.spoil() {
             return self.spoil(spoil, (tenants, ready));

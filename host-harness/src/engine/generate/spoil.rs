@@ -11,7 +11,9 @@ use crate::engine::refusal::Refusal;
 impl Job {
     /// Whether a stream's headers go out before its KV is there, where they need not wait for it.
     pub(super) fn streams_at_once(&self) -> bool {
-        self.generation.stream && self.faults.spoil() != Some(Spoil::ResetBeforeHeaders)
+        self.generation.stream
+            && self.faults.spoil() != Some(Spoil::ResetBeforeHeaders)
+            && self.poison_to_decode().is_none()
     }
 
     /// The spoilt answer. A silent one keeps what is `held` until its client leaves.

@@ -10,7 +10,6 @@ use super::{Job, Outcome, Ready};
 use crate::engine::bootstrap::{self, NotTaken, Take};
 use crate::engine::dialect::{asked_rank, mooncake};
 use crate::engine::fault::Fate;
-use crate::engine::marker::Marker;
 use crate::engine::refusal::Refusal;
 use crate::engine::rooms::{RoomRefusal, Tenant};
 use crate::engine::{body, pull};
@@ -23,8 +22,8 @@ impl Job {
             Err(refusal) => return Err((self.flight, refusal)),
         };
         let ready = self.compute_prompt().await;
-        if self.generation.markers.has(Marker::FailPrefill) {
-            return Err((self.flight, Refusal::AsMarked));
+        if let Some(refusal) = self.poison_to_prefill() {
+            return Err((self.flight, refusal));
         }
         if let Some(spoil) = self.faults.spoil() {
             return self.spoil(spoil, (tenant, ready));

@@ -55,6 +55,72 @@ async fn faults_are_added_listed_and_cleared() {
     assert_eq!(probe.get(at, "/__fault").await, "[]");
 }
 
+/// A request on a connection that is kept for the next one.
+async fn ask_on(stream: &mut TcpStream, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+    let _ = stream.write_all(request.as_bytes()).await;
+    let mut answer = vec![0; 16 * 1024];
+    let read = tokio::time::timeout(SOON, stream.read(&mut answer)).await;
+    // A reset is an end as well.
+    let length = read.expect("an end in time").unwrap_or_default();
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_one_in_use_is_not() {
+    let (probe, _, decode) = pair().await;
+    let mut kept = TcpStream::connect(decode.address).await.expect("a door");
+    assert!(ask_on(&mut kept, "/health").await.contains("200"));
+    probe
+        .order(&decode, json!({"kind": "close_idle", "ms": 20}))
+        .await;
+    let mut unused = TcpStream::connect(decode.address).await.expect("a door");
+    assert!(ask_on(&mut kept, "/health").await.contains("200"), "again");
+    let mut byte = [0];
+    let closed = tokio::time::timeout(SOON, kept.read(&mut byte)).await;
+    assert_eq!(closed.expect("a close in time").unwrap_or_default(), 0);
+    assert!(ask_on(&mut unused, "/health").await.contains("200"), "new");
+    let faults = parsed(&probe.get(decode.address, "/__fault").await);
+    assert_ne!(faults[0]["hits"], 0);
+}
+
+#[tokio::test]
+async fn a_kept_alive_connection_is_reset_at_its_second_request() {
+    let (probe, prefill, decode) = pair().await;
+    let legs = [
+        probe.decode(&prefill, false).await,
+        probe.decode(&prefill, false).await,
+    ];
+    probe
+        .order(&decode, json!({"kind": "reset_kept_alive", "times": 1}))
+        .await;
+    // The order itself came on the probe's own connection, which is kept.
+    let first = probe.broken(decode.address, &legs[0]).await;
+    assert_eq!(first.status, None);
+    assert_eq!(probe.state(prefill.address).await["pulled"], 0);
+    assert_eq!(probe.post(decode.address, CHAT, &legs[1]).await.0, 200);
+}
+
+#[tokio::test]
+async fn metrics_that_hang_leave_the_rest_alone() {
+    let (probe, prefill, _) = pair().await;
+    probe.order(&prefill, json!({"kind": "hang_metrics"})).await;
+    let asked = probe.send(Method::GET, prefill.address, "/metrics", "");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(50), asked)
+            .await
+            .is_err()
+    );
+    assert_eq!(
+        probe
+            .send(Method::GET, prefill.address, "/health", "")
+            .await
+            .0,
+        200
+    );
+    probe.prefill(&prefill, "x").await;
+}
+
 #[tokio::test]
 async fn a_status_comes_before_any_work() {
     let (probe, prefill, decode) = pair().await;

@@ -85,6 +85,29 @@ async fn a_decode_dies_mid_stream() {
 }
 
 #[tokio::test]
+async fn poison_makes_whoever_takes_it_fail_without_a_token() {
+    let (probe, prefill, decode) = pair().await;
+    let broken = probe
+        .broken(prefill.address, &prefill_leg("<|break-prefill|>"))
+        .await;
+    assert_eq!(broken.status, None);
+    for stream in [false, true] {
+        for (mark, status) in [("<|fail-decode|>", Some(500)), ("<|break-decode|>", None)] {
+            let leg = decode_leg(mark, &probe.prefill(&prefill, mark).await);
+            let leg = with(&leg, "stream", json!(stream));
+            match status {
+                Some(status) => assert_eq!(probe.post(decode.address, CHAT, &leg).await.0, status),
+                None => assert_eq!(probe.broken(decode.address, &leg).await.status, None),
+            }
+        }
+    }
+    assert_eq!(probe.state(prefill.address).await["pulled"], 4);
+    let state = probe.state(decode.address).await;
+    assert_eq!(state["failed_as_marked"], 4);
+    assert_eq!(state["blocks_used"], 0);
+}
+
+#[tokio::test]
 async fn a_decode_is_slow() {
     let (probe, prefill, decode) = pair().await;
     let prompt = "<|slow-decode|>";
