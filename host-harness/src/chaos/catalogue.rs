@@ -63,10 +63,11 @@ const fn full(status: u16, above: u64) -> Fault {
     Fault::Full { status, above }
 }
 
-/// A hundredth of the five seconds that engines' servers keep a connection by default.
-const CLOSE_IDLE: Fault = Fault::CloseIdle { ms: 50 };
+/// A fiftieth of the five seconds for which engines' servers keep a connection by default.
+const CLOSE_IDLE: Fault = Fault::CloseIdle { ms: 100 };
 
-const UNLUCKY: Fault = Fault::ResetKeptAlive { share: 0.3 };
+/// Of one worker of a role: where each is so unlucky, a request soon meets three of them, which is more than is tried.
+const UNLUCKY: Fault = Fault::ResetKeptAlive { share: 0.5 };
 
 const THREE_IN_TEN_500: Fault = Fault::Status {
     status: 500,
@@ -332,6 +333,23 @@ pub const SCENARIOS: &[Scenario] = &[
         ..USUAL
     },
     Scenario {
+        name: "engines-full",
+        what: "one worker of each role refuses what it has no room for, with 503 and with 429, and then with the other one",
+        script: &[
+            at(0.1, Act::Inject(Whom::One(P0), full(503, 1))),
+            at(0.1, Act::Inject(Whom::One(D0), full(429, 2))),
+            at(0.5, Act::Mend(Whom::One(P0))),
+            at(0.5, Act::Mend(Whom::One(D0))),
+            at(0.5, Act::Inject(Whom::One(P0), full(429, 1))),
+            at(0.5, Act::Inject(Whom::One(D0), full(503, 2))),
+            at(0.9, Act::Mend(Whom::One(P0))),
+            at(0.9, Act::Mend(Whom::One(D0))),
+        ],
+        spares: BOTH,
+        demand: Demand::Answer,
+        ..USUAL
+    },
+    Scenario {
         name: "every-engine-full",
         what: "all workers refuse what they have no room for: who is not answered is told when to come again",
         script: &[
@@ -364,14 +382,16 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "keep-alive-closed",
-        what: "all workers close idle connections, one of each role at the very moment at which a request comes",
+        what: "all workers close idle connections; then one of each role does so at the very moment at which a request comes",
         script: &[
             at(0.0, Act::Inject(Whom::All(Prefill), CLOSE_IDLE)),
             at(0.0, Act::Inject(Whom::All(Decode), CLOSE_IDLE)),
-            at(0.1, Act::Inject(Whom::One(P0), UNLUCKY)),
-            at(0.1, Act::Inject(Whom::One(D0), UNLUCKY)),
-            at(0.9, Act::Mend(Whom::All(Prefill))),
-            at(0.9, Act::Mend(Whom::All(Decode))),
+            at(0.45, Act::Mend(Whom::All(Prefill))),
+            at(0.45, Act::Mend(Whom::All(Decode))),
+            at(0.5, Act::Inject(Whom::One(P0), UNLUCKY)),
+            at(0.5, Act::Inject(Whom::One(D0), UNLUCKY)),
+            at(0.9, Act::Mend(Whom::One(P0))),
+            at(0.9, Act::Mend(Whom::One(D0))),
         ],
         spares: BOTH,
         demand: Demand::Answer,

@@ -13,7 +13,7 @@ use serde::Deserialize;
 const SOURCES: usize = 5;
 
 /// Scenarios that must be among those played.
-const NAMED: [&str; 18] = [
+const NAMED: [&str; 19] = [
     "prefill-killed",
     "prefill-hangs",
     "prefill-500s",
@@ -28,6 +28,7 @@ const NAMED: [&str; 18] = [
     "slow-client",
     "slow-engine",
     "decode-empty",
+    "engines-full",
     "every-engine-full",
     "metrics-hang-overloaded",
     "keep-alive-closed",

@@ -163,7 +163,10 @@ impl Router {
             let plan = self.offer_again(seat, errand, &staged, budget, &left_out)?;
             Some((left_out, plan))
         })?;
-        errand.trail.borrow_mut().leave_all_out(&left_out);
+        errand
+            .trail
+            .borrow_mut()
+            .leave_all_out(failed.leg, &left_out);
         if let Some(recovery) = &mut seat.recovery {
             recovery.staged = None;
         }
@@ -227,7 +230,10 @@ impl Router {
                 let Some(plan) = plan.ok().and_then(|plan| self.to_others(plan, failed)) else {
                     continue;
                 };
-                errand.trail.borrow_mut().leave_all_out(left_out);
+                errand
+                    .trail
+                    .borrow_mut()
+                    .leave_all_out(failed.leg, left_out);
                 return Some(plan);
             }
         }

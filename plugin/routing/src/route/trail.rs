@@ -28,6 +28,9 @@ struct Met {
     calls: usize,
     /// Workers that are asked no more.
     left_out: Vec<WorkerId>,
+    /// Workers that have done their leg, and are asked again only where nobody else is left: the other leg failed, and may have
+    /// failed by theirs.
+    spared: Vec<WorkerId>,
     /// Workers that broke the connection, in their order, since the leg last succeeded.
     deaths: Vec<WorkerId>,
     /// Of these, connections that were reset before the first byte.
@@ -182,10 +185,14 @@ impl Trail {
         }
     }
 
-    /// Workers of one leg or both are not asked again.
-    pub(super) fn leave_all_out(&mut self, workers: &[(Leg, WorkerId)]) {
+    /// Workers of one leg or both are not asked again after `failed` has failed; one that did the prefill before it only where
+    /// nobody else takes that.
+    pub(super) fn leave_all_out(&mut self, failed: Leg, workers: &[(Leg, WorkerId)]) {
         for (leg, worker) in workers {
-            self.leave_out(*leg, *worker);
+            match (failed, leg) {
+                (Leg::Decode, Leg::Prefill) => self.prefill.spared.push(*worker),
+                _ => self.leave_out(*leg, *worker),
+            }
         }
     }
 
@@ -203,7 +210,10 @@ impl Trail {
         distinct.sort_unstable();
         distinct.dedup();
         if distinct.len() < MOST_DEATHS {
-            return [with(&met.deaths), with(&[])];
+            return [
+                with(&[met.deaths.as_slice(), &met.spared].concat()),
+                with(&[]),
+            ];
         }
         let others: Vec<WorkerId> = all.filter(|id| !distinct.contains(id)).collect();
         let last = met.deaths.last().copied();

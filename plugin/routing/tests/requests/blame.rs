@@ -250,6 +250,32 @@ fn found_b3_a_decode_worker_that_refuses_everything_costs_no_second_prefill() {
     assert_eq!(ejected(&router), [11]);
 }
 
+/// One worker of each role is full: where decode says so behind the other prefill worker, that one is asked again before the
+/// full one's refusal is passed on.
+#[test]
+fn one_full_worker_of_each_role_loses_no_request() {
+    let full: [(
+        fn(u64) -> PrefillAnswer<'static>,
+        fn(Option<u64>, u64) -> Came,
+    ); 2] = [
+        (|id| refusing(id, 429), |_, id| full_decode(id, 503)),
+        (|id| refusing(id, 503), |_, id| full_decode(id, 429)),
+    ];
+    for (prefill, decode) in full {
+        let mut router = router("nixl", &two_by_two(), json!({}));
+        let mut world = World::new(prefill, decode);
+        assert_eq!(served(&mut world, &mut router, 64), 64);
+        assert_eq!(ejected(&router), [0; 0]);
+    }
+}
+
+fn full_decode(id: u64, answer: u16) -> Came {
+    match id {
+        11 => Came::Status(answer),
+        _ => Came::Good,
+    }
+}
+
 /// What one refuses for what it says, the others would refuse too.
 #[test]
 fn a_400_is_asked_of_no_other_worker_and_two_404_are_the_answer() {
