@@ -5,6 +5,7 @@ use std::str::FromStr;
 use routing::fleet::Role::{self, Decode, Prefill};
 
 use super::scenario::{Act, Crowd, Demand, Fault, Leaks, Pool, Scenario, Seat, Shape, Step, Whom};
+use crate::engine::Dialect;
 
 const P0: Seat = Seat {
     role: Prefill,
@@ -86,6 +87,7 @@ const USUAL: Scenario = Scenario {
     spares: &[],
     demand: Demand::Honesty,
     pool: Pool::Plain,
+    dialect: None,
 };
 
 const BOTH: &[Role] = &[Prefill, Decode];
@@ -395,6 +397,17 @@ pub const SCENARIOS: &[Scenario] = &[
         ],
         spares: BOTH,
         demand: Demand::Answer,
+        ..USUAL
+    },
+    Scenario {
+        name: "sidecar-prefill-dead",
+        what: "llm-d's sidecars run prefill, and one of two prefill workers is killed, and comes back",
+        script: &dead(P0),
+        ejects: Some(Prefill),
+        leaks: Leaks::OutOfSight,
+        spares: &[Decode],
+        demand: Demand::Answer,
+        dialect: Some(Dialect::Llmd),
         ..USUAL
     },
     Scenario {

@@ -88,7 +88,8 @@ pub async fn play(
     setting: &Setting,
     bar: &ProgressBar,
 ) -> Result<Verdict, PlayError> {
-    let mut fleet = Fleet::start(scenario.shape, setting.dialect).await?;
+    let mut fleet =
+        Fleet::start(scenario.shape, scenario.dialect.unwrap_or(setting.dialect)).await?;
     let document = fleet.plugin_config(scenario.pool);
     let members = Members::of(&Config::parse(&document)?);
     let mut gateway = Gateway::start(&setting.gateway, document, &members).await?;

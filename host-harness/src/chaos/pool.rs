@@ -88,6 +88,7 @@ fn worker(role: Role, engine: &Engine) -> Value {
 fn protocol(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Vllm => "nixl",
+        Dialect::Llmd => "llmd",
         Dialect::Mooncake => "mooncake",
         Dialect::Sglang => "sglang",
         Dialect::Trtllm => "trtllm",

@@ -6,6 +6,7 @@ use routing::fleet::Role;
 use serde_json::{Value, json};
 
 use super::wellbeing::State;
+use crate::engine::Dialect;
 
 /// One way in which things go wrong.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct Scenario {
     pub demand: Demand,
     /// What the pool is told beside what all are.
     pub pool: Pool,
+    /// The protocol that it is about, where it is about one.
+    pub dialect: Option<Dialect>,
 }
 
 impl Scenario {
@@ -69,6 +72,8 @@ pub enum Leaks {
     Exact,
     /// A decode leg ends before its first byte, and nobody can tell whether it had fetched them: it may count too many, never too few.
     AtLeast,
+    /// It sees no hand-off, since others run the legs, and counts none.
+    OutOfSight,
 }
 
 /// What a client may be content with.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::aborts::Abortable;
 use super::answer::{Answer, Finish, Output};
 use super::body::{self, Body, BrokenOff, Events, Fed};
-use super::dialect::{Dialect, Handoff, Leg, sglang, vllm};
+use super::dialect::{Dialect, Handoff, Leg, llmd, sglang, vllm};
 use super::fault::{Drawn, Fate, Occasion};
 use super::kv::Blocks;
 use super::lease::KvOf;
@@ -112,6 +112,10 @@ async fn admit(
     let (head, body) = request.into_parts();
     let body = read(body).await?;
     node.recorder.record(&head, &body);
+    let body = match (node.config.dialect, node.config.role) {
+        (Dialect::Llmd, Role::Decode) => llmd::run_prefill(&node.puller, &head, body).await?,
+        _ => body,
+    };
     let generation = Generation::parse(endpoint, &body)?;
     let dialect = node.config.dialect;
     if let Some(model) = &generation.model
@@ -121,7 +125,9 @@ async fn admit(
     }
     node.check_fits(&generation)?;
     let id = match dialect {
-        Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm => id(endpoint, &head.headers),
+        Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake | Dialect::Trtllm => {
+            id(endpoint, &head.headers)
+        }
         Dialect::Sglang => sglang::rid(&generation.bootstrap, &head.headers)?,
     };
     let prefixes = node.prefixes.blocks_of(endpoint, &body)?;
@@ -206,11 +212,14 @@ impl Job {
             return Err((self.flight, refusal));
         }
         match (self.node.config.role, self.node.config.dialect) {
-            (Role::Prefill, Dialect::Vllm) => self.prefill_leg(local).await,
+            (Role::Prefill, Dialect::Vllm | Dialect::Llmd) => self.prefill_leg(local).await,
             (Role::Prefill, Dialect::Sglang) => self.prefill_in_room(local).await,
             (Role::Prefill, Dialect::Mooncake) => self.prefill_transfer().await,
             (Role::Prefill, Dialect::Trtllm) => self.prefill_context(local).await,
-            (Role::Decode, Dialect::Vllm | Dialect::Mooncake | Dialect::Trtllm) => {
+            (Role::Decode, Dialect::Llmd) if self.generation.kv_transfer_params.is_none() => {
+                self.alone().await
+            }
+            (Role::Decode, Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake | Dialect::Trtllm) => {
                 self.decode_leg().await
             }
             (Role::Decode, Dialect::Sglang) => self.decode_in_room().await,

@@ -87,7 +87,7 @@ const SGLANG: Names = Names {
 /// The text.
 pub fn write(dialect: Dialect, load: &Load) -> String {
     let names = match dialect {
-        Dialect::Vllm | Dialect::Mooncake => &VLLM,
+        Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake => &VLLM,
         Dialect::Trtllm => &TRTLLM,
         Dialect::Sglang => &SGLANG,
     };
@@ -203,6 +203,7 @@ mod tests {
     fn the_figures_are_read_as_they_are() {
         for dialect in [
             Dialect::Vllm,
+            Dialect::Llmd,
             Dialect::Mooncake,
             Dialect::Sglang,
             Dialect::Trtllm,

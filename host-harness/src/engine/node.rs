@@ -191,7 +191,8 @@ impl Node {
 
     /// Whether decode engines pull from it, as vLLM's do with its NixlConnector.
     pub fn pulled_from(&self) -> bool {
-        self.config.dialect == Dialect::Vllm && self.config.role == Role::Prefill
+        matches!(self.config.dialect, Dialect::Vllm | Dialect::Llmd)
+            && self.config.role == Role::Prefill
     }
 
     /// Tokens of the longest prompt that fits.

@@ -82,6 +82,12 @@ pub enum Refusal {
     /// The other leg never came.
     #[error("Decode transfer failed for bootstrap_room={0}: timed out in KVPoll.WaitingForInput")]
     PartnerTimeout(u64),
+    /// llm-d's sidecar: the prefill engine that was named cannot be reached.
+    #[error("the prefill engine cannot be reached")]
+    PrefillGone,
+    /// llm-d's sidecar: what that one answered, which is an error.
+    #[error("the prefill engine answered {0}")]
+    PrefillSaid(StatusCode, Bytes),
     /// Ended by `POST /abort_request`.
     #[error("Abort request")]
     Aborted,
@@ -132,6 +138,8 @@ impl Refusal {
             | Self::ResetByFault
             | Self::EmptiedByFault => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Ordered(ordered) => ordered.status,
+            Self::PrefillGone => StatusCode::BAD_GATEWAY,
+            Self::PrefillSaid(status, _) => *status,
         }
     }
 
@@ -140,6 +148,8 @@ impl Refusal {
         let response = self.written(dialect);
         match self {
             Self::Ordered(ordered) => ordered.response(response),
+            Self::PrefillGone => body::json(self.status(), Bytes::new()),
+            Self::PrefillSaid(status, answer) => body::json(*status, answer.clone()),
             _ => response,
         }
     }
@@ -154,7 +164,7 @@ impl Refusal {
         let message = self.to_string();
         let code = status.as_u16();
         let error = match dialect {
-            Dialect::Vllm | Dialect::Mooncake => json!({"error": {
+            Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake => json!({"error": {
                 "message": message, "type": kind, "param": null, "code": code,
             }}),
             Dialect::Sglang | Dialect::Trtllm => json!({

@@ -152,7 +152,7 @@ async fn dispatch(
         (&Method::DELETE, "/__fault") => node.faults.clear(),
         _ => match node.config.dialect {
             Dialect::Trtllm => only_trtllm(&node, request).await,
-            Dialect::Vllm | Dialect::Mooncake => only_vllm(&node, request).await,
+            Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake => only_vllm(&node, request).await,
             Dialect::Sglang => only_sglang(&node, request).await,
         },
     })

@@ -27,7 +27,7 @@ pub struct Counts {
     pub failed_as_marked: u64,
     /// Requests that failed because a fault was ordered.
     pub failed_by_fault: u64,
-    /// Decode: the prefill of the room or transfer failed, was aborted or lost.
+    /// Decode: the prefill of the room or transfer, or that of the sidecar, failed, was aborted or lost.
     pub failed_partner: u64,
     /// Decode: no hand-off came with the request.
     pub refused_missing_handoff: u64,
@@ -209,7 +209,9 @@ impl InFlight {
             Refusal::WrongBootstrap(_) => &mut counts.refused_wrong_bootstrap,
             Refusal::UsedRoom(_) => &mut counts.refused_used_room,
             Refusal::RankConflict { .. } | Refusal::BadRank(_) => &mut counts.refused_rank_conflict,
-            Refusal::PartnerFailed(_) => &mut counts.failed_partner,
+            Refusal::PartnerFailed(_) | Refusal::PrefillGone | Refusal::PrefillSaid(..) => {
+                &mut counts.failed_partner
+            }
             Refusal::PartnerTimeout(_) => &mut counts.refused_partner_timeout,
             Refusal::Aborted => &mut counts.aborted,
             Refusal::AsMarked | Refusal::DiedAsMarked => &mut counts.failed_as_marked,

@@ -13,7 +13,7 @@ use serde::Deserialize;
 const SOURCES: usize = 5;
 
 /// Scenarios that must be among those played.
-const NAMED: [&str; 19] = [
+const NAMED: [&str; 20] = [
     "prefill-killed",
     "prefill-hangs",
     "prefill-500s",
@@ -33,7 +33,11 @@ const NAMED: [&str; 19] = [
     "metrics-hang-overloaded",
     "keep-alive-closed",
     "poison",
+    "sidecar-prefill-dead",
 ];
+
+/// Those in which the gateway sees no hand-off.
+const OUT_OF_SIGHT: [&str; 1] = ["sidecar-prefill-dead"];
 
 /// At least so many clients ask at once, so at least so many requests are sent.
 const CLIENTS: u64 = 40;
@@ -118,8 +122,9 @@ fn check(scenario: &Scenario, proxy: Proxy) {
     assert_eq!(scenario.wrongly_ejected, 0, "{scenario:#?}");
     let known = scenario.kv_leaked_counted;
     assert!(known <= scenario.kv_leaked, "{scenario:#?}");
+    let is_told = scenario.kv_leaked <= known + scenario.kv_unknown;
     assert!(
-        scenario.kv_leaked <= known + scenario.kv_unknown,
+        is_told || OUT_OF_SIGHT.contains(&&*scenario.name),
         "{scenario:#?}"
     );
 }

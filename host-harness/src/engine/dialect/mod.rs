@@ -10,6 +10,7 @@ use super::refusal::Refusal;
 use super::request::{Endpoint, Generation};
 use super::{EngineConfig, Role};
 
+pub mod llmd;
 pub mod mooncake;
 pub mod sglang;
 pub mod trtllm;
@@ -21,6 +22,8 @@ pub enum Dialect {
     /// vLLM with its NixlConnector: prefill first, then decode pulls.
     #[default]
     Vllm,
+    /// The same, with llm-d's sidecar in front of decode: it runs the prefill leg.
+    Llmd,
     /// vLLM with its MooncakeConnector: the legs, in any order, name a transfer at the prefill's bootstrap server.
     Mooncake,
     /// SGLang: both legs at once, which meet in a bootstrap room.
@@ -32,6 +35,9 @@ pub enum Dialect {
 /// The dialects in words, for `--help`.
 pub const DIALECTS: &str = r#"Dialects, each strict; a decode engine computes no prompt, and what was issued, pulled, expired, leaked, refused and recomputed is in /__state:
   vllm      prefill leg: kv_transfer_params {do_remote_decode: true}, one token, no stream; its answer has the kv_transfer_params of the decode leg
+  llmd      as vllm, with llm-d's sidecar in front of a decode engine: a whole request whose prefill leg it runs at the engine that
+            x-prefiller-host-port names; 502 with an empty body where that one is dead, else its own status and body; without the header
+            the engine computes the prompt itself
   mooncake  both legs: the same kv_transfer_params.transfer_id, once, in any order; decode leg: remote_bootstrap_addr "http://host:port" and the
             remote_engine_id of the prefill's rank, as GET /query on the bootstrap port tells; with several ranks a prefill leg needs x-data-parallel-rank
   sglang    both legs at once: bootstrap_host, bootstrap_port, bootstrap_room, once; lists of one for each sequence in a batch or where n > 1;
@@ -101,7 +107,7 @@ impl Dialect {
     /// What a whole answer says about the hand-off; an SGLang engine says nothing.
     pub fn write(self, handoff: Option<Handoff>) -> Written {
         let kv_transfer_params = match self {
-            Self::Vllm => Some(handoff.map(vllm::Params::from)),
+            Self::Vllm | Self::Llmd => Some(handoff.map(vllm::Params::from)),
             Self::Mooncake => Some(None),
             Self::Sglang | Self::Trtllm => None,
         };
@@ -114,7 +120,7 @@ impl Dialect {
     /// Which leg a request is; SGLang's two look alike, so that there the engine's role decides.
     pub fn leg(self, role: Role, generation: &Generation) -> Leg {
         match (self, role) {
-            (Self::Vllm | Self::Mooncake, _) => vllm::leg(generation),
+            (Self::Vllm | Self::Llmd | Self::Mooncake, _) => vllm::leg(generation),
             (Self::Trtllm, _) => trtllm::leg(generation),
             (Self::Sglang, _) if generation.bootstrap.room.is_none() => Leg::Whole,
             (Self::Sglang, Role::Prefill) => Leg::Prefill,
@@ -146,14 +152,14 @@ impl Dialect {
     pub fn lease(self, config: &EngineConfig) -> Duration {
         match self {
             Self::Sglang => config.partner_timeout,
-            Self::Vllm | Self::Mooncake | Self::Trtllm => config.lease,
+            Self::Vllm | Self::Llmd | Self::Mooncake | Self::Trtllm => config.lease,
         }
     }
 
     /// Of a prompt's tokens those that a decode engine does not compute: vLLM's computes the last one.
     pub fn tokens_taken_over(self, prompt_tokens: u64) -> u64 {
         match self {
-            Self::Vllm | Self::Mooncake => prompt_tokens.saturating_sub(1),
+            Self::Vllm | Self::Llmd | Self::Mooncake => prompt_tokens.saturating_sub(1),
             Self::Sglang | Self::Trtllm => prompt_tokens,
         }
     }

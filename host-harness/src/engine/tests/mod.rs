@@ -22,6 +22,7 @@ mod markers;
 mod mooncake;
 mod prefixes;
 mod rooms;
+mod sidecar;
 mod surface;
 mod trtllm;
 
