@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, static_config, with};
+use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, named, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -91,16 +92,18 @@ pub async fn found_b17_a_call_carries_what_is_listed_and_nothing_else(proxy: Pro
 /// SGLang's legs run at once: a prefill that is taken for a success lets decode's answer end well.
 pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
     let options = [FAST, &["--dialect", "sglang"]].concat();
-    let mut fleet = Fleet::start(1, 1, &options).await;
-    let bootstrap = fleet.prefill[0].bootstrap.map_or(1, |at| at.port());
-    let pool = json!({"protocol": "sglang", "bootstrap": {"port": bootstrap}});
-    let gateway = Gateway::start(proxy, &fleet.config_with(pool), &[]).await;
-    gateway
-        .send(asked("application/grpc", "hello"))
-        .await
-        .expect_tokens(4);
+    let mut fleet = Fleet::start(1, 0, &options).await;
+    // It has an answer without anything that prefill has computed.
+    let event = r#"{"choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#;
+    let good = Answer::stream([format!("data: {event}\n\n"), "data: [DONE]\n\n".to_owned()]);
+    let decode = Scripted::start(move |_| good.clone()).await;
+    let mut workers = named(&fleet.prefill, "p", 1);
+    workers.push(decode.listed(Role::Decode));
+    let pool = json!({"protocol": "sglang", "bootstrap": {"port": 1}});
+    let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
     fleet.prefill[0].kill();
     for content_type in [
+        "application/json",
         "application/grpc",
         "application/grpc+proto",
         "application/grpc-web",
@@ -167,11 +170,18 @@ pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(
     assert!(!ids(&prefills).contains("client-7"));
 }
 
-/// The lines of the gateway's log with this in them.
-fn lines_with(gateway: &mut Gateway, part: &str) -> Vec<String> {
-    let log = gateway.process().log();
-    let lines = log.lines().filter(|line| line.contains(part));
-    lines.map(str::to_owned).collect()
+/// The lines of the gateway's log with this in them, once there are so many: it is written after the answer.
+async fn lines_with(gateway: &mut Gateway, part: &str, least: usize) -> Vec<String> {
+    eventually("the log has it", GENEROUS, || {
+        let log = gateway.process().log();
+        let lines = log.lines().filter(|line| line.contains(part));
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        std::future::ready(match lines.len() >= least {
+            true => Ok(lines),
+            false => Err(log),
+        })
+    })
+    .await
 }
 
 pub async fn found_ids_a_line_of_the_log_has_the_clients_id_and_ours(proxy: Proxy) {
@@ -186,8 +196,7 @@ pub async fn found_ids_a_line_of_the_log_has_the_clients_id_and_ours(proxy: Prox
     }
     let failed = fleet.prefill[0].requests().await.remove(0);
     let beginning = format!(r"[client\u{{5d}}\u{{20}}-7 {}]", only_id(&[failed]));
-    let lines = lines_with(&mut gateway, &beginning);
-    assert!(!lines.is_empty(), "{}", gateway.process().log());
+    lines_with(&mut gateway, &beginning, 1).await;
 }
 
 /// A line that no client may write, a byte of which a log's reader may take for the end of one.
@@ -208,12 +217,12 @@ pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
         assert!(reply.body.len() < 2048, "{} bytes", reply.body.len());
         assert!(!message.contains(['\n', '\r', '\u{2028}', '\u{202e}']));
     }
-    let lines = lines_with(&mut gateway, FORGED);
     // The wasmtime host writes warnings only, and a refusal is none.
     let written = match proxy {
         Proxy::Envoy => 3,
         Proxy::Wasmtime => 0,
     };
+    let lines = lines_with(&mut gateway, FORGED, written).await;
     assert_eq!(lines.len(), written, "{lines:?}");
     for line in lines {
         assert!(line.contains("does not exist"), "{line}");
