@@ -2,11 +2,12 @@
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::Ask;
+use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, named, static_config, with};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::raw::Raw;
+use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -101,6 +102,65 @@ pub async fn found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client(proxy
             Role::Prefill => drop(reply.expect_code(503, "prefill_failed")),
             _ => drop(reply.expect_code(502, "unusable_status")),
         }
+    }
+}
+
+/// Asks for a stream of so many tokens, with which its connection ends.
+async fn stream_of(gateway: &Gateway, tokens: u64) -> Raw {
+    let body = with(
+        chat_body("hello"),
+        json!({"stream": true, "max_tokens": tokens}),
+    );
+    let close = [("connection", "close")];
+    let mut client = Raw::connect(gateway.listen).await;
+    client
+        .write(&raw::post(CHAT, &close, body.to_string().as_bytes()))
+        .await;
+    client
+}
+
+/// A worker whose new streams all fall silent after their first token: where an older one of its streams moves meanwhile, as behind
+/// clients that read slowly, it is not ejected.
+pub async fn found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its_streams_moves(
+    proxy: Proxy,
+) {
+    for (older, expected) in [(2, 0.0), (0, 1.0)] {
+        let options = ["--token-ms", "20", "--prefill-rate", "80000"];
+        let fleet = Fleet::start_with_aggregated(0, 0, 2, &options).await;
+        let pool = json!({
+            "protocol": "aggregated",
+            "decode": {"silence_timeout_ms": 1000},
+            "health": {"eject_after": 1, "cold_timeout_ms": 0},
+        });
+        let config = fleet.config_with(with(in_turns(), pool));
+        let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
+        let mut moving = Vec::new();
+        for _ in 0..older {
+            let mut client = stream_of(&gateway, 6_000).await;
+            client.read_until("data:", 3).await;
+            moving.push(client);
+        }
+        let silence = json!({"kind": "slow_drip", "ms": 600_000});
+        fleet.aggregated[0].fault(&silence).await;
+        let (silences, ejected) =
+            eventually("it has fallen silent often enough", GENEROUS, || async {
+                stream_of(&gateway, 3).await.read_rest().await;
+                let metrics = gateway.metrics().await;
+                let silences = metrics.sum_where("pd_router_resets_total", &[("reason", "silent")]);
+                let silences = silences.unwrap_or_default();
+                let ejected = ejections(&gateway).await;
+                match silences >= 3.0 || ejected > 0.0 {
+                    true => Ok((silences, ejected)),
+                    false => Err(silences.to_string()),
+                }
+            })
+            .await;
+        assert_eq!(
+            ejected, expected,
+            "{older} older streams, {silences} silences"
+        );
+        drop(moving);
+        gateway.assert_comes_to_rest().await;
     }
 }
 

@@ -26,6 +26,7 @@ pd_router_e2e::on_both_hosts! {
     }
     found {
         found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client,
+        found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its_streams_moves,
         found_l1_behind_sidecars_a_dead_prefill_worker_costs_no_answer,
     }
     health {
