@@ -195,8 +195,8 @@ fn unhelpful(seen: &Seen, demand: Demand) -> Option<String> {
         }
         _ => true,
     };
-    let endings = seen.exchanges.iter().map(|exchange| &exchange.ending);
-    let first = endings.filter(unhelped).next()?;
+    let mut endings = seen.exchanges.iter().map(|exchange| &exchange.ending);
+    let first = endings.find(unhelped)?;
     (demand == Demand::AnswerOrLater)
         .then(|| format!("neither an answer nor a refusal that says when to come again: {first:?}"))
 }

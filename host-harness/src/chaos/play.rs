@@ -149,18 +149,24 @@ impl Stage<'_> {
             resets_counted: metrics.resets(),
             replaced: metrics.recoveries(),
             bookings_left: metrics.bookings(),
-            bite: match self.scenario.injects() && fleet.met.is_empty()
-                || fleet.met.values().any(|hits| *hits == 0)
-            {
-                true => Bite::Unfelt,
-                false => Bite::Felt,
-            },
-            wrongly_ejected: {
-                let spared = self.scenario.spares.iter();
-                spared.map(|role| metrics.ejections(*role)).sum()
-            },
+            bite: self.bite(fleet),
+            wrongly_ejected: self.wrongly_ejected(&metrics),
         };
         Ok((seen, aftermath))
+    }
+
+    /// Whether every kind of fault was met.
+    fn bite(&self, fleet: &Fleet) -> Bite {
+        let unmet = fleet.met.values().any(|hits| *hits == 0);
+        match unmet || (self.scenario.injects() && fleet.met.is_empty()) {
+            true => Bite::Unfelt,
+            false => Bite::Felt,
+        }
+    }
+
+    fn wrongly_ejected(&self, metrics: &Metrics) -> u64 {
+        let spared = self.scenario.spares.iter();
+        spared.map(|role| metrics.ejections(*role)).sum()
     }
 
     async fn follow_script(&self, fleet: &mut Fleet) -> Result<(), PlayError> {
