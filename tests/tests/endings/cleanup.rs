@@ -2,7 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::chat_body;
-use pd_router_e2e::engines::Fleet;
+use pd_router_e2e::engines::{FAST, Fleet};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::raw::{self, Raw};
@@ -208,4 +208,33 @@ pub async fn a_client_that_leaves_during_decode_leaves_nothing_to_clean_up(proxy
     leave_during_decode(&fleet, &gateway).await;
     assert_eq!(fleet.decode_total().await.requests, 1);
     assert_eq!(fleet.prefill_total().await.blocks_unpulled, 0);
+}
+
+/// Their decode legs have not begun to answer, and may have fetched what prefill computed or not: nobody knows that it leaks.
+pub async fn found_b18_what_decode_was_asked_to_fetch_is_in_doubt_when_clients_leave(proxy: Proxy) {
+    let fleet = Fleet::start(1, 1, FAST).await;
+    let gateway = Gateway::over(proxy, &fleet).await;
+    fleet.decode[0].fault(&json!({"kind": "hang"})).await;
+    let mut clients = Vec::new();
+    for _ in 0..LEAVERS {
+        clients.push(write(&gateway, &chat_body("hello")).await);
+    }
+    eventually("decode is asked", GENEROUS, || async {
+        let requests = fleet.decode_total().await.requests;
+        (requests == LEAVERS)
+            .then_some(())
+            .ok_or(requests.to_string())
+    })
+    .await;
+    drop(clients);
+    let fates = eventually("their ends are counted", GENEROUS, || async {
+        let metrics = gateway.metrics().await;
+        let [unknown, known] = ["unknown", "leaked"].map(|fate| of_fate(&metrics, fate).0);
+        match unknown + known >= LEAVERS as f64 {
+            true => Ok((unknown, known)),
+            false => Err(format!("{unknown} in doubt, {known} known")),
+        }
+    })
+    .await;
+    assert_eq!(fates, (LEAVERS as f64, 0.0), "in doubt, and known");
 }

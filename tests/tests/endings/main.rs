@@ -26,6 +26,7 @@ pd_router_e2e::on_both_hosts! {
         without_clean_up_what_is_left_is_counted,
         a_client_that_leaves_an_aggregated_worker_leaves_nothing_to_clean_up,
         a_client_that_leaves_during_decode_leaves_nothing_to_clean_up,
+        found_b18_what_decode_was_asked_to_fetch_is_in_doubt_when_clients_leave,
     }
 }
 
