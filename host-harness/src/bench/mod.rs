@@ -22,7 +22,7 @@ mod rounds;
 mod router;
 mod stand;
 mod trace;
-mod usage;
+pub mod usage;
 
 use course::{Agenda, Course};
 use results::Results;

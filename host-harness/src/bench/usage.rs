@@ -26,7 +26,8 @@ pub fn of(roots: &[u32]) -> Usage {
     usage
 }
 
-fn family(roots: &[u32]) -> Vec<u32> {
+/// These processes and all that descend from them.
+pub fn family(roots: &[u32]) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for process in processes() {
         if let Some(parent) = parent(process) {

@@ -13,8 +13,6 @@ pub struct Ask {
     pub path: &'static str,
     /// Its body.
     pub body: Bytes,
-    /// `x-request-id`, where it sets one.
-    pub request_id: Option<String>,
     /// What must come back.
     pub expected: Expected,
     /// Whether an engine can serve it.
@@ -70,8 +68,13 @@ const IDS: u64 = 180;
 /// Tokens of most answers: between these, so that some end soon and some are under way when something happens.
 const SHORTEST: u64 = 4;
 const LONGEST: u64 = 40;
-/// Tokens of the answers that are read slowly.
-const LONG_ANSWER: u64 = 250;
+/// Tokens of the answers that are read slowly. Each of them comes with 64 KiB, so that an answer is more than the system's and the
+/// proxy's buffers hold, about 4 MB on Linux: who does not read keeps the gateway from reading on.
+const LONG_ANSWER: u64 = 125;
+/// Tokens of the answers beside them that go on all the while, at least; up to twice as many.
+const LONG_STREAM: u64 = 150;
+/// What an engine is told so.
+const WORDY: &str = "<|wordy|>";
 /// What makes an engine fail, of either role, with an answer and without one.
 const POISON: [&str; 4] = [
     "<|fail-prefill|>",
@@ -79,9 +82,6 @@ const POISON: [&str; 4] = [
     "<|fail-decode|>",
     "<|break-decode|>",
 ];
-/// Bytes of their request id, which engines repeat in every event: so an answer is more than the system's buffers hold,
-/// 2.6 MB on Linux, and whoever reads slowly holds up everyone.
-const LONG_ID: usize = 14 * 1024;
 
 impl Expected {
     /// The text of the whole answer.
@@ -96,16 +96,20 @@ impl Expected {
 /// The request that this client makes the `turn`th time; every second client asks for streams.
 pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
     let delivery = match client % 2 {
-        0 => Delivery::Whole,
+        0 if crowd != Crowd::SlowReaders => Delivery::Whole,
         _ => Delivery::Stream,
     };
     let slowly = reads_slowly(crowd, client);
-    let tokens = match slowly {
-        true => LONG_ANSWER,
-        false => SHORTEST + (client * 7 + turn * 13) as u64 % (LONGEST - SHORTEST),
+    let tokens = match (slowly, crowd) {
+        (true, _) => LONG_ANSWER,
+        (false, Crowd::SlowReaders) => LONG_STREAM + (client * 37 + turn * 53) as u64 % LONG_STREAM,
+        (false, _) => SHORTEST + (client * 7 + turn * 13) as u64 % (LONGEST - SHORTEST),
     };
     let mark = poison(crowd, client, turn);
-    let (shape, mut body) = prompt(client, turn, mark.unwrap_or_default());
+    let (shape, mut body) = match slowly {
+        true => wordy(client, turn),
+        false => prompt(client, turn, mark.unwrap_or_default()),
+    };
     body["model"] = json!(MODEL);
     body["max_tokens"] = json!(tokens);
     if delivery == Delivery::Stream {
@@ -120,7 +124,6 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
             AnswerShape::Text => "/v1/completions",
         },
         body: body.to_string().into(),
-        request_id: slowly.then(|| format!("{client}-{turn}-{}", "x".repeat(LONG_ID))),
         expected: Expected {
             shape,
             delivery,
@@ -140,9 +143,24 @@ fn poison(crowd: Crowd, client: usize, turn: usize) -> Option<&'static str> {
     mark.copied().filter(|_| is_poison)
 }
 
-/// Whether this client is one of those that read slowly: half of those that ask for streams.
+/// Whether this client is one of those that read slowly, all of which ask for streams.
 pub fn reads_slowly(crowd: Crowd, client: usize) -> bool {
-    crowd == Crowd::WithSlowReaders && client % 4 == 1
+    match crowd {
+        Crowd::WithSlowReaders => client % 4 == 1,
+        Crowd::SlowReaders => !client.is_multiple_of(3),
+        Crowd::Patient
+        | Crowd::WithLeavers
+        | Crowd::WithPoison
+        | Crowd::WithTricklers
+        | Crowd::WithLongPrompts => false,
+    }
+}
+
+/// A prompt whose answer is long.
+fn wordy(client: usize, turn: usize) -> (AnswerShape, Value) {
+    let question = format!("{WORDY} question {turn} of client {client}");
+    let user = json!({"role": "user", "content": question});
+    (AnswerShape::Chat, json!({"messages": [user]}))
 }
 
 fn prompt(client: usize, turn: usize, mark: &str) -> (AnswerShape, Value) {

@@ -301,6 +301,8 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &[],
         ejects: None,
         leaks: Leaks::AtLeast,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
         ..USUAL
     },
     Scenario {
@@ -311,6 +313,56 @@ pub const SCENARIOS: &[Scenario] = &[
         script: &[],
         ejects: None,
         leaks: Leaks::Exact,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
+        pool: Pool::Touchy,
+        ..USUAL
+    },
+    Scenario {
+        name: "slow-readers",
+        what: "two in three clients stop reading for four times as long as a worker may be silent, while its other streams go on",
+        crowd: Crowd::SlowReaders,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
+        pool: Pool::Touchy,
+        ..USUAL
+    },
+    Scenario {
+        name: "uploads-trickle",
+        what: "200 connections send 12 MiB each and then a byte now and then, at shipped limits: more than may be in flight",
+        crowd: Crowd::WithTricklers,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
+        pool: Pool::Shipped,
+        ..USUAL
+    },
+    Scenario {
+        name: "uploads-time-out",
+        what: "the same, where a body has a second",
+        crowd: Crowd::WithTricklers,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
+        pool: Pool::HastyBodies,
+        ..USUAL
+    },
+    Scenario {
+        name: "big-prompts-refused",
+        what: "60 clients send 30 MB each, at shipped limits: more than a body may have",
+        crowd: Crowd::WithLongPrompts,
+        leaks: Leaks::AtLeast,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
+        pool: Pool::Shipped,
+        ..USUAL
+    },
+    Scenario {
+        name: "big-prefills-left",
+        what: "60 clients send 30 MB each, where a body may have 32 MiB, and leave while it is prefilled",
+        crowd: Crowd::WithLongPrompts,
+        leaks: Leaks::AtLeast,
+        spares: BOTH,
+        demand: Demand::AnswerToGood,
+        pool: Pool::LongBodies,
         ..USUAL
     },
     Scenario {

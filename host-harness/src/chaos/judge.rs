@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::asks::Fit;
 use super::churn::Churned;
+use super::memory::Peak;
 use super::reply::{Ending, NO_HINT};
 use super::scenario::{Demand, Leaks};
 use super::wellbeing::Wellbeing;
@@ -22,6 +23,17 @@ pub struct Exchange {
     pub ending: Ending,
     /// Whether an engine could serve it.
     pub fit: Fit,
+    /// How its client behaved.
+    pub conduct: Conduct,
+}
+
+/// How a client behaved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conduct {
+    /// It sent its request at once, read its answer as it came, and stayed to the end.
+    Good,
+    /// Something of that was not so: what goes wrong may be its own doing.
+    Bad,
 }
 
 /// By what a scenario is judged.
@@ -60,23 +72,25 @@ pub struct Aftermath {
     pub replaced: u64,
     /// Charges that are still booked.
     pub bookings_left: u64,
+    /// The gateway's memory, where there are rules for it.
+    pub peak: Option<Peak>,
     /// Whether what was done to the engines was met by any request.
     pub bite: Bite,
     /// Ejections in roles of which no worker may be ejected.
     pub wrongly_ejected: u64,
 }
 
-/// Whether a script did anything at all.
+/// Whether what was done did anything at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bite {
     /// Some request met a fault, or there was none to be met.
     #[default]
     Felt,
-    /// There were faults, and no request met one: nothing was tested.
+    /// There were faults, and no request met one, or the gateway met nothing of what clients did: nothing was tested.
     Unfelt,
 }
 
-/// What a scenario came to. `sent` is the sum of `answered`, `engine_status`, `reset` and `failed`.
+/// What a scenario came to. `sent` is the sum of `answered`, `engine_status`, `reset`, `refused` and `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Requests, without those that their clients left.
@@ -87,6 +101,8 @@ pub struct Figures {
     pub engine_status: u64,
     /// Answers that died after decode's headers, seen as an error by the client.
     pub reset: u64,
+    /// Refused by the gateway over their bodies.
+    pub refused: u64,
     /// All others.
     pub failed: u64,
     /// Those of them at a time when a prefill and a decode engine were well, from the request to its end.
@@ -107,6 +123,11 @@ pub struct Figures {
     pub poison: u64,
     /// Requests that their clients left on purpose.
     pub left: u64,
+    /// Bytes that the gateway's process held at its peak beyond those at rest, and bytes that its budgets allow; `None` where that is
+    /// not asked.
+    pub peak_bytes: Option<u64>,
+    /// Bytes.
+    pub allowed_bytes: Option<u64>,
     /// What befell the workers, where they come and go.
     #[serde(flatten)]
     pub churned: Option<Churned>,
@@ -136,6 +157,8 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Afterm
         bookings_left: aftermath.bookings_left,
         wrongly_ejected: aftermath.wrongly_ejected,
         left: seen.left,
+        peak_bytes: aftermath.peak.map(|peak| peak.held),
+        allowed_bytes: aftermath.peak.map(|peak| peak.allowed),
         ..Figures::default()
     };
     let mut deceits = BTreeMap::new();
@@ -143,7 +166,7 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Afterm
     for exchange in &seen.exchanges {
         match &exchange.ending {
             Ending::Deceived(how) => *deceits.entry(how.clone()).or_insert(0) += 1,
-            Ending::Unbegun(_) if unseen > 0 && rules.demand == Demand::Honesty => {
+            Ending::Unbegun(_) if unseen > 0 && rules.demand.bears_resets() => {
                 unseen -= 1;
                 figures.reset += 1;
                 continue;
@@ -162,7 +185,32 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Afterm
     if aftermath.bite == Bite::Unfelt {
         broken.push("no request met the fault: nothing was tested".to_owned());
     }
+    broken.extend(aftermath.peak.and_then(too_much));
+    if rules.demand == Demand::AnswerToGood {
+        broken.extend(wronged(seen));
+    }
     Verdict { figures, broken }
+}
+
+fn too_much(peak: Peak) -> Option<String> {
+    let Peak { held, allowed } = peak;
+    (held > allowed).then(|| {
+        format!("the gateway held {held} bytes more than at rest, and its budgets allow {allowed}")
+    })
+}
+
+/// What those got who behaved well and were not answered.
+fn wronged(seen: &Seen) -> Option<String> {
+    let is_wronged = |exchange: &&Exchange| {
+        exchange.conduct == Conduct::Good && exchange.ending != Ending::Answered
+    };
+    let wronged: Vec<_> = seen.exchanges.iter().filter(is_wronged).collect();
+    let first = wronged.first()?;
+    Some(format!(
+        "{} requests of clients that behaved well were not answered, the first: {:?}",
+        wronged.len(),
+        first.ending
+    ))
 }
 
 /// Resets that the filter counted beside those whose clients had read the beginning: the headers that had come were held
@@ -207,6 +255,7 @@ impl Figures {
         match &exchange.ending {
             Ending::Answered => self.answered += 1,
             Ending::Reset => self.reset += 1,
+            Ending::Refused(_) => self.refused += 1,
             Ending::EngineStatus(status) => {
                 self.engine_status += 1;
                 *self.engine_statuses.entry(*status).or_default() += 1;
@@ -221,7 +270,9 @@ impl Figures {
                 since(exchange, why)
             }
             Ending::Reset | Ending::EngineStatus(_) if demand == Demand::Answer => exchange.sent,
-            Ending::Answered | Ending::Reset | Ending::EngineStatus(_) => return,
+            Ending::Answered | Ending::Reset | Ending::Refused(_) | Ending::EngineStatus(_) => {
+                return;
+            }
         };
         if exchange.fit == Fit::Sound && wellbeing.had_a_pair(since, exchange.ended) {
             self.failed_with_healthy_pair += 1;
@@ -297,281 +348,4 @@ fn milliseconds(time: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use routing::fleet::Role;
-
-    use super::*;
-    use crate::chaos::scenario::{Seat, Shape};
-    use crate::chaos::wellbeing::State;
-
-    const SHAPE: Shape = Shape {
-        prefill: 1,
-        decode: 1,
-    };
-
-    fn exchange(start: Instant, from: u64, to: u64, ending: Ending) -> Exchange {
-        Exchange {
-            sent: start + Duration::from_millis(from),
-            ended: start + Duration::from_millis(to),
-            ending,
-            fit: Fit::Sound,
-        }
-    }
-
-    fn rules(leaks: Leaks) -> Rules {
-        Rules {
-            leaks,
-            demand: Demand::Honesty,
-        }
-    }
-
-    /// What is broken by exchanges while all are well, where this is demanded.
-    fn broken_while_well(demand: Demand, exchanges: Vec<Exchange>) -> Vec<String> {
-        let seen = Seen { exchanges, left: 0 };
-        let rules = Rules {
-            demand,
-            ..rules(Leaks::Exact)
-        };
-        judge(&seen, &Wellbeing::new(SHAPE), rules, Aftermath::default()).broken
-    }
-
-    #[test]
-    fn where_an_answer_is_due_an_engines_error_or_a_reset_will_not_do() {
-        let start = Instant::now();
-        for ending in [Ending::EngineStatus(500), Ending::Reset] {
-            for (demand, rules_broken) in [(Demand::Honesty, 0), (Demand::Answer, 1)] {
-                let mut exchanges = answered(start);
-                exchanges.push(exchange(start, 1, 2, ending.clone()));
-                let broken = broken_while_well(demand, exchanges);
-                assert_eq!(broken.len(), rules_broken, "{demand:?} {broken:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn poison_may_fail_and_must() {
-        let start = Instant::now();
-        for (ending, rules_broken) in [(failed(), 0), (Ending::Reset, 0), (Ending::Answered, 1)] {
-            let mut exchanges = answered(start);
-            exchanges.push(Exchange {
-                fit: Fit::Poison,
-                ..exchange(start, 1, 2, ending)
-            });
-            let broken = broken_while_well(Demand::Answer, exchanges);
-            assert_eq!(broken.len(), rules_broken, "{broken:?}");
-        }
-    }
-
-    #[test]
-    fn a_refusal_that_is_due_says_when_to_come_again() {
-        let start = Instant::now();
-        let mut wellbeing = Wellbeing::new(SHAPE);
-        let seat = Seat {
-            role: Role::Prefill,
-            number: 0,
-        };
-        wellbeing.note(start, seat, State::Unwell);
-        let full = |why: &str| Ending::Failed(why.to_owned());
-        for (ending, rules_broken) in [
-            (Ending::EngineStatus(503), 0),
-            (full("429 overloaded"), 0),
-            (full(&format!("429 overloaded{NO_HINT}")), 1),
-            (full("502 unusable_status"), 1),
-            (Ending::EngineStatus(500), 1),
-            (Ending::Reset, 1),
-        ] {
-            let mut exchanges = answered(start);
-            exchanges.push(exchange(start, 1, 2, ending));
-            let seen = Seen { exchanges, left: 0 };
-            let rules = Rules {
-                demand: Demand::AnswerOrLater,
-                ..rules(Leaks::Exact)
-            };
-            let broken = judge(&seen, &wellbeing, rules, Aftermath::default()).broken;
-            assert_eq!(broken.len(), rules_broken, "{broken:?}");
-        }
-    }
-
-    #[test]
-    fn an_ejection_of_one_who_is_well_breaks_a_rule() {
-        let seen = Seen {
-            exchanges: answered(Instant::now()),
-            left: 0,
-        };
-        let aftermath = Aftermath {
-            wrongly_ejected: 1,
-            ..Aftermath::default()
-        };
-        let wellbeing = Wellbeing::new(SHAPE);
-        let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath);
-        assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);
-    }
-
-    fn failed() -> Ending {
-        Ending::Failed("503 unreachable".to_owned())
-    }
-
-    fn answered(start: Instant) -> Vec<Exchange> {
-        vec![exchange(start, 0, 1, Ending::Answered)]
-    }
-
-    #[test]
-    fn a_connection_that_breaks_without_an_answer_is_a_reset_only_where_the_gateway_had_one() {
-        let start = Instant::now();
-        let wellbeing = Wellbeing::new(SHAPE);
-        let unbegun = || exchange(start, 0, 1, Ending::Unbegun("closed".to_owned()));
-        let seen = Seen {
-            exchanges: vec![
-                exchange(start, 0, 1, Ending::Answered),
-                exchange(start, 0, 1, Ending::Reset),
-                unbegun(),
-                unbegun(),
-            ],
-            left: 0,
-        };
-        let resets_counted = 2;
-        let aftermath = Aftermath {
-            resets_counted,
-            ..Aftermath::default()
-        };
-        let figures = judge(&seen, &wellbeing, rules(Leaks::AtLeast), aftermath).figures;
-        assert_eq!((figures.reset, figures.failed), (2, 1));
-        assert_eq!(figures.failed_with_healthy_pair, 1);
-    }
-
-    #[test]
-    fn each_request_is_counted_once() {
-        let start = Instant::now();
-        let mut wellbeing = Wellbeing::new(SHAPE);
-        let seat = Seat {
-            role: Role::Decode,
-            number: 0,
-        };
-        wellbeing.note(start + Duration::from_millis(100), seat, State::Unwell);
-        let seen = Seen {
-            exchanges: vec![
-                exchange(start, 0, 10, Ending::Answered),
-                exchange(start, 0, 20, Ending::EngineStatus(429)),
-                exchange(start, 0, 30, Ending::Reset),
-                exchange(start, 0, 40, failed()),
-                exchange(start, 90, 110, failed()),
-                exchange(start, 150, 160, failed()),
-            ],
-            left: 2,
-        };
-        let aftermath = Aftermath {
-            ejected_after: Some(Duration::from_micros(1500)),
-            ..Aftermath::default()
-        };
-        let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath);
-        let figures = Figures {
-            sent: 6,
-            answered: 1,
-            engine_status: 1,
-            reset: 1,
-            failed: 3,
-            failed_with_healthy_pair: 1,
-            ejected_after_ms: Some(1),
-            left: 2,
-            engine_statuses: BTreeMap::from([(429, 1)]),
-            failures: BTreeMap::from([("503 unreachable".to_owned(), 3)]),
-            ..Figures::default()
-        };
-        assert_eq!(verdict.figures, figures);
-        assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);
-    }
-
-    #[test]
-    fn a_deceit_breaks_a_rule_even_where_nobody_is_well() {
-        let start = Instant::now();
-        let mut wellbeing = Wellbeing::new(SHAPE);
-        let seat = Seat {
-            role: Role::Prefill,
-            number: 0,
-        };
-        wellbeing.note(start, seat, State::Unwell);
-        let mut exchanges = answered(start);
-        let deceived = Ending::Deceived("[DONE] after an error event".to_owned());
-        exchanges.push(exchange(start, 1, 2, deceived));
-        let seen = Seen { exchanges, left: 0 };
-        let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), Aftermath::default());
-        assert_eq!(
-            (
-                verdict.figures.failed,
-                verdict.figures.failed_with_healthy_pair
-            ),
-            (1, 0)
-        );
-        assert_eq!(verdict.broken.len(), 1);
-        assert!(verdict.broken[0].contains("[DONE]"), "{:?}", verdict.broken);
-    }
-
-    #[test]
-    fn found_b18_known_leaks_are_real_and_real_ones_known_or_in_doubt() {
-        let start = Instant::now();
-        let broken = |leaks, kv_leaked, (kv_leaked_counted, kv_unknown)| {
-            let seen = Seen {
-                exchanges: answered(start),
-                left: 0,
-            };
-            let aftermath = Aftermath {
-                kv_leaked,
-                kv_leaked_counted,
-                kv_unknown,
-                ..Aftermath::default()
-            };
-            !judge(&seen, &Wellbeing::new(SHAPE), rules(leaks), aftermath)
-                .broken
-                .is_empty()
-        };
-        assert!(!broken(Leaks::OutOfSight, 3, (0, 0)));
-        assert!(broken(Leaks::OutOfSight, 0, (1, 0)));
-        for leaks in [Leaks::Exact, Leaks::AtLeast] {
-            for right in [(3, 0), (0, 3), (2, 1)] {
-                assert!(!broken(leaks, 3, right), "{right:?}");
-            }
-            for wrong in [(4, 0), (2, 0), (0, 2), (4, 9)] {
-                assert!(broken(leaks, 3, wrong), "{wrong:?}");
-            }
-        }
-        assert!(broken(Leaks::Exact, 3, (3, 1)) && broken(Leaks::Exact, 3, (0, 4)));
-        assert!(!broken(Leaks::AtLeast, 3, (3, 1)) && !broken(Leaks::AtLeast, 0, (0, 68)));
-    }
-
-    #[test]
-    fn bookings_left_and_nothing_answered_break_rules() {
-        let start = Instant::now();
-        let aftermath = Aftermath {
-            bookings_left: 1,
-            ..Aftermath::default()
-        };
-        let seen = Seen {
-            exchanges: answered(start),
-            left: 0,
-        };
-        let wellbeing = Wellbeing::new(SHAPE);
-        assert_eq!(
-            judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath)
-                .broken
-                .len(),
-            1
-        );
-        let unfelt = Aftermath {
-            bite: Bite::Unfelt,
-            ..Aftermath::default()
-        };
-        assert_eq!(
-            judge(&seen, &wellbeing, rules(Leaks::Exact), unfelt)
-                .broken
-                .len(),
-            1
-        );
-        let nothing = judge(
-            &Seen::default(),
-            &wellbeing,
-            rules(Leaks::Exact),
-            Aftermath::default(),
-        );
-        assert_eq!(nothing.broken.len(), 1);
-    }
-}
+mod tests;

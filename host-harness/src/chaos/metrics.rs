@@ -47,6 +47,21 @@ impl Metrics {
         self.sum("pd_router_resets_total", "")
     }
 
+    /// Those of them whose worker had fallen silent, or so it looked.
+    pub fn silences(&self) -> u64 {
+        self.sum("pd_router_resets_total", "reason=\"silent\"")
+    }
+
+    /// Requests that the filter refused with this code, since its start.
+    pub fn refused(&self, code: &str) -> u64 {
+        self.sum("pd_router_refused_total", &format!("reason=\"{code}\""))
+    }
+
+    /// Legs that fetched what clients had left behind, since the start.
+    pub fn clean_ups(&self) -> u64 {
+        self.sum("pd_router_clean_ups_total", "")
+    }
+
     /// Decode legs that were replaced, since its start.
     pub fn recoveries(&self) -> u64 {
         self.sum("pd_router_recoveries_total", "")

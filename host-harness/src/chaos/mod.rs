@@ -20,6 +20,7 @@ mod client;
 mod fleet;
 mod http;
 mod judge;
+mod memory;
 mod metrics;
 mod output;
 mod play;
@@ -32,16 +33,16 @@ use catalogue::Asked;
 use churn::Source;
 use output::Row;
 use play::{PlayError, Setting, ticks};
-use scenario::Scenario;
+use scenario::{Pool, Scenario};
 
 /// What the figures mean, for `--help`.
 const EXPLAINED: &str = "\
 Each scenario starts simulated engines, a gateway, and 48 clients, half of which ask for streams. They ask for --seconds, \
 during which the script makes engines fail and mends them (every six seconds again, where there is time); then all end their requests, and things come to rest.
 
-Figures: sent is the sum of the next four. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
-engine's own error, passed on as it was. reset: an answer that died after decode's headers, seen as an error by its client. failed: \
-everything else. failed_with_healthy_pair: those of them that failed though from the request to its end there was always a prefill \
+Figures: sent is the sum of the next five. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
+engine's own error, passed on as it was. reset: an answer that died after decode's headers, seen as an error by its client. refused: over \
+their bodies, which were too long (413), too slow (408), or for which there was no room just then (503). failed: everything else. failed_with_healthy_pair: those of them that failed though from the request to its end there was always a prefill \
 and a decode engine without a fault. ejected_after_ms: from the fault to the first ejection in the role at fault; null where nothing is to be \
 ejected, or nothing was. kv_leaked: hand-offs that engines issued and nobody fetched, engines that were killed included; \
 kv_leaked_counted: those that the filter knows to be lost; kv_unknown: those of which it does not know. bookings_left: charges that are still booked. \
@@ -51,7 +52,9 @@ reached a worker later than one interval of its source and 500 ms after it was r
 
 Rules, whose breach is exit status 1: failed_with_healthy_pair is 0; no answer that lacks anything looks whole to its client, or \
 ends with [DONE]; an engine's error is passed on unchanged; bookings_left and wrongly_ejected are 0; where the scenario \
-says so, an engine's own error or a reset does not do either while a pair is well, or whoever is not answered is told when to come again (429 or 503 with Retry-After); kv_leaked_counted is at most kv_leaked, and kv_unknown makes up for what it lacks, and for no more where no \
+says so, an engine's own error or a reset does not do either while a pair is well, or whoever is not answered is told when to come again (429 or 503 with Retry-After), \
+or each client that sends its request at once and reads on is answered; at shipped limits Envoy holds no more at its peak than docs/memory.md allows; \
+kv_leaked_counted is at most kv_leaked, and kv_unknown makes up for what it lacks, and for no more where no \
 decode ends before its first byte; something is answered; in churn, removed_worker_requests is 0, and no stream and no request is left.";
 
 /// Arguments of `pd-harness chaos`.
@@ -203,7 +206,7 @@ impl Args {
                 listen: anywhere,
                 admin: anywhere,
                 concurrency: self.concurrency,
-                buffer_limit: 1024 * 1024,
+                buffer_limit: pool::buffer_limit(Pool::Plain),
                 counting: Counting::Off,
                 files: self.files.clone(),
                 log: gateways_log(),

@@ -61,7 +61,7 @@ struct Column {
     cell: fn(&Row) -> String,
 }
 
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 16] = [
     Column {
         heading: ["scenario", ""],
         cell: |row| row.name.to_owned(),
@@ -85,6 +85,10 @@ const COLUMNS: [Column; 15] = [
     Column {
         heading: ["reset", ""],
         cell: |row| row.verdict.figures.reset.to_string(),
+    },
+    Column {
+        heading: ["refused", ""],
+        cell: |row| row.verdict.figures.refused.to_string(),
     },
     Column {
         heading: ["failed", ""],
@@ -254,10 +258,10 @@ mod tests {
         assert_eq!(text.matches('\n').count(), 1);
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         let expected = json!({
-            "name": "prefill-killed", "host": "envoy", "sent": 3, "answered": 2, "engine_status": 0, "reset": 0,
+            "name": "prefill-killed", "host": "envoy", "sent": 3, "answered": 2, "engine_status": 0, "reset": 0, "refused": 0,
             "failed": 1, "failed_with_healthy_pair": 1, "ejected_after_ms": null, "kv_leaked": 0,
             "kv_leaked_counted": 0, "kv_unknown": 0, "bookings_left": 0, "wrongly_ejected": 0, "poison": 0, "left": 0,
-            "engine_statuses": {},
+            "peak_bytes": null, "allowed_bytes": null, "engine_statuses": {},
             "failures": {"503 unreachable": 1}, "broken": ["1 failed"],
         });
         assert_eq!(line, json!({"scenarios": [expected]}));

@@ -13,8 +13,10 @@ use super::client::Clients;
 use super::fleet::{Census, Fleet, FleetError};
 use super::http::{Http, HttpError};
 use super::judge::{Aftermath, Bite, Rules, Seen, Verdict, judge};
+use super::memory::AtRest;
 use super::metrics::Metrics;
-use super::scenario::{Act, Scenario};
+use super::pool;
+use super::scenario::{Act, Crowd, Pool, Scenario};
 use crate::engine::Dialect;
 use crate::run::RunError;
 use crate::run::fleet::Members;
@@ -91,8 +93,15 @@ pub async fn play(
     let mut fleet =
         Fleet::start(scenario.shape, scenario.dialect.unwrap_or(setting.dialect)).await?;
     let document = fleet.plugin_config(scenario.pool);
-    let members = Members::of(&Config::parse(&document)?);
-    let mut gateway = Gateway::start(&setting.gateway, document, &members).await?;
+    let config = Config::parse(&document)?;
+    let members = Members::of(&config);
+    let carrier = GatewayConfig {
+        buffer_limit: pool::buffer_limit(scenario.pool),
+        ..setting.gateway.clone()
+    };
+    let mut gateway = Gateway::start(&carrier, document, &members).await?;
+    until_ready(&Http::new(), gateway.addresses().listen).await?;
+    let at_rest = AtRest::of(&gateway).filter(|_| scenario.pool.bounds_memory());
     let stage = Stage {
         scenario,
         lasts: setting.lasts,
@@ -107,8 +116,10 @@ pub async fn play(
         never = stage.watch() => match never {},
         never = tick(bar, setting.lasts) => match never {},
     };
+    let peak = at_rest.map(|at_rest| at_rest.peak(&config, carrier.concurrency));
     gateway.stop().await;
     let (seen, aftermath) = outcome?;
+    let aftermath = Aftermath { peak, ..aftermath };
     let rules = Rules {
         leaks: scenario.leaks,
         demand: scenario.demand,
@@ -133,7 +144,6 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     async fn play(&self, fleet: &mut Fleet) -> Result<(Seen, Aftermath), PlayError> {
-        until_ready(&self.http, self.at.listen).await?;
         for step in self.scenario.script.iter().filter(|step| step.at == 0.0) {
             self.perform(step.act, fleet).await?;
         }
@@ -149,18 +159,34 @@ impl Stage<'_> {
             resets_counted: metrics.resets(),
             replaced: metrics.recoveries(),
             bookings_left: metrics.bookings(),
-            bite: self.bite(fleet),
+            bite: self.bite(fleet, &metrics),
             wrongly_ejected: self.wrongly_ejected(&metrics),
+            ..Aftermath::default()
         };
         Ok((seen, aftermath))
     }
 
-    /// Whether every kind of fault was met.
-    fn bite(&self, fleet: &Fleet) -> Bite {
-        let unmet = fleet.met.values().any(|hits| *hits == 0);
-        match unmet || (self.scenario.injects() && fleet.met.is_empty()) {
-            true => Bite::Unfelt,
-            false => Bite::Felt,
+    /// Whether what engines or clients did was met at all.
+    fn bite(&self, fleet: &Fleet, metrics: &Metrics) -> Bite {
+        let Scenario { crowd, pool, .. } = self.scenario;
+        let is_felt = match (crowd, pool) {
+            (Crowd::Patient | Crowd::WithPoison | Crowd::WithLeavers, _) => {
+                let none_met = self.scenario.injects() && fleet.met.is_empty();
+                !none_met && fleet.met.values().all(|hits| *hits > 0)
+            }
+            // Whoever reads slowly and holds up nobody tests nothing.
+            (Crowd::WithSlowReaders | Crowd::SlowReaders, _) => metrics.silences() > 0,
+            (Crowd::WithTricklers, Pool::HastyBodies) => metrics.refused("body_timeout") > 0,
+            (Crowd::WithTricklers, _) => metrics.refused("bodies_in_flight") > 0,
+            // Prefills that began for clients that have left, so many at once that there was no room for more.
+            (Crowd::WithLongPrompts, Pool::LongBodies) => {
+                metrics.clean_ups() > 0 && metrics.refused("bodies_in_flight") > 0
+            }
+            (Crowd::WithLongPrompts, _) => metrics.refused("body_too_large") > 0,
+        };
+        match is_felt {
+            true => Bite::Felt,
+            false => Bite::Unfelt,
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use routing::config::Limits;
 use routing::fleet::Role;
 use serde_json::{Value, json};
 
@@ -20,6 +21,10 @@ pub const SILENCE: Duration = Duration::from_millis(1500);
 const TOKEN: Duration = Duration::from_millis(30);
 /// Between two looks at an engine's metrics, and what one may take.
 const METRICS: Duration = Duration::from_millis(150);
+/// How long a body may take where it is to be little.
+const HASTE: Duration = Duration::from_secs(1);
+/// Bytes of the longest body where long ones are to be taken: the limit of the proxy as it is shipped.
+const LONG_BODY: usize = 32 * 1024 * 1024;
 /// How long a worker is left alone at first.
 const EJECTED: Duration = Duration::from_millis(1000);
 
@@ -33,24 +38,52 @@ pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)], told: Pool) 
         .map(|(role, engine)| worker(*role, engine))
         .collect();
     let discovery = json!({"static": {"workers": workers}});
-    let mut pool = pool_over(dialect, discovery, json!("members"));
-    if told == Pool::AsksMetrics {
-        pool["engine_metrics"] = json!({
-            "interval_ms": milliseconds(METRICS),
-            "timeout_ms": milliseconds(METRICS),
-            "stale_after_ms": milliseconds(2 * METRICS),
-        });
-    }
-    document(&pool)
+    let as_shipped = |limits| as_shipped(dialect, discovery.clone(), limits);
+    let config = match told {
+        Pool::Plain => document(pool_over(dialect, discovery, json!("members"))),
+        Pool::AsksMetrics => {
+            let mut pool = pool_over(dialect, discovery, json!("members"));
+            pool["engine_metrics"] = json!({
+                "interval_ms": milliseconds(METRICS),
+                "timeout_ms": milliseconds(METRICS),
+                "stale_after_ms": milliseconds(2 * METRICS),
+            });
+            document(pool)
+        }
+        Pool::Touchy => {
+            let mut config = as_shipped(json!({}));
+            let pool = &mut config["pools"][0];
+            pool["decode"] = json!({"silence_timeout_ms": milliseconds(SILENCE)});
+            pool["health"] = json!({"eject_after": 1});
+            config
+        }
+        Pool::Shipped => as_shipped(json!({})),
+        Pool::HastyBodies => as_shipped(json!({"body_timeout_ms": milliseconds(HASTE)})),
+        Pool::LongBodies => {
+            let in_flight = Limits::default().bodies_in_flight_bytes / 2;
+            as_shipped(json!({"body_bytes": LONG_BODY, "bodies_in_flight_bytes": in_flight}))
+        }
+    };
+    in_bytes(&config)
+}
+
+/// The plugin's configuration with the defaults for everything but these limits.
+fn as_shipped(dialect: Dialect, discovery: Value, limits: Value) -> Value {
+    let pool = json!({"name": POOL, "protocol": protocol(dialect), "discovery": discovery});
+    json!({"pools": [pool], "limits": limits})
+}
+
+fn in_bytes(config: &Value) -> Vec<u8> {
+    config.to_string().into_bytes()
 }
 
 /// The plugin's configuration for engines that are found so, at destinations of this kind.
 pub fn plugin_config_over(dialect: Dialect, discovery: Value, destinations: Value) -> Vec<u8> {
-    document(&pool_over(dialect, discovery, destinations))
+    in_bytes(&document(pool_over(dialect, discovery, destinations)))
 }
 
-fn document(pool: &Value) -> Vec<u8> {
-    json!({"pools": [pool]}).to_string().into_bytes()
+fn document(pool: Value) -> Value {
+    json!({"pools": [pool]})
 }
 
 fn pool_over(dialect: Dialect, discovery: Value, destinations: Value) -> Value {
@@ -75,6 +108,14 @@ fn pool_over(dialect: Dialect, discovery: Value, destinations: Value) -> Value {
         "health": {"eject_after": 3, "eject_ms": milliseconds(EJECTED)},
         "cleanup": {"timeout_ms": 5000},
     })
+}
+
+/// Bytes of a request body that the proxy holds: as shipped, where the filter's own limits are to be met.
+pub fn buffer_limit(told: Pool) -> usize {
+    match told.bounds_memory() {
+        true => LONG_BODY,
+        false => 1024 * 1024,
+    }
 }
 
 fn worker(role: Role, engine: &Engine) -> Value {

@@ -46,6 +46,8 @@ pub enum Ending {
     Answered,
     /// An engine's own error, as the engine gave it.
     EngineStatus(u16),
+    /// The gateway's own, over the body: too long, too slow, or too many at once, in which case it says when to come again.
+    Refused(u16),
     /// The answer had begun, and ended in what any client takes for an error.
     Reset,
     /// The connection broke before the answer began, or an error says so; with the reason. A reset too, if the gateway had the
@@ -64,6 +66,15 @@ pub const NO_HINT: &str = ", without retry-after";
 const SHOWN: usize = 120;
 
 impl Heard {
+    /// That nothing was heard.
+    pub fn nothing(end: End) -> Self {
+        Self {
+            head: None,
+            body: Bytes::new(),
+            end,
+        }
+    }
+
     /// What became of the request that should have been answered so.
     pub fn judge(&self, expected: Expected) -> Ending {
         let Some(head) = &self.head else {
@@ -153,6 +164,7 @@ impl Heard {
             Some(Value::String(code)) if code == "broken_off" => {
                 Ending::Unbegun(format!("{status} {code}"))
             }
+            Some(Value::String(code)) if is_over_the_body(head, code) => Ending::Refused(status),
             Some(Value::String(code)) => {
                 let lacks_hint = has_retry_after(status) && head.retry_after.is_none();
                 let hint = if lacks_hint { NO_HINT } else { "" };
@@ -160,6 +172,14 @@ impl Heard {
             }
             _ => Ending::Failed(format!("{status} {:?}", shown(&self.body))),
         }
+    }
+}
+
+fn is_over_the_body(head: &Head, code: &str) -> bool {
+    match (head.status, code) {
+        (413, "body_too_large") | (408, "body_timeout") => true,
+        (503, "bodies_in_flight") => head.retry_after.is_some(),
+        _ => false,
     }
 }
 
@@ -366,6 +386,27 @@ mod tests {
         assert!(failed(
             &heard(500, vllm, broken()).judge(expected(Delivery::Whole))
         ));
+    }
+
+    #[test]
+    fn a_refusal_over_the_body_says_when_to_come_again() {
+        let judge = |status, code: &str, retry_after: Option<&str>| {
+            let body = format!(r#"{{"error":{{"code":"{code}"}}}}"#);
+            let mut heard = heard(status, &body, End::Clean);
+            if let Some(head) = &mut heard.head {
+                head.retry_after = retry_after.map(str::to_owned);
+            }
+            heard.judge(expected(Delivery::Whole))
+        };
+        assert_eq!(judge(413, "body_too_large", None), Ending::Refused(413));
+        assert_eq!(judge(408, "body_timeout", None), Ending::Refused(408));
+        assert_eq!(
+            judge(503, "bodies_in_flight", Some("1")),
+            Ending::Refused(503)
+        );
+        assert!(failed(&judge(503, "bodies_in_flight", None)));
+        assert!(failed(&judge(503, "unreachable", Some("1"))));
+        assert!(failed(&judge(400, "body_too_large", None)));
     }
 
     #[test]

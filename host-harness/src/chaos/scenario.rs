@@ -59,10 +59,16 @@ pub enum Crowd {
     Patient,
     /// A quarter reads long answers slowly, and stops reading for a while in the middle.
     WithSlowReaders,
+    /// All ask for streams, and two in three hardly read them: they stop for several times as long as a worker may be silent.
+    SlowReaders,
     /// Half leave, each time at another point.
     WithLeavers,
     /// A third of the requests make every engine fail that takes them.
     WithPoison,
+    /// Two hundred more send a body that begins at once and then trickles without an end.
+    WithTricklers,
+    /// Sixty more send a prompt of 30 MB, and leave while it is prefilled.
+    WithLongPrompts,
 }
 
 /// How exactly the filter can know which hand-offs nobody fetched.
@@ -83,8 +89,17 @@ pub enum Demand {
     Honesty,
     /// The answer, and nothing else while a pair is well.
     Answer,
+    /// The answer for whoever sends its request at once and reads on; the others may be refused over their bodies, or broken off.
+    AnswerToGood,
     /// The answer, or a 429 or 503 that says when to come again.
     AnswerOrLater,
+}
+
+impl Demand {
+    /// Whether an answer that had begun may be broken off, if its client can see that.
+    pub fn bears_resets(self) -> bool {
+        matches!(self, Self::Honesty | Self::AnswerToGood)
+    }
 }
 
 /// What a pool is told beside what all are.
@@ -94,6 +109,21 @@ pub enum Pool {
     Plain,
     /// To ask the engines for their metrics.
     AsksMetrics,
+    /// As shipped, but decode may not be silent for long, and who fails once is left alone.
+    Touchy,
+    /// All as shipped.
+    Shipped,
+    /// As shipped, but a body has a second.
+    HastyBodies,
+    /// As shipped, but a body may have 32 MiB, and all of a thread together half of what is shipped: four such bodies.
+    LongBodies,
+}
+
+impl Pool {
+    /// Whether the limits of what may be held are those of a product in use.
+    pub fn bounds_memory(self) -> bool {
+        matches!(self, Self::Shipped | Self::HastyBodies | Self::LongBodies)
+    }
 }
 
 /// Something that happens to engines.

@@ -18,7 +18,7 @@ use super::dialect::{Dialect, Handoff, Leg, llmd, sglang, vllm};
 use super::fault::{Drawn, Fate, Occasion};
 use super::kv::Blocks;
 use super::lease::KvOf;
-use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH};
+use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH, WORDY};
 use super::node::Node;
 use super::pace::Pace;
 use super::refusal::Refusal;
@@ -165,6 +165,14 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
     }
 }
 
+/// The id as the answer has it.
+fn told(id: &str, generation: &Generation) -> String {
+    match generation.markers.has(Marker::Wordy) {
+        true => id.to_owned() + &"x".repeat(WORDY),
+        false => id.to_owned(),
+    }
+}
+
 type Outcome = Result<Response<Body>, (InFlight, Refusal)>;
 
 impl Job {
@@ -193,7 +201,13 @@ impl Job {
             connection: caller.connection,
         };
         Self {
-            answer: Answer::new(id.clone(), &generation, output, cached, logprobs),
+            answer: Answer::new(
+                told(&id, &generation),
+                &generation,
+                output,
+                cached,
+                logprobs,
+            ),
             // Checked to fit the pool, which is counted in u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),

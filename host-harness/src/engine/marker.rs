@@ -10,12 +10,16 @@ pub const MARKERS: &str = "Marks in the text of a prompt, for tests and demonstr
   <|break-prefill|>      a prefill engine computes, then breaks the connection without an answer
   <|fail-decode|>        an engine that generates answers 500 when it has the KV
   <|break-decode|>       the same, but it breaks the connection without an answer
-  <|slow-decode|>        an engine that generates takes twenty times as long for each token";
+  <|slow-decode|>        an engine that generates takes twenty times as long for each token
+  <|wordy|>              an engine that generates says 64 KiB of id with each token";
 
 /// What `<|slow-decode|>` multiplies the time of a token with.
 pub const SLOW: f64 = 20.0;
 /// Tokens sent before `<|die-mid-stream|>` breaks the connection.
 pub const TOKENS_BEFORE_DEATH: u64 = 3;
+
+/// Bytes that `<|wordy|>` makes an id longer by; each event repeats it.
+pub const WORDY: usize = 64 * 1024;
 
 /// What can be asked of an engine in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +42,11 @@ pub enum Marker {
     BreakDecode,
     /// Each token takes [`SLOW`] times as long.
     SlowDecode,
+    /// The id in each event is longer by [`WORDY`] bytes.
+    Wordy,
 }
 
-const ALL: [(Marker, &str); 9] = [
+const ALL: [(Marker, &str); 10] = [
     (Marker::End, "<|end|>"),
     (Marker::Lose, "<|lose|>"),
     (Marker::FailPrefill, "<|fail-prefill|>"),
@@ -50,6 +56,7 @@ const ALL: [(Marker, &str); 9] = [
     (Marker::FailDecode, "<|fail-decode|>"),
     (Marker::BreakDecode, "<|break-decode|>"),
     (Marker::SlowDecode, "<|slow-decode|>"),
+    (Marker::Wordy, "<|wordy|>"),
 ];
 
 /// The marks of one prompt.

@@ -13,7 +13,7 @@ use serde::Deserialize;
 const SOURCES: usize = 5;
 
 /// Scenarios that must be among those played.
-const NAMED: [&str; 20] = [
+const NAMED: [&str; 25] = [
     "prefill-killed",
     "prefill-hangs",
     "prefill-500s",
@@ -26,6 +26,11 @@ const NAMED: [&str; 20] = [
     "rolling-restart",
     "client-aborts",
     "slow-client",
+    "slow-readers",
+    "uploads-trickle",
+    "uploads-time-out",
+    "big-prompts-refused",
+    "big-prefills-left",
     "slow-engine",
     "decode-empty",
     "engines-full",
@@ -55,6 +60,7 @@ struct Scenario {
     answered: u64,
     engine_status: u64,
     reset: u64,
+    refused: u64,
     failed: u64,
     failed_with_healthy_pair: u64,
     #[serde(rename = "ejected_after_ms")]
@@ -113,6 +119,7 @@ fn check(scenario: &Scenario, proxy: Proxy) {
         scenario.answered,
         scenario.engine_status,
         scenario.reset,
+        scenario.refused,
         scenario.failed,
     ];
     assert_eq!(ends.iter().sum::<u64>(), scenario.sent, "{scenario:#?}");

@@ -19,7 +19,7 @@ use crate::chaos::asks::Ask;
 use crate::chaos::reply::{End, Head, Heard};
 
 /// How long a client waits for the end of an answer: longer than all deadlines of the filter together.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// What came of a request.
 pub enum Outcome {
@@ -65,36 +65,22 @@ impl Line {
     async fn listen(&mut self, ask: &Ask, manner: Manner) -> Outcome {
         let deadline = Instant::now() + PATIENCE;
         let response = match timeout_at(deadline, self.send(ask)).await {
-            Err(_) => return Outcome::Heard(self.unheard(End::Never)),
-            Ok(Err(why)) => return Outcome::Heard(self.unheard(End::Broken(why))),
+            Err(_) => return self.unheard(End::Never),
+            Ok(Err(why)) => return self.unheard(End::Broken(why)),
             Ok(Ok(response)) => response,
         };
         if manner.leaves == Some(Leaves::AtHeaders) {
             return self.leave();
         }
-        let (head, body) = response.into_parts();
-        let closes = says_close(&head.headers);
-        let mut reader = Reader {
-            body,
-            read: BytesMut::new(),
-            pieces: 0,
-            manner,
-        };
+        let closes = says_close(response.headers());
+        let mut reader = Reader::of(response, manner);
         let Some(end) = reader.read_to_end(deadline).await else {
             return self.leave();
         };
         if end != End::Clean || closes {
             self.sender = None;
         }
-        Outcome::Heard(Heard {
-            head: Some(Head {
-                status: head.status.as_u16(),
-                content_type: text_of(&head.headers, &CONTENT_TYPE).unwrap_or_default(),
-                retry_after: text_of(&head.headers, &RETRY_AFTER),
-            }),
-            body: reader.read.freeze(),
-            end,
-        })
+        Outcome::Heard(reader.heard(end))
     }
 
     async fn send(&mut self, ask: &Ask) -> Result<Response<Incoming>, String> {
@@ -103,13 +89,9 @@ impl Line {
             _ => self.connect().await?,
         };
         sender.ready().await.map_err(in_words)?;
-        let mut request = Request::post(ask.path)
+        let request = Request::post(ask.path)
             .header(HOST, self.to.to_string())
-            .header(CONTENT_TYPE, "application/json");
-        if let Some(id) = &ask.request_id {
-            request = request.header("x-request-id", id);
-        }
-        let request = request
+            .header(CONTENT_TYPE, "application/json")
             .body(Full::new(ask.body.clone()))
             .map_err(in_words)?;
         let response = sender.send_request(request).await.map_err(in_words)?;
@@ -161,17 +143,15 @@ impl Line {
         Outcome::Left
     }
 
-    fn unheard(&mut self, end: End) -> Heard {
+    fn unheard(&mut self, end: End) -> Outcome {
         self.sender = None;
-        Heard {
-            head: None,
-            body: Bytes::new(),
-            end,
-        }
+        Outcome::Heard(Heard::nothing(end))
     }
 }
 
-struct Reader {
+/// Reads an answer in a certain manner.
+pub struct Reader {
+    head: Head,
     body: Incoming,
     read: BytesMut,
     pieces: usize,
@@ -179,8 +159,33 @@ struct Reader {
 }
 
 impl Reader {
+    /// Of an answer whose head has come.
+    pub fn of(response: Response<Incoming>, manner: Manner) -> Self {
+        let (head, body) = response.into_parts();
+        Self {
+            head: Head {
+                status: head.status.as_u16(),
+                content_type: text_of(&head.headers, &CONTENT_TYPE).unwrap_or_default(),
+                retry_after: text_of(&head.headers, &RETRY_AFTER),
+            },
+            body,
+            read: BytesMut::new(),
+            pieces: 0,
+            manner,
+        }
+    }
+
+    /// What was read of an answer that ended so.
+    pub fn heard(self, end: End) -> Heard {
+        Heard {
+            head: Some(self.head),
+            body: self.read.freeze(),
+            end,
+        }
+    }
+
     /// Reads until the answer ends, or to the point at which the client leaves: then `None`.
-    async fn read_to_end(&mut self, deadline: Instant) -> Option<End> {
+    pub async fn read_to_end(&mut self, deadline: Instant) -> Option<End> {
         loop {
             let piece = match timeout_at(deadline, self.body.frame()).await {
                 Err(_) => return Some(End::Never),
@@ -233,7 +238,7 @@ fn text_of(headers: &HeaderMap, name: &hyper::header::HeaderName) -> Option<Stri
 }
 
 /// An error with its causes, of which hyper's own words say little.
-fn in_words(error: impl std::error::Error) -> String {
+pub fn in_words(error: impl std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
     while let Some(deeper) = cause {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::chaos::asks::reads_slowly;
+use crate::chaos::judge::Conduct;
 use crate::chaos::pool::SILENCE;
 use crate::chaos::scenario::Crowd;
 
@@ -20,7 +21,7 @@ pub struct Manner {
 pub enum Reads {
     /// As it comes.
     AtOnce,
-    /// Slowly, with a long pause once.
+    /// Slowly, with one long pause.
     Slowly {
         /// After each piece.
         pause: Duration,
@@ -52,6 +53,12 @@ const SMALL_WINDOW: u32 = 4096;
 const SLOW_PAUSE: Duration = Duration::from_millis(1);
 const STALLS_AFTER: usize = 60;
 
+/// How often a worker's silence fits into the pause of one who hardly reads.
+const LONG_STALL: u32 = 4;
+const STALLS_SOON: usize = 2;
+/// In which time such ones begin.
+const LONG_BEGINNING: Duration = Duration::from_millis(1500);
+
 /// Those who leave do so in these ways, one after the other. The times hit prefill and the beginning of decode.
 const WAYS: [Leaves; 10] = [
     Leaves::InBody,
@@ -67,11 +74,22 @@ const WAYS: [Leaves; 10] = [
 ];
 
 impl Manner {
+    /// Of one that reads at once, to the end.
+    pub const GOOD: Self = Self {
+        reads: Reads::AtOnce,
+        leaves: None,
+    };
+
     /// The manner of this client in its `turn`th request.
     pub fn of(crowd: Crowd, client: usize, turn: usize) -> Self {
-        let reads = match reads_slowly(crowd, client) {
-            false => Reads::AtOnce,
-            true => Reads::Slowly {
+        let reads = match (reads_slowly(crowd, client), crowd) {
+            (false, _) => Reads::AtOnce,
+            (true, Crowd::SlowReaders) => Reads::Slowly {
+                pause: SLOW_PAUSE,
+                stalls_after: STALLS_SOON,
+                stall: SILENCE * LONG_STALL,
+            },
+            (true, _) => Reads::Slowly {
                 pause: SLOW_PAUSE,
                 stalls_after: STALLS_AFTER,
                 stall: SILENCE.mul_f64(1.5),
@@ -85,6 +103,20 @@ impl Manner {
             leaves: leaver.then(way).flatten(),
         }
     }
+
+    /// Whether nothing that goes wrong can be its doing.
+    pub fn conduct(&self) -> Conduct {
+        match (self.reads, self.leaves) {
+            (Reads::AtOnce, None) => Conduct::Good,
+            _ => Conduct::Bad,
+        }
+    }
+}
+
+/// In which time all like this client begin, where that is to be long: so that those who hardly read are not silent all at once.
+pub fn all_begin_within(crowd: Crowd, client: usize) -> Option<Duration> {
+    let hardly_reads = crowd == Crowd::SlowReaders && reads_slowly(crowd, client);
+    hardly_reads.then_some(LONG_BEGINNING)
 }
 
 /// What the system may buffer for this client, where it is to be little.

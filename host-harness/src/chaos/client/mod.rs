@@ -9,15 +9,17 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
 use super::asks;
-use super::judge::{Exchange, Seen};
+use super::judge::{Conduct, Exchange, Seen};
 use super::reply::Ending;
 use super::scenario::Crowd;
 
 mod line;
 mod manner;
+mod uploads;
 
 use line::{Line, Outcome};
 use manner::Manner;
+use uploads::Uploader;
 
 /// How many ask at once; half of them for streams.
 pub const CLIENTS: usize = 48;
@@ -27,6 +29,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Clients that ask until they are told to stop. Dropped, they stop at once.
 pub struct Clients {
+    good: Group,
+    bad: Group,
+}
+
+/// Those that behave alike.
+#[derive(Default)]
+struct Group {
     stop: Arc<AtomicBool>,
     running: Vec<JoinHandle<Seen>>,
 }
@@ -34,24 +43,41 @@ pub struct Clients {
 impl Clients {
     /// Lets them begin, one shortly after the other.
     pub fn start(gateway: SocketAddr, crowd: Crowd) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let running = (0..CLIENTS).map(|number| {
+        let (mut good, mut bad) = (Group::default(), Group::default());
+        for number in 0..CLIENTS {
             let client = Client {
                 crowd,
                 number,
                 line: Line::new(gateway, manner::window(crowd, number)),
                 seen: Seen::default(),
             };
-            tokio::spawn(client.ask_until(Arc::clone(&stop)))
-        });
-        Self {
-            running: running.collect(),
-            stop,
+            let group = match Manner::of(crowd, number, 0).conduct() {
+                Conduct::Good => &mut good,
+                Conduct::Bad => &mut bad,
+            };
+            let stop = Arc::clone(&group.stop);
+            group.running.push(tokio::spawn(client.ask_until(stop)));
         }
+        for uploader in Uploader::of(crowd, gateway) {
+            let stop = Arc::clone(&bad.stop);
+            bad.running.push(tokio::spawn(uploader.upload_until(stop)));
+        }
+        Self { good, bad }
     }
 
-    /// Lets each end its request, and says what all saw.
+    /// Lets each end its request, and says what all saw. Those who behave go on until the others have ended: what those do is done
+    /// to somebody.
     pub async fn stop(mut self) -> Seen {
+        let mut all = self.bad.stop().await;
+        let good = self.good.stop().await;
+        all.exchanges.extend(good.exchanges);
+        all.left += good.left;
+        all
+    }
+}
+
+impl Group {
+    async fn stop(&mut self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Seen::default();
         for seen in join_all(self.running.drain(..)).await.into_iter().flatten() {
@@ -62,7 +88,7 @@ impl Clients {
     }
 }
 
-impl Drop for Clients {
+impl Drop for Group {
     fn drop(&mut self) {
         for client in &self.running {
             client.abort();
@@ -80,7 +106,8 @@ struct Client {
 impl Client {
     async fn ask_until(mut self, stop: Arc<AtomicBool>) -> Seen {
         let share = self.number as f64 / CLIENTS as f64;
-        tokio::time::sleep(PAUSE.mul_f64(share)).await;
+        let within = manner::all_begin_within(self.crowd, self.number).unwrap_or(PAUSE);
+        tokio::time::sleep(within.mul_f64(share)).await;
         let mut turn = 0;
         while !stop.load(Ordering::Relaxed) {
             self.ask(turn).await;
@@ -106,6 +133,7 @@ impl Client {
                     ended: Instant::now(),
                     ending,
                     fit: ask.fit,
+                    conduct: manner.conduct(),
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! Prompts that ask an engine to misbehave, or to end early.
 
 use super::*;
+use crate::engine::marker::WORDY;
 
 #[tokio::test]
 async fn a_prefill_that_ends_by_itself_hands_nothing_off() {
@@ -105,6 +106,20 @@ async fn poison_makes_whoever_takes_it_fail_without_a_token() {
     let state = probe.state(decode.address).await;
     assert_eq!(state["failed_as_marked"], 4);
     assert_eq!(state["blocks_used"], 0);
+}
+
+#[tokio::test]
+async fn an_engine_says_much_with_each_token() {
+    let aggregated = start(quick(Role::Aggregated)).await;
+    let probe = Probe::new();
+    let stream = with(&chat("so <|wordy|>"), "stream", json!(true));
+    let (_, body) = probe.post(aggregated.address, CHAT, &stream).await;
+    let events = events(&body);
+    let (done, tokens) = events.split_last().expect("events");
+    assert_eq!(*done, "[DONE]");
+    for event in tokens {
+        assert!(event.len() > WORDY && parsed(event)["id"].is_string());
+    }
 }
 
 #[tokio::test]

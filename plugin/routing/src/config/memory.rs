@@ -35,6 +35,18 @@ impl Config {
         kept.saturating_add(waiting).saturating_add(self.at_once())
     }
 
+    /// Bytes that a proxy of so many worker threads takes at most beyond what it takes at rest: its VMs, and the bodies that it holds
+    /// outside of them.
+    pub fn most_bytes(&self, threads: usize) -> usize {
+        let of_thread = self.most_vm_bytes().saturating_add(self.most_body_bytes());
+        of_thread.saturating_mul(threads)
+    }
+
+    /// Bytes that the proxy holds of bodies at most, for each thread: a client's request, and the call that is made for it.
+    fn most_body_bytes(&self) -> usize {
+        self.limits.bodies_in_flight_bytes.saturating_mul(2)
+    }
+
     /// What is taken for the one body or answer that is looked at: one at a time.
     fn at_once(&self) -> usize {
         let body = self.limits.body_bytes;

@@ -1,0 +1,286 @@
+//! Owns those who send much: bodies that begin at once and then trickle without an end, and bodies of 30 MB whose clients leave in
+//! their prefill.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use http_body_util::StreamBody;
+use hyper::Request;
+use hyper::body::Frame;
+use hyper::client::conn::http1;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::line::{Outcome, PATIENCE, Reader, in_words};
+use super::manner::Manner;
+use crate::chaos::asks::{AnswerShape, Delivery, Expected, Fit};
+use crate::chaos::judge::{Conduct, Exchange, Seen};
+use crate::chaos::reply::{End, Heard};
+use crate::chaos::scenario::Crowd;
+use crate::run::fleet::MODEL;
+
+/// How many trickle, each over a connection of its own.
+const TRICKLERS: usize = 200;
+/// What such a one sends at once: all of them together have more than may be in flight.
+const BURST: usize = 12 * 1024 * 1024;
+/// What it says that it will send, which is not too long; it never comes to that.
+const TRICKLE: usize = 15 * 1024 * 1024;
+/// Between two of the bytes after that.
+const DROP: Duration = Duration::from_millis(100);
+/// One that was refused comes again after as long as it is told to wait.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// How many send a long body, once, and leave.
+const LEAVERS: usize = 60;
+const LONG: usize = 30_000_000;
+/// Text beside the image that makes it long: 16,000 tokens, which an engine computes in 0.4 s, one prompt after the other.
+const TEXT: usize = 64_000;
+/// One begins so long after another.
+const APART: Duration = Duration::from_millis(25);
+/// They leave at these times after the last bytes of their bodies: while these are under way to prefill, or in it.
+const STAYS: [u64; 5] = [0, 50, 150, 300, 600];
+
+/// What is sent in one piece.
+const PIECE: usize = 256 * 1024;
+/// Between two looks at whether all are to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The end of a long body, which all that send one share.
+static TAIL: LazyLock<Bytes> = LazyLock::new(|| {
+    let mut tail = vec![b'A'; LONG];
+    tail.extend_from_slice(br#""}}]}]}"#);
+    tail.into()
+});
+
+/// What nobody has a use for.
+static FILLER: LazyLock<Bytes> = LazyLock::new(|| vec![b' '; BURST].into());
+
+/// How somebody uploads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Much at once, then byte by byte, again and again.
+    Trickles,
+    /// A long body, after which it leaves.
+    Leaves(Duration),
+}
+
+/// One who sends much.
+pub struct Uploader {
+    to: SocketAddr,
+    number: usize,
+    way: Way,
+}
+
+impl Uploader {
+    /// Those of a crowd.
+    pub fn of(crowd: Crowd, to: SocketAddr) -> Vec<Self> {
+        let count = match crowd {
+            Crowd::WithTricklers => TRICKLERS,
+            Crowd::WithLongPrompts => LEAVERS,
+            Crowd::Patient
+            | Crowd::WithPoison
+            | Crowd::WithSlowReaders
+            | Crowd::SlowReaders
+            | Crowd::WithLeavers => 0,
+        };
+        let uploader = |number| Self {
+            to,
+            number,
+            way: match crowd {
+                Crowd::WithLongPrompts => Way::Leaves(stay(number)),
+                _ => Way::Trickles,
+            },
+        };
+        (0..count).map(uploader).collect()
+    }
+
+    /// Uploads until it is told to stop.
+    pub async fn upload_until(self, stop: Arc<AtomicBool>) -> Seen {
+        let mut seen = Seen::default();
+        if self.way != Way::Trickles {
+            let turn = u32::try_from(self.number).unwrap_or(u32::MAX);
+            sleep(APART.saturating_mul(turn)).await;
+        }
+        while !stop.load(Ordering::Relaxed) {
+            let sent = Instant::now();
+            match self.upload(&stop).await {
+                Outcome::Left => seen.left += 1,
+                Outcome::Heard(heard) => seen.exchanges.push(Exchange {
+                    sent,
+                    ended: Instant::now(),
+                    ending: heard.judge(EXPECTED),
+                    fit: Fit::Sound,
+                    conduct: Conduct::Bad,
+                }),
+            }
+            if self.way != Way::Trickles {
+                break;
+            }
+            sleep(AGAIN).await;
+        }
+        seen
+    }
+
+    async fn upload(&self, stop: &AtomicBool) -> Outcome {
+        let sent = Arc::new(Notify::new());
+        let leaving = async {
+            match self.way {
+                Way::Trickles => until(stop).await,
+                Way::Leaves(stay) => {
+                    sent.notified().await;
+                    sleep(stay).await;
+                }
+            }
+        };
+        tokio::select! {
+            heard = self.ask(&sent) => Outcome::Heard(heard),
+            () = leaving => Outcome::Left,
+        }
+    }
+
+    /// Over a connection that is gone with the future.
+    async fn ask(&self, sent: &Arc<Notify>) -> Heard {
+        match self.exchange(sent).await {
+            Ok(heard) => heard,
+            Err(why) => Heard::nothing(End::Broken(why)),
+        }
+    }
+
+    async fn exchange(&self, sent: &Arc<Notify>) -> Result<Heard, String> {
+        let stream = TcpStream::connect(self.to).await.map_err(in_words)?;
+        let (length, pieces) = self.body();
+        let (sent, mut left) = (Arc::clone(sent), length);
+        let frames = pieces.map(move |piece| {
+            left = left.saturating_sub(piece.len());
+            if left == 0 {
+                sent.notify_one();
+            }
+            Ok::<_, Infallible>(Frame::data(piece))
+        });
+        let request = Request::post("/v1/chat/completions")
+            .header(HOST, self.to.to_string())
+            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_LENGTH, length)
+            .body(StreamBody::new(Box::pin(frames)))
+            .map_err(in_words)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(in_words)?;
+        let asking = async {
+            let response = sender.send_request(request).await.map_err(in_words)?;
+            let mut reader = Reader::of(response, Manner::GOOD);
+            let deadline = tokio::time::Instant::now() + PATIENCE;
+            let end = reader.read_to_end(deadline).await.unwrap_or(End::Never);
+            Ok(reader.heard(end))
+        };
+        let connection = async {
+            // Whoever asks learns of its end.
+            let _ = connection.await;
+            std::future::pending().await
+        };
+        tokio::select! {
+            heard = asking => heard,
+            never = connection => never,
+        }
+    }
+
+    /// The body's length, and the body.
+    fn body(&self) -> (usize, std::pin::Pin<Box<dyn Stream<Item = Bytes> + Send>>) {
+        match self.way {
+            Way::Trickles => {
+                let drops = stream::repeat(Bytes::from_static(b" ")).then(async |drop| {
+                    sleep(DROP).await;
+                    drop
+                });
+                (TRICKLE, Box::pin(pieces(FILLER.clone()).chain(drops)))
+            }
+            Way::Leaves(_) => {
+                let head = self.head();
+                let length = head.len() + TAIL.len();
+                let body = pieces(head).chain(pieces(TAIL.clone()));
+                (length, Box::pin(body))
+            }
+        }
+    }
+
+    /// The beginning of a long body: no two have a prefix in common.
+    fn head(&self) -> Bytes {
+        let text = format!("{} of long prompts", self.number).repeat(TEXT / 16);
+        let text = json!({"type": "text", "text": text.get(..TEXT)});
+        let head = format!(
+            r#"{{"model":"{MODEL}","max_tokens":{TOKENS},"messages":[{{"role":"user","content":[{text},{{"type":"image_url","image_url":{{"url":"data:image/png;base64,"#
+        );
+        head.into()
+    }
+}
+
+const TOKENS: u64 = 4;
+
+/// The answer to a long body whose client has not left before it.
+const EXPECTED: Expected = Expected {
+    shape: AnswerShape::Chat,
+    delivery: Delivery::Whole,
+    tokens: TOKENS,
+};
+
+fn stay(number: usize) -> Duration {
+    let stay = STAYS.get(number % STAYS.len());
+    Duration::from_millis(stay.copied().unwrap_or_default())
+}
+
+fn pieces(whole: Bytes) -> impl Stream<Item = Bytes> + Send {
+    let starts = stream::iter((0..whole.len()).step_by(PIECE));
+    starts.map(move |start| whole.slice(start..whole.len().min(start + PIECE)))
+}
+
+async fn until(stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    fn all(crowd: Crowd) -> Vec<Uploader> {
+        Uploader::of(crowd, SocketAddr::from(([127, 0, 0, 1], 1)))
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_json_of_thirty_megabytes_and_none_is_like_another() {
+        let leavers = all(Crowd::WithLongPrompts);
+        assert_eq!(leavers.len(), LEAVERS);
+        let (length, body) = leavers[7].body();
+        let body: Vec<u8> = body.collect::<Vec<_>>().await.concat();
+        assert_eq!(body.len(), length);
+        assert!((LONG..32 * 1024 * 1024).contains(&length));
+        let read: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let text = read["messages"][0]["content"][0]["text"].as_str().unwrap();
+        assert_eq!(text.len(), TEXT);
+        let mut heads: Vec<_> = leavers.iter().map(Uploader::head).collect();
+        heads.sort();
+        heads.dedup();
+        assert_eq!(heads.len(), LEAVERS);
+    }
+
+    #[test]
+    fn two_hundred_trickle_more_than_may_be_in_flight_on_two_threads() {
+        let tricklers = all(Crowd::WithTricklers);
+        assert_eq!(tricklers.len(), TRICKLERS);
+        let shipped = routing::config::Limits::default();
+        assert!(TRICKLERS * BURST > 2 * shipped.bodies_in_flight_bytes);
+        assert!(all(Crowd::Patient).is_empty());
+    }
+}
