@@ -4,6 +4,7 @@ mod buffered;
 mod embeds;
 mod forged;
 mod limits;
+mod nvext;
 mod parts;
 pub mod prompt;
 pub mod rename;
@@ -436,6 +437,11 @@ fn text_field(object: &Object<'_>, name: &'static str) -> Result<String, Refusal
         Ok(_) => Err(Refusal::Field {
             name,
             problem: "must not be empty",
+        }),
+        // A string of a body that is JSON cannot be read only for an escape that stands for half a character.
+        Err(_) if member.value.starts_with('"') => Err(Refusal::Field {
+            name,
+            problem: "is not valid Unicode",
         }),
         Err(_) => Err(Refusal::Field {
             name,

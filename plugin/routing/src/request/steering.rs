@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Refusal;
+use super::nvext::Nvext;
 use crate::config::KvWeights;
 use crate::fleet::{Role, WorkerId};
 use crate::rendezvous::Mode;
@@ -214,59 +215,17 @@ pub fn header_for(role: Role) -> &'static str {
     }
 }
 
-/// What of `nvext` steers. Other fields are the backend's.
-#[derive(Debug, Default, Deserialize)]
-struct Nvext<'a> {
-    annotations: Option<Vec<String>>,
-    backend_instance_id: Option<u64>,
-    prefill_worker_id: Option<u64>,
-    decode_worker_id: Option<u64>,
-    dp_rank: Option<u32>,
-    prefill_dp_rank: Option<u32>,
-    allowed_worker_ids: Option<Vec<u64>>,
-    routing_constraints: Option<Constraints>,
-    token_data: Option<Vec<u32>>,
-    agent_hints: Option<AgentHints>,
-    #[serde(borrow)]
-    router_config_override: Option<&'a RawValue>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct AgentHints {
-    osl: Option<u64>,
-    priority: Option<f64>,
-    latency_sensitivity: Option<f64>,
-}
-
-impl AgentHints {
-    fn hints(&self) -> Hints {
-        let jump = self.priority.or(self.latency_sensitivity).unwrap_or(0.0);
-        Hints {
-            expected_tokens: self.osl,
-            priority: if jump.is_finite() { jump.max(0.0) } else { 0.0 },
-        }
-    }
-}
-
 impl Steering {
     /// What a trusted caller says in its headers and in the body's `nvext`.
     ///
     /// # Errors
-    /// When `nvext` is there but cannot be read: a pin that is not understood must not be taken for none.
+    /// [`Refusal::Field`] names what of `nvext` is there but cannot be read: a pin that is not understood must not be taken for none.
     pub fn read<'h>(
         headers: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         nvext: Option<&str>,
     ) -> Result<Self, Refusal> {
-        let said: Option<Nvext<'_>> = match nvext {
-            Some(text) => serde_json::from_str(text).map_err(|_| Refusal::Field {
-                name: "nvext",
-                problem: "must be an object; ids and ranks in it are unsigned numbers, annotations strings",
-            })?,
-            None => None,
-        };
-        let said = said.unwrap_or_default();
-        let weights = WeightOverride::read(said.router_config_override)?;
+        let said = nvext.map(Nvext::read).transpose()?.unwrap_or_default();
+        let weights = WeightOverride::read(said.weights)?;
         let number = |field: Field| {
             let names = HEADERS
                 .iter()
@@ -307,9 +266,9 @@ impl Steering {
             allowed: said
                 .allowed_worker_ids
                 .map(|ids| Rc::new(ids.into_iter().map(WorkerId).collect())),
-            constraints: said.routing_constraints.unwrap_or_default(),
+            constraints: said.constraints,
             token_data: said.token_data,
-            hints: said.agent_hints.unwrap_or_default().hints(),
+            hints: said.hints,
             weights,
         })
     }

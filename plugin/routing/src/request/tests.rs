@@ -219,3 +219,14 @@ fn a_handoff_is_the_routers_unless_it_says_nothing() {
         assert!(request.hands_off_itself());
     }
 }
+
+#[test]
+fn a_models_name_that_is_not_unicode_is_said_to_be_so() {
+    let problem = |model: &str| {
+        let body = format!(r#"{{"model":{model},"messages":[]}}"#);
+        let refusal = Request::parse(Generation::Chat, body.as_bytes()).unwrap_err();
+        refusal.to_string()
+    };
+    assert_eq!(problem(r#""\ud800""#), "model: is not valid Unicode");
+    assert_eq!(problem("3"), "model: must be a string");
+}
