@@ -10,9 +10,10 @@ use routing::fleet::{Worker, WorkerId};
 use routing::handoff::fate::{Fate, Handed};
 use routing::handoff::terminal::Terminal;
 use routing::handoff::usage;
-use routing::outcome::{self, Came, Cost, Follows, Held, LeftOut, Meaning};
+use routing::outcome;
 use routing::route::{
-    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
+    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillFailure, PrefillPhase,
+    Refusal,
 };
 
 use crate::calls::{self, Call, headers_for_client, not_made};
@@ -250,10 +251,11 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
             rewrite::add_logprobs(&client, answer);
             client.handed_beside(blocks_of(gateway, answer));
             client.prefill_is_good(gateway);
+            recovery::deliver_held(gateway, &client);
         }
         AfterPrefill::CallOff { leg, blocks } => cleanup::call_off(gateway, &client, &leg, blocks),
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
-        AfterPrefill::AnswerUnlessPair => ask_another_pair(gateway, &client, answer),
+        AfterPrefill::AnswerUnlessPair(end) => ask_another_pair(gateway, &client, answer, end),
         AfterPrefill::Terminal(terminal) => end_here(gateway, &client, terminal),
         AfterPrefill::TerminalStaged(terminal, rest) => {
             client.leave_estate(gateway);
@@ -261,6 +263,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
             clean_up(gateway, &client, *rest, &worker);
         }
         AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
+        AfterPrefill::FailedBeside(refusal, end) => failed_beside(gateway, &client, refusal, end),
         rest @ (AfterPrefill::CleanUp(_) | AfterPrefill::Leaked { .. } | AfterPrefill::Nothing) => {
             clean_up(gateway, &client, rest, &worker);
         }
@@ -317,7 +320,12 @@ fn pass_on(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
 }
 
 /// The worker has refused the request, and decode waits beside: there may be another pair for both.
-fn ask_another_pair(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
+fn ask_another_pair(
+    gateway: &Gateway,
+    client: &Rc<Stream>,
+    answer: PrefillAnswer<'_>,
+    end: PrefillEnd,
+) {
     let PrefillAnswer::Whole { status, body } = answer else {
         return;
     };
@@ -331,19 +339,14 @@ fn ask_another_pair(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswe
     };
     client.beside.set(Beside::Nothing);
     client.abort.replace(None);
-    recovery::recover(gateway, client, told, end_of_prefill(Came::Status(status)));
+    recovery::recover(gateway, client, told, end_of(end));
 }
 
-/// The prefill beside decode has ended badly; against whom that is held, and who is left out, has been seen to.
-fn end_of_prefill(came: Came) -> End {
+fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> End {
     End {
         leg: outcome::Leg::Prefill,
         came,
-        meaning: Meaning {
-            held: Held::Nothing,
-            follows: Follows::Anew(LeftOut::WorkerAtFirst),
-            cost: Cost::Work,
-        },
+        meaning,
     }
 }
 
@@ -364,25 +367,33 @@ fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
     }
 }
 
-/// Prefill has failed for good. Where decode runs beside it, and its client has read nothing, there may be another pair.
+/// Prefill has failed for good.
 fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.ids());
     gateway.telemetry.handoff_failed(Leg::Prefill);
-    match (client.beside.replace(Beside::Nothing), client.stage.get()) {
-        (Beside::Running, _) if client.answer_has_begun() => doom(gateway, client, refusal),
-        (Beside::Running, _) => {
-            client.abort.replace(None);
-            let end = end_of_prefill(Came::NoHandoff);
-            recovery::recover(gateway, client, Failure::Refused(refusal), end);
-        }
-        (Beside::Nothing, Stage::Recovering) => {
+    match client.stage.get() {
+        Stage::Recovering => {
             let failure = client.failure.take();
             let failure = failure.unwrap_or(Failure::Refused(refusal));
             recovery::give_up(gateway, client, &failure);
         }
-        (Beside::Nothing, _) if client.enter() => client.refuse(gateway, &refusal),
-        (Beside::Nothing, _) => {}
+        _ if client.enter() => client.refuse(gateway, &refusal),
+        _ => {}
     }
+}
+
+/// The same where decode runs beside it: while its client has read nothing there may be another pair.
+fn failed_beside(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
+    if client.beside.replace(Beside::Nothing) == Beside::Nothing {
+        return refused(gateway, client, refusal);
+    }
+    log::warn!("[{}] {refusal}", client.ids());
+    gateway.telemetry.handoff_failed(Leg::Prefill);
+    if client.answer_has_begun() {
+        return doom(gateway, client, refusal);
+    }
+    client.abort.replace(None);
+    recovery::recover(gateway, client, Failure::Refused(refusal), end_of(end));
 }
 
 /// The prefill beside has failed, and the client has begun to read: it must not read a good end.

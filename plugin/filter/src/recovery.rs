@@ -219,7 +219,19 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
             Follows::PassedOn,
             Came::Good | Came::Status(_),
             PrefillAnswer::Whole { status, body },
-        ) => deliver(gateway, &client, status, kept, body),
+        ) => {
+            let body = body.to_vec();
+            let headers = kept;
+            reply(
+                gateway,
+                &client,
+                Reply {
+                    status,
+                    headers,
+                    body,
+                },
+            );
+        }
         (Follows::PassedOn, Came::Unsendable, _) => {
             give_up(gateway, &client, &Failure::Refused(Refusal::Unsendable));
         }
@@ -230,14 +242,54 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
     }
 }
 
-/// The answer is the client's.
-fn deliver(
-    gateway: &Gateway,
-    client: &Rc<Stream>,
+/// A worker's whole answer to a call.
+pub struct Reply {
     status: u16,
-    mut kept: Vec<Header>,
-    body: &[u8],
-) {
+    headers: Vec<Header>,
+    body: Vec<u8>,
+}
+
+/// A reply that is good, if the prefill beside it is.
+pub struct HeldReply {
+    reply: Reply,
+    _share: Share,
+}
+
+/// The reply is the client's; a good one not before the prefill beside it is known to be good.
+fn reply(gateway: &Gateway, client: &Rc<Stream>, reply: Reply) {
+    if reply.status >= 300 || client.beside.get() == Beside::Nothing {
+        return deliver(gateway, client, reply);
+    }
+    match gateway.hold_spare(reply.body.len()) {
+        Some(share) => {
+            let held = HeldReply {
+                reply,
+                _share: share,
+            };
+            client.held_reply.replace(Some(held));
+        }
+        None => {
+            let refusal = Failure::Refused(Refusal::Busy);
+            client.leave_pair(gateway);
+            give_up(gateway, client, &refusal);
+        }
+    }
+}
+
+/// The prefill beside is good: so is the reply that was held back for it, if there is one.
+pub fn deliver_held(gateway: &Gateway, client: &Rc<Stream>) {
+    if let Some(held) = client.held_reply.take() {
+        deliver(gateway, client, held.reply);
+    }
+}
+
+/// The reply is the client's.
+fn deliver(gateway: &Gateway, client: &Rc<Stream>, reply: Reply) {
+    let Reply {
+        status,
+        headers: mut kept,
+        body,
+    } = reply;
     match status {
         ..300 => client.answer_begins(gateway),
         300.. => cleanup::give_up(gateway, client),
@@ -252,9 +304,9 @@ fn deliver(
     }
     if client.enter() {
         if status < 300 {
-            client.answered_whole(gateway, &read(&kept, body));
+            client.answered_whole(gateway, &read(&kept, &body));
         }
-        let body = client.rewritten(body, form(&kept));
+        let body = client.rewritten(&body, form(&kept));
         client.answer(u32::from(status), &kept, &body);
         client.seat.borrow_mut().release();
     }

@@ -20,7 +20,7 @@ use crate::gateway::Gateway;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::Spoken;
-use crate::recovery::Failure;
+use crate::recovery::{Failure, HeldReply};
 use crate::rewrite::Change;
 use crate::telemetry::Ended;
 
@@ -129,6 +129,8 @@ pub struct Stream {
     pub clock: Clock,
     /// How the first of its decode legs failed, while it is being replaced.
     pub failure: RefCell<Option<Failure>>,
+    /// The reply of a decode worker that was called in place of another, while the prefill beside it runs.
+    pub held_reply: RefCell<Option<HeldReply>>,
     /// Whether the name of its model has been settled.
     pub is_named: Cell<bool>,
     /// The change that its answer needs.
@@ -180,6 +182,7 @@ impl Stream {
             racing: Cell::new(0),
             clock: Clock::default(),
             failure: RefCell::default(),
+            held_reply: RefCell::default(),
             is_named: Cell::new(false),
             change: RefCell::default(),
             wants_logprobs: Cell::new(false),
@@ -260,6 +263,7 @@ impl Stream {
     pub fn next_attempt(&self) {
         self.attempt.set(self.attempt.get().wrapping_add(1));
         self.racing.set(0);
+        self.held_reply.replace(None);
     }
 
     /// Whether another worker may take the place of one that fails.
@@ -474,6 +478,7 @@ impl Stream {
         drop(router);
         self.body.replace(None);
         self.spare.replace(None);
+        self.held_reply.replace(None);
         gateway.watch_no_more(self);
         gateway.telemetry.stream_closed();
     }

@@ -247,11 +247,11 @@ fn of_status(leg: Leg, status: u16, before: Before) -> Meaning {
             };
             Meaning::new(Held::BackPressure, follows, Cost::Nothing)
         }
-        // A wrong key, another model's name, another path: the worker's own, if another one takes the request.
-        401 | 403 | 404 | 405 => {
-            Meaning::new(suspected(leg), ask_another(leg, before), Cost::Nothing)
+        // What one worker refuses so, others would refuse too.
+        _ if is_the_requests_own(status) => {
+            Meaning::new(Held::Nothing, Follows::PassedOn, Cost::Nothing)
         }
-        // The same, but the worker took its time: it may have begun.
+        // As below, but the worker took its time: it may have begun.
         408 => {
             let follows = match ask_another(leg, before) {
                 Follows::SameBytes => Follows::Anew(LeftOut::Worker),
@@ -259,11 +259,21 @@ fn of_status(leg: Leg, status: u16, before: Before) -> Meaning {
             };
             Meaning::new(suspected(leg), follows, Cost::Work)
         }
-        // What one worker refuses so, others would refuse too.
-        400..=499 => Meaning::new(Held::Nothing, Follows::PassedOn, Cost::Nothing),
+        // A wrong key, another model's name, another host's: the worker's own, if another one takes the request.
+        400..=499 => Meaning::new(suspected(leg), ask_another(leg, before), Cost::Nothing),
         // 5xx; and neither a redirect nor a switch of protocols is an answer to a request for text.
         _ => failed(leg),
     }
+}
+
+/// Whether a status is about what the request says, whoever is asked: its syntax, its size, its media type, its fields.
+fn is_the_requests_own(status: u16) -> bool {
+    matches!(status, 400 | 409 | 411 | 413..=417 | 422 | 428 | 431 | 451)
+}
+
+/// Whether a worker that answers so refuses what one other worker is asked for then.
+pub fn is_one_workers_refusal(status: u16) -> bool {
+    (400..=499).contains(&status) && !is_the_requests_own(status)
 }
 
 /// Behind a sidecar an error may be either worker's.
@@ -323,7 +333,7 @@ pub fn of_call(status: u16, body: &[u8]) -> Option<Came> {
     ];
     let is_own = OWN_WORDS.iter().any(|words| body.starts_with(words));
     match status {
-        503 | 504 if is_own => of_words(body),
+        502..=504 if is_own => of_words(body),
         _ => None,
     }
 }

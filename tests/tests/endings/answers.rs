@@ -1,6 +1,8 @@
 //! What an answer says: one that says nothing is none, and a good end waits for the prefill beside it.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
@@ -133,6 +135,43 @@ pub async fn found_b12_no_part_of_a_good_end_passes_before_prefill_is_good(proxy
         let config = side_by_side(&prefill, decode.listed(Role::Decode));
         let gateway = Gateway::start(proxy, &config, &[]).await;
         assert_no_good_end(&gateway, case).await;
+    }
+}
+
+/// The first prefill fails at once, so that the answer comes by a recovery; the prefill beside that one is late.
+pub async fn found_b12_a_recovered_answer_waits_for_its_own_prefill(proxy: Proxy) {
+    let pieces = vec![" ".to_owned(); LATE];
+    let good = Answer::json_in_pieces([pieces.clone(), vec!["{}".to_owned()]].concat());
+    let bad = Answer::json_in_pieces(pieces).status(500);
+    for (second, is_good) in [(good, true), (bad, false)] {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let prefill = || {
+            let (calls, second) = (Arc::clone(&calls), second.clone());
+            Scripted::start(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+                0 => Answer::json("{}").status(500),
+                _ => second.clone(),
+            })
+        };
+        let prefills = [prefill().await, prefill().await];
+        let answer = Answer::stream([format!("{TOKEN}\n\n{DONE}\n\n")]);
+        let decode = Scripted::start(move |_| answer.clone()).await;
+        let [one, other] = &prefills;
+        let workers = [one, other].map(|worker| worker.listed(Role::Prefill));
+        let workers = [workers.as_slice(), &[decode.listed(Role::Decode)]].concat();
+        let pool = json!({"protocol": "sglang", "bootstrap": {"port": 1}});
+        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
+        match is_good {
+            true => {
+                let reply = gateway.send(Ask::chat_stream("hello")).await.expect(200);
+                assert!(reply.text().contains("[DONE]"), "{reply:?}");
+            }
+            false => assert_no_good_end(&gateway, "by a recovery").await,
+        }
+        gateway.assert_comes_to_rest().await;
+        assert!(
+            calls.load(Ordering::Relaxed) > 1,
+            "both prefills were asked"
+        );
     }
 }
 

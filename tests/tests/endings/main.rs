@@ -10,6 +10,7 @@ pd_router_e2e::on_both_hosts! {
     answers {
         found_b11_an_answer_that_ends_with_trailers_is_judged,
         found_b12_no_part_of_a_good_end_passes_before_prefill_is_good,
+        found_b12_a_recovered_answer_waits_for_its_own_prefill,
         found_w2_another_worker_answers_where_one_says_nothing,
     }
     hedge {

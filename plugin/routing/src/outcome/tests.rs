@@ -48,6 +48,7 @@ const ROWS: &[Row] = &[
     (Came::Status(405), [(Worker, WORKER), (Worker, SameBytes), (Worker, WORKER), (Pair, PAIR), (Nothing, WORKER)], Cost::Nothing),
     (Came::Status(408), [(Worker, WORKER), (Worker, WORKER), (Worker, WORKER), (Pair, PAIR), (Nothing, WORKER)], Cost::Work),
     (Came::Status(400), [(Nothing, PassedOn); 5], Cost::Nothing),
+    (Came::Status(431), [(Nothing, PassedOn); 5], Cost::Nothing),
     (Came::Status(413), [(Nothing, PassedOn); 5], Cost::Nothing),
     (Came::Status(422), [(Nothing, PassedOn); 5], Cost::Nothing),
     (Came::Status(101), [(Worker, WORKER), (Pair, PAIR), (Worker, WORKER), (Pair, PAIR), (Nothing, WORKER)], Cost::Work),
@@ -71,7 +72,7 @@ fn found_w3_a_handoff_is_offered_again_only_where_nothing_began() {
     for (came, ..) in ROWS {
         let unbegun = matches!(
             came,
-            Came::NotSent | Came::Refused | Came::Status(401 | 403 | 404 | 405 | 429)
+            Came::NotSent | Came::Refused | Came::Status(401..=405 | 421 | 423 | 429)
         );
         let follows = judge(Leg::Decode, *came, FIRST).follows;
         assert_eq!(follows == SameBytes, unbegun, "{came:?}");
@@ -101,12 +102,14 @@ fn found_w3_the_first_reset_is_held_against_no_worker_and_the_second_is() {
 #[test]
 fn found_b3_one_other_worker_is_asked_and_no_third() {
     for leg in Leg::ALL {
-        for status in [401, 403, 404, 405, 408, 429] {
+        for status in [
+            401, 402, 403, 404, 405, 406, 407, 408, 410, 421, 423, 424, 425, 426, 429, 499,
+        ] {
             let follows = |before| judge(leg, Came::Status(status), before).follows;
             assert_ne!(follows(FIRST), PassedOn, "{leg:?} {status}");
             assert_eq!(follows(ASKED), PassedOn, "{leg:?} {status}");
         }
-        for status in [400, 402, 409, 413, 415, 422, 431] {
+        for status in [400, 409, 411, 413, 414, 415, 417, 422, 428, 431, 451] {
             let meaning = judge(leg, Came::Status(status), FIRST);
             assert_eq!((meaning.held, meaning.follows), (Nothing, PassedOn));
         }

@@ -8,6 +8,7 @@ use super::prefill::PrefillPhase;
 use super::{Dispatch, Fallback, Refusal};
 use crate::fleet::{TargetKey, Worker};
 use crate::handoff::terminal::Terminal;
+use crate::outcome::{Came, Meaning};
 
 /// Whether anybody still waits for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,15 @@ pub enum Client {
     Waits,
     /// It has left.
     Left,
+}
+
+/// How a prefill has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillEnd {
+    /// What came.
+    pub came: Came,
+    /// What that means.
+    pub meaning: Meaning,
 }
 
 /// What follows from prefill's answer.
@@ -37,8 +47,9 @@ pub enum AfterPrefill {
     Again(PrefillPhase),
     /// The worker's answer is the client's, as it came: the request itself was at fault.
     Answer,
-    /// Another pair is asked; where there is none, the worker's answer is the client's.
-    AnswerUnlessPair,
+    /// The worker has refused the request beside a decode that is under way. Another pair is asked; where there is none, the
+    /// worker's answer is the client's.
+    AnswerUnlessPair(PrefillEnd),
     /// Generation ended by itself: this is the client's answer.
     Terminal(Terminal),
     /// The same, and KV blocks wait for a decode that is not needed: what is done about them.
@@ -52,8 +63,11 @@ pub enum AfterPrefill {
     },
     /// Decode is running already, and prefill has done its part.
     Good,
-    /// The request is refused, or the answer that has begun is broken off.
+    /// The request is refused.
     Refused(Refusal),
+    /// Prefill has failed beside a decode that is under way. Another pair is asked; where there is none, or the answer has begun, it
+    /// is refused.
+    FailedBeside(Refusal, PrefillEnd),
     /// The client has left, and KV blocks wait for a decode that it would have been: they are fetched and dropped.
     CleanUp(CleanUpLeg),
     /// The client has left, and nobody can fetch the KV blocks that wait for it.

@@ -42,7 +42,7 @@ mod trail;
 mod waiting;
 mod workers;
 
-pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client};
+pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
 pub use ask::Ask;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};

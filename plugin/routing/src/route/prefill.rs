@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client};
+use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
 use super::ask::Case;
 use super::binding::Binding;
 use super::choice::{Chosen, Pair};
@@ -302,8 +302,10 @@ impl PrefillPhase {
         match (client, meaning.follows) {
             (Client::Left, _) => AfterPrefill::Nothing,
             (Client::Waits, Follows::PassedOn) if is_clients => AfterPrefill::Answer,
-            (Client::Waits, follows) if is_clients => self.refused(follows, cause, router),
-            (Client::Waits, follows) => self.failed(follows, cause, router),
+            (Client::Waits, _) if is_clients => {
+                self.refused(PrefillEnd { came, meaning }, cause, router)
+            }
+            (Client::Waits, _) => self.failed(PrefillEnd { came, meaning }, cause, router),
         }
     }
 
@@ -315,8 +317,8 @@ impl PrefillPhase {
     }
 
     /// The worker has refused the request, which another one may take: one more is asked, whatever the pool's policy on failures.
-    fn refused(self, follows: Follows, cause: PrefillFailure, router: &mut Router) -> AfterPrefill {
-        self.leave_out(follows);
+    fn refused(self, end: PrefillEnd, cause: PrefillFailure, router: &mut Router) -> AfterPrefill {
+        self.leave_out(end.meaning.follows);
         let policy = &router.pool.on_prefill_failure;
         if !policy.contains(&OnPrefillFailure::RetryOther) {
             return AfterPrefill::Answer;
@@ -324,7 +326,7 @@ impl PrefillPhase {
         let is_beside = self.legs.order() == config::Legs::Concurrent;
         match self.again(cause, router) {
             Ok(next) => AfterPrefill::Again(next),
-            Err(_) if is_beside => AfterPrefill::AnswerUnlessPair,
+            Err(_) if is_beside => AfterPrefill::AnswerUnlessPair(end),
             Err(_) => AfterPrefill::Answer,
         }
     }
@@ -368,16 +370,23 @@ impl PrefillPhase {
     fn hands_nothing_over(self, came: Came, client: Client, router: &mut Router) -> AfterPrefill {
         let meaning = self.ended(came, client, router);
         match client {
-            Client::Waits => self.failed(meaning.follows, PrefillFailure::NoHandoff, router),
+            Client::Waits => {
+                let end = PrefillEnd { came, meaning };
+                self.failed(end, PrefillFailure::NoHandoff, router)
+            }
             Client::Left => AfterPrefill::Nothing,
         }
     }
 
     /// Its hand-off would send decode where it may not go: it is given up, and the worker has failed.
     fn misled(self, client: Client, router: &mut Router) -> AfterPrefill {
-        let meaning = self.ended(Came::NoHandoff, client, router);
+        let came = Came::NoHandoff;
+        let meaning = self.ended(came, client, router);
         match client {
-            Client::Waits => self.failed(meaning.follows, PrefillFailure::ForeignHost, router),
+            Client::Waits => {
+                let end = PrefillEnd { came, meaning };
+                self.failed(end, PrefillFailure::ForeignHost, router)
+            }
             Client::Left => AfterPrefill::Nothing,
         }
     }
@@ -483,11 +492,11 @@ impl PrefillPhase {
     /// The pool's policy on failures, step by step.
     fn failed(
         mut self,
-        follows: Follows,
+        end: PrefillEnd,
         cause: PrefillFailure,
         router: &mut Router,
     ) -> AfterPrefill {
-        self.leave_out(follows);
+        self.leave_out(end.meaning.follows);
         for step in router.pool.on_prefill_failure.clone() {
             match step {
                 OnPrefillFailure::RetryOther => match self.again(cause, router) {
@@ -502,10 +511,14 @@ impl PrefillPhase {
                 OnPrefillFailure::Fail => break,
             }
         }
-        AfterPrefill::Refused(Refusal::PrefillFailed {
+        let refusal = Refusal::PrefillFailed {
             tried: self.errand.trail.borrow().calls(Leg::Prefill),
             cause,
-        })
+        };
+        match self.legs.order() {
+            config::Legs::Concurrent => AfterPrefill::FailedBeside(refusal, end),
+            config::Legs::Sequential | config::Legs::Elsewhere => AfterPrefill::Refused(refusal),
+        }
     }
 
     /// The same for another worker that may hand over to the same decode worker. None for a hand-off whose decode leg is under
@@ -533,8 +546,11 @@ impl PrefillPhase {
     fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
         let is_named = self.errand.steering.prefill_pin().worker.is_some();
-        let calls = self.errand.trail.borrow().calls(Leg::Prefill);
-        if is_named || calls >= allowed {
+        let trail = self.errand.trail.borrow();
+        let (calls, resets) = (trail.calls(Leg::Prefill), trail.before(Leg::Prefill).resets);
+        drop(trail);
+        // Of one who names the worker a connection may have been closed that the worker had kept alive.
+        if is_named && resets == 0 || calls >= allowed {
             return None;
         }
         let excluded = router.excluded(&self.errand, Leg::Prefill);

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::fleet::{Incarnation, WorkerId};
-use crate::outcome::{Before, Came, Leg};
+use crate::outcome::{Before, Came, Leg, is_one_workers_refusal};
 
 /// Workers at which a request died before no further one is asked: it may be the request that kills them.
 const MOST_DEATHS: usize = 2;
@@ -127,7 +127,7 @@ impl Trail {
                 met.deaths.push(worker);
             }
             Came::Cut => met.deaths.push(worker),
-            Came::Status(401 | 403 | 404 | 405 | 408 | 429) => met.has_asked_another = true,
+            Came::Status(status) if is_one_workers_refusal(status) => met.has_asked_another = true,
             _ => {}
         }
     }

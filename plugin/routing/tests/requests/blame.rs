@@ -254,13 +254,12 @@ fn found_b3_a_decode_worker_that_refuses_everything_costs_no_second_prefill() {
 /// full one's refusal is passed on.
 #[test]
 fn one_full_worker_of_each_role_loses_no_request() {
-    let prefills: [fn(u64) -> PrefillAnswer<'static>; 2] =
-        [|id| refusing(id, 429), |id| refusing(id, 503)];
-    let decodes: [fn(Option<u64>, u64) -> Came; 2] =
-        [|_, id| full_decode(id, 503), |_, id| full_decode(id, 429)];
-    for (prefill, decode) in prefills.into_iter().zip(decodes) {
+    let full = [
+        World::new(|id| refusing(id, 429), |_, id| full_decode(id, 503)),
+        World::new(|id| refusing(id, 503), |_, id| full_decode(id, 429)),
+    ];
+    for mut world in full {
         let mut router = router("nixl", &two_by_two(), json!({}));
-        let mut world = World::new(prefill, decode);
         assert_eq!(served(&mut world, &mut router, 64), 64);
         assert_eq!(ejected(&router), [0; 0]);
     }

@@ -136,9 +136,9 @@ fn found_b12_a_prefill_beside_that_failed_inside_is_not_good() {
     for (answer, followed) in [
         (
             r#"{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"no"}}}"#,
-            "refused",
+            "failed beside",
         ),
-        (r#"{"error":{"message":"no"}}"#, "refused"),
+        (r#"{"error":{"message":"no"}}"#, "failed beside"),
         (
             r#"{"text":"a","meta_info":{"finish_reason":{"type":"length"},"completion_tokens":1}}"#,
             "good",

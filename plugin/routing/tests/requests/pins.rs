@@ -347,3 +347,24 @@ fn a_query_is_answered_in_the_form_that_was_asked_for() {
     let json: Value = serde_json::from_str(events[0].strip_prefix("data: ").unwrap()).unwrap();
     assert_eq!(json["nvext"]["worker_id"], workers);
 }
+
+/// Who names a worker leaves no other: after a first reset, which may be a connection that the worker had closed, it is asked again.
+#[test]
+fn found_w3_a_named_prefill_worker_is_asked_again_after_a_first_reset() {
+    let mut router = router("nixl", &two_by_two(), json!({}));
+    let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let after = phase.answered(whole_of(503, RESET), Client::Waits, &mut router);
+    let AfterPrefill::Again(phase) = after else {
+        panic!("{}", word(&after));
+    };
+    assert_eq!(phase.worker().id, WorkerId(1));
+    let after = phase.answered(GOOD, Client::Waits, &mut router);
+    assert_eq!(word(&after), "decode");
+
+    // What is its own failure is told at once.
+    for answer in [UNREACHED, status(500)] {
+        let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
+        let after = phase.answered(answer, Client::Waits, &mut router);
+        assert_eq!(word(&after), "refused", "{answer}");
+    }
+}

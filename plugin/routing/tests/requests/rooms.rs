@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use routing::config::Pool;
+use routing::outcome::{Came, Cost};
 use routing::route::{AfterPrefill, Client, PrefillAnswer, PrefillPhase, Router};
 use serde_json::{Value, json};
 
@@ -85,12 +86,33 @@ fn a_failure_under_a_running_decode_ends_it() {
         let mut router = router("sglang", &two_by_two(), fields.clone());
         let (phase, _seat) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(failure, Client::Waits, &mut router);
-        assert_eq!(word(&after), "refused", "{failure}");
+        assert_eq!(word(&after), "failed beside", "{failure}");
     }
     let mut router = router("sglang", &two_by_two(), fields);
     let (phase, _seat) = prefill(ask(&mut router, json!({})));
     let good = phase.answered(status(200), Client::Waits, &mut router);
     assert_eq!(word(&good), "good");
+}
+
+/// What came of prefill beside decode costs what it costs before decode: a connection that was closed, or none, cost nobody work.
+#[test]
+fn found_w3_a_prefill_beside_decode_that_never_began_costs_no_recovery() {
+    let reset = whole_of(503, RESET);
+    for (answer, came, cost) in [
+        (UNREACHED, Came::Refused, Cost::Nothing),
+        (reset, Came::Reset, Cost::Nothing),
+        (status(503), Came::Status(503), Cost::Nothing),
+        (status(500), Came::Status(500), Cost::Work),
+        (PrefillAnswer::Broken, Came::Cut, Cost::Work),
+    ] {
+        let mut router = router("sglang", &two_by_two(), json!({}));
+        let (phase, _seat) = prefill(ask(&mut router, json!({})));
+        let AfterPrefill::FailedBeside(_, end) = phase.answered(answer, Client::Waits, &mut router)
+        else {
+            panic!("{answer}");
+        };
+        assert_eq!((end.came, end.meaning.cost), (came, cost), "{answer}");
+    }
 }
 
 #[test]

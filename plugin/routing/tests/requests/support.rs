@@ -156,6 +156,14 @@ pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
     body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
 
+/// The proxy's own words where a connection was reset before the first byte of an answer.
+pub const RESET: &[u8] = b"upstream connect error or disconnect/reset before headers. reset reason: connection termination";
+
+/// An answer of this status and body.
+pub fn whole_of(status: u16, body: &'static [u8]) -> PrefillAnswer<'static> {
+    PrefillAnswer::Whole { status, body }
+}
+
 /// The proxy's own answer where a worker took no connection.
 pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
     status: 503,
@@ -179,12 +187,13 @@ pub fn word(after: &AfterPrefill) -> &'static str {
         AfterPrefill::Decode { .. } => "decode",
         AfterPrefill::Again(_) => "again",
         AfterPrefill::Answer => "answer",
-        AfterPrefill::AnswerUnlessPair => "answer unless pair",
+        AfterPrefill::AnswerUnlessPair(_) => "answer unless pair",
         AfterPrefill::Terminal(_) => "terminal",
         AfterPrefill::TerminalStaged(..) => "terminal, staged",
         AfterPrefill::Whole { .. } => "whole",
         AfterPrefill::Good => "good",
         AfterPrefill::Refused(_) => "refused",
+        AfterPrefill::FailedBeside(..) => "failed beside",
         AfterPrefill::CleanUp(_) => "clean-up",
         AfterPrefill::Leaked { .. } => "leaked",
         AfterPrefill::CallOff { .. } => "call-off",

@@ -289,10 +289,11 @@ impl History {
             }
             AfterPrefill::Good => self.flights.push(flight),
             AfterPrefill::Answer
-            | AfterPrefill::AnswerUnlessPair
+            | AfterPrefill::AnswerUnlessPair(_)
             | AfterPrefill::Terminal(_)
             | AfterPrefill::TerminalStaged(..)
-            | AfterPrefill::Refused(_) => {}
+            | AfterPrefill::Refused(_)
+            | AfterPrefill::FailedBeside(..) => {}
             AfterPrefill::CleanUp(_)
             | AfterPrefill::CallOff { .. }
             | AfterPrefill::Leaked { .. }
