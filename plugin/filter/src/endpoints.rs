@@ -7,7 +7,7 @@ use routing::discovery::Reply;
 use routing::fleet::Role;
 use routing::prefill_router::{Place, PlaceState};
 use routing::request::Head;
-use routing::route::{Refusal, Router};
+use routing::route::{AboutModels, Refusal, Router};
 use serde::Serialize;
 
 use crate::gateway::Gateway;
@@ -82,9 +82,13 @@ pub fn refuse(refusal: &Refusal) {
 }
 
 fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {
-    match path {
-        b"/v1/models" => router.models().map(|models| Answer::of(200, &models)),
-        _ => model_ready(router, path),
+    match AboutModels::read(path)? {
+        AboutModels::All => router.models().map(|models| Answer::of(200, &models)),
+        AboutModels::One(name) => router.named(&name).map(|known| match known {
+            Ok(model) => Answer::of(200, &model),
+            Err(refusal) => Answer::refused(&refusal),
+        }),
+        AboutModels::Ready(name) => Some(model_ready(router, &name)),
     }
 }
 
@@ -111,6 +115,14 @@ const NOT_FOUND: Answer = Answer {
 };
 
 impl Answer {
+    /// With an error.
+    fn refused(refusal: &Refusal) -> Self {
+        Self {
+            status: refusal.status(),
+            body: refusal.to_json().into(),
+        }
+    }
+
     /// With this, as JSON.
     pub fn of(status: u32, body: &impl Serialize) -> Self {
         // Strings, numbers and lists of them: serialising to memory cannot fail.
@@ -159,13 +171,11 @@ struct WorkerType {
     needs: Vec<Vec<&'static str>>,
 }
 
-/// `GET /v1/models/{model}/ready`. A model's name may hold slashes.
-fn model_ready(router: &Router, path: &[u8]) -> Option<Answer> {
-    let name = path.strip_prefix(b"/v1/models/")?.strip_suffix(b"/ready")?;
-    let name = std::str::from_utf8(name).ok()?;
+/// `GET /v1/models/{model}/ready`.
+fn model_ready(router: &Router, name: &str) -> Answer {
     let served = router.can_serve_requests(name);
     if matches!(served, Err(Refusal::UnknownModel { .. } | Refusal::NoFleet)) {
-        return Some(NOT_FOUND.clone());
+        return NOT_FOUND.clone();
     }
     let places = router
         .places()
@@ -181,7 +191,7 @@ fn model_ready(router: &Router, path: &[u8]) -> Option<Answer> {
         ready: served.is_ok(),
         namespaces: namespaces.collect(),
     };
-    Some(Answer::of(if answer.ready { 200 } else { 503 }, &answer))
+    Answer::of(if answer.ready { 200 } else { 503 }, &answer)
 }
 
 fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> NamespaceReady {

@@ -231,7 +231,7 @@ impl<'de> Fields<'de> {
             "usage" => self.usage = object.next_value()?,
             "response" => self.response = object.next_value()?,
             "meta_info" => self.meta = object.next_value()?,
-            "error" => self.error |= object.next_value::<Option<IgnoredAny>>()?.is_some(),
+            "error" => self.error |= object.next_value::<Says>()?.0,
             "status" => self.status = object.next_value()?,
             "incomplete_details" => self.incomplete = object.next_value()?,
             "output" => self.output = object.next_value()?,

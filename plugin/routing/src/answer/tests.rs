@@ -286,8 +286,11 @@ fn an_error_is_one_whatever_comes_before_and_behind() {
             assert_eq!(reader.verdict(), Verdict::Failed(Why::Error), "{line}");
         }
     }
-    let none = event(r#"data: {"choices":[{"delta":{"content":"a"}}],"error":null}"#);
-    assert_eq!(none.verdict(), Verdict::Content);
+    for nothing in ["null", "false", "\"\"", "{}"] {
+        let line =
+            format!(r#"data: {{"choices":[{{"delta":{{"content":"a"}}}}],"error":{nothing}}}"#);
+        assert_eq!(event(&line).verdict(), Verdict::Content, "{line}");
+    }
 }
 
 /// vLLM's words where the KV could not be fetched: an error, and a good end behind it; of the Responses interface two events, and

@@ -49,7 +49,7 @@ pub use dispatch::{Dispatch, Patience};
 pub use handed::Lost;
 pub use health::{Ejection, Outcome};
 pub use legs::Staged;
-pub use models::{Model, Models};
+pub use models::{AboutModels, Model, Models};
 pub use prefill::{MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};

@@ -3,11 +3,41 @@
 
 use std::collections::BTreeMap;
 
+use percent_encoding::percent_decode;
 use serde::Serialize;
 
-use super::Router;
+use super::{Refusal, Router};
 
 const OWNER: &str = "pd-router";
+
+/// What a path asks of the models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AboutModels {
+    /// Which there are.
+    All,
+    /// What one is. Its name may hold slashes.
+    One(String),
+    /// Whether one is ready.
+    Ready(String),
+}
+
+impl AboutModels {
+    /// Reads a path without its query; none where it asks for something else.
+    pub fn read(path: &[u8]) -> Option<Self> {
+        let name = path.strip_prefix(b"/v1/models")?;
+        if matches!(name, b"" | b"/") {
+            return Some(Self::All);
+        }
+        let name = percent_decode(name.strip_prefix(b"/")?)
+            .decode_utf8()
+            .ok()?;
+        let name = name.strip_suffix('/').unwrap_or(&name);
+        Some(match name.strip_suffix("/ready") {
+            Some(name) => Self::Ready(name.to_owned()),
+            None => Self::One(name.to_owned()),
+        })
+    }
+}
 
 /// A list of models.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -96,6 +126,21 @@ impl Router {
             object: "list",
             data: found.into_values().collect(),
         })
+    }
+
+    /// What is told of the model of this name, where workers say what they serve: else one of them is asked.
+    ///
+    /// # Errors
+    /// [`Refusal`] where no worker serves it now, or none ever did.
+    pub fn named(&self, name: &str) -> Option<Result<Model, Refusal>> {
+        let mut known = self.models()?.data.into_iter();
+        let found = known.find(|model| model.id == name);
+        Some(found.ok_or_else(|| match self.can_serve_requests(name) {
+            Err(refusal) => refusal,
+            Ok(()) => Refusal::UnknownModel {
+                model: name.to_owned(),
+            },
+        }))
     }
 
     fn served(&self) -> impl Iterator<Item = &str> {

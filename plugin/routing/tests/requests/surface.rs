@@ -2,7 +2,7 @@
 
 use routing::fleet::Role;
 use routing::request::{Generation, Head, Kind};
-use routing::route::{Plan, Refusal, Router, Told};
+use routing::route::{AboutModels, Plan, Refusal, Router, Told};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -406,4 +406,48 @@ fn found_w11_adapters_are_among_the_models_while_theirs_is_served() {
     );
     leave(&mut router, &[11]);
     assert_eq!(models(&router), json!([]));
+}
+
+#[test]
+fn found_v5_a_path_about_models_says_which() {
+    let one = |name: &str| Some(AboutModels::One(name.to_owned()));
+    let ready = |name: &str| Some(AboutModels::Ready(name.to_owned()));
+    for (path, asked) in [
+        ("/v1/models", Some(AboutModels::All)),
+        ("/v1/models/", Some(AboutModels::All)),
+        ("/v1/models/m", one("m")),
+        ("/v1/models/m/", one("m")),
+        ("/v1/models/org/m", one("org/m")),
+        ("/v1/models/org%2Fm", one("org/m")),
+        ("/v1/models/org%2Fm/ready", ready("org/m")),
+        ("/v1/models/m/ready", ready("m")),
+        ("/v1/models/%ff", None),
+        ("/v1/modelsandmore", None),
+        ("/v1/completions", None),
+    ] {
+        assert_eq!(AboutModels::read(path.as_bytes()), asked, "{path}");
+    }
+}
+
+/// One model is told of by the gateway, as the list is: whoever were asked might serve another one.
+#[test]
+fn found_v5_one_model_is_told_of_as_in_the_list() {
+    let workers = [
+        worker_with("aggregated", 1, json!({"model": "a", "adapters": ["l"]})),
+        worker_with("aggregated", 2, json!({"model": "b"})),
+    ];
+    let mut router = router("aggregated", &workers, json!({}));
+    let listed = json!(router.models().unwrap());
+    for name in ["a", "b", "l"] {
+        let told = json!(router.named(name).unwrap().unwrap());
+        assert!(listed["data"].as_array().unwrap().contains(&told), "{told}");
+    }
+    let unknown = router.named("c").unwrap().unwrap_err();
+    assert_eq!(unknown.status(), 404);
+    leave(&mut router, &[2]);
+    assert_eq!(router.named("b").unwrap().unwrap_err().status(), 503);
+    // Where workers do not say what they serve one of them is asked.
+    let workers = [worker_with("aggregated", 1, json!({"model": null}))];
+    let router = crate::support::router("aggregated", &workers, json!({}));
+    assert!(router.named("a").is_none());
 }
