@@ -69,6 +69,7 @@ async fn open(proxy: Proxy) -> (Crew, Gateway) {
     let pool = json!({
         "prefill": {"timeout_ms": DEADLINE_MS, "base_timeout_ms": DEADLINE_MS},
         "decode": {"first_token_timeout_ms": DEADLINE_MS},
+        "health": {"cold_timeout_ms": 0},
     });
     let gateway = crew.gateway(proxy, pool).await;
     gateway.is_ready().await;

@@ -215,11 +215,11 @@ pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
         let metrics = gateway.metrics().await;
         let counts = [input, output, hits].map(|name| metrics.sum(&of(name, "count")));
         let sums = [input, output, hits].map(|name| metrics.sum(&of(name, "sum")).unwrap_or(0.0));
-        // Nothing of the first prompt was known, and nearly all of the others'.
+        // Nothing of the first prompt was known, and nearly all of the others'. What is 100 counts as up to 110: by Envoy's buckets.
         let is_right = counts == [Some(3.0); 3]
             && sums[0] > 3.0 * 300.0
             && (15.0..18.0).contains(&sums[1])
-            && (100.0..=200.0).contains(&sums[2]);
+            && (100.0..=220.0).contains(&sums[2]);
         match is_right {
             true => Ok(()),
             false => Err(format!("{counts:?} {sums:?}")),
