@@ -78,7 +78,8 @@ pub fn reply(reply: &Reply) {
 /// Refuses a request that has no stream of its own yet.
 pub fn refuse(refusal: &Refusal) {
     let dropped = refusal.dropped_reason().map(|why| (headers::DROPPED, why));
-    send(refusal.status(), dropped.as_slice(), &refusal.to_json());
+    let answer = Answer::refused(refusal);
+    send(answer.status, dropped.as_slice(), &answer.body);
 }
 
 fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {

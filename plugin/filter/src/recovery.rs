@@ -219,19 +219,7 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
             Follows::PassedOn,
             Came::Good | Came::Status(_),
             PrefillAnswer::Whole { status, body },
-        ) => {
-            let body = body.to_vec();
-            let headers = kept;
-            reply(
-                gateway,
-                &client,
-                Reply {
-                    status,
-                    headers,
-                    body,
-                },
-            );
-        }
+        ) => reply(gateway, &client, status, kept, body),
         (Follows::PassedOn, Came::Unsendable, _) => {
             give_up(gateway, &client, &Failure::Refused(Refusal::Unsendable));
         }
@@ -242,54 +230,46 @@ pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) 
     }
 }
 
-/// A worker's whole answer to a call.
-pub struct Reply {
+/// A good answer to a call, if the prefill beside it is good too.
+pub struct HeldReply {
     status: u16,
     headers: Vec<Header>,
     body: Vec<u8>,
-}
-
-/// A reply that is good, if the prefill beside it is.
-pub struct HeldReply {
-    reply: Reply,
     _share: Share,
 }
 
-/// The reply is the client's; a good one not before the prefill beside it is known to be good.
-fn reply(gateway: &Gateway, client: &Rc<Stream>, reply: Reply) {
-    if reply.status >= 300 || client.beside.get() == Beside::Nothing {
-        return deliver(gateway, client, reply);
+/// The answer is the client's; a good one not before the prefill beside it is known to be good.
+fn reply(gateway: &Gateway, client: &Rc<Stream>, status: u16, headers: Vec<Header>, body: &[u8]) {
+    if status >= 300 || client.beside.get() == Beside::Nothing {
+        return deliver(gateway, client, status, headers, body);
     }
-    match gateway.hold_spare(reply.body.len()) {
-        Some(share) => {
-            let held = HeldReply {
-                reply,
-                _share: share,
-            };
-            client.held_reply.replace(Some(held));
-        }
-        None => {
-            let refusal = Failure::Refused(Refusal::Busy);
-            client.leave_pair(gateway);
-            give_up(gateway, client, &refusal);
-        }
-    }
+    let Some(share) = gateway.hold_spare(body.len()) else {
+        client.leave_pair(gateway);
+        return give_up(gateway, client, &Failure::Refused(Refusal::Busy));
+    };
+    client.held_reply.replace(Some(HeldReply {
+        status,
+        headers,
+        body: body.to_vec(),
+        _share: share,
+    }));
 }
 
-/// The prefill beside is good: so is the reply that was held back for it, if there is one.
+/// The prefill beside is good: so is the answer that was held back for it, if there is one.
 pub fn deliver_held(gateway: &Gateway, client: &Rc<Stream>) {
     if let Some(held) = client.held_reply.take() {
-        deliver(gateway, client, held.reply);
+        deliver(gateway, client, held.status, held.headers, &held.body);
     }
 }
 
-/// The reply is the client's.
-fn deliver(gateway: &Gateway, client: &Rc<Stream>, reply: Reply) {
-    let Reply {
-        status,
-        headers: mut kept,
-        body,
-    } = reply;
+/// The answer is the client's.
+fn deliver(
+    gateway: &Gateway,
+    client: &Rc<Stream>,
+    status: u16,
+    mut kept: Vec<Header>,
+    body: &[u8],
+) {
     match status {
         ..300 => client.answer_begins(gateway),
         300.. => cleanup::give_up(gateway, client),
@@ -304,9 +284,9 @@ fn deliver(gateway: &Gateway, client: &Rc<Stream>, reply: Reply) {
     }
     if client.enter() {
         if status < 300 {
-            client.answered_whole(gateway, &read(&kept, &body));
+            client.answered_whole(gateway, &read(&kept, body));
         }
-        let body = client.rewritten(&body, form(&kept));
+        let body = client.rewritten(body, form(&kept));
         client.answer(u32::from(status), &kept, &body);
         client.seat.borrow_mut().release();
     }
