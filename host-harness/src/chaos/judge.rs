@@ -199,24 +199,12 @@ fn too_much(peak: Peak) -> Option<String> {
     })
 }
 
-/// One in so many clients that behave may be refused for lack of room: a short body that comes in two pieces is incomplete for a
-/// moment, and then takes nobody's room.
-const REFUSED_AT_MOST: usize = 200;
-
 /// What those got who behaved well and were not answered.
 fn wronged(seen: &Seen) -> Option<String> {
-    let exchanges = seen.exchanges.iter();
-    let good: Vec<_> = exchanges
-        .filter(|exchange| exchange.conduct == Conduct::Good)
-        .collect();
-    let refused = |exchange: &&&Exchange| exchange.ending == Ending::Refused(503);
-    let bears_refusals = good.iter().filter(refused).count() <= good.len() / REFUSED_AT_MOST;
-    let is_wronged = |exchange: &&&Exchange| match exchange.ending {
-        Ending::Answered => false,
-        Ending::Refused(503) => !bears_refusals,
-        _ => true,
+    let is_wronged = |exchange: &&Exchange| {
+        exchange.conduct == Conduct::Good && exchange.ending != Ending::Answered
     };
-    let wronged: Vec<_> = good.iter().filter(is_wronged).collect();
+    let wronged: Vec<_> = seen.exchanges.iter().filter(is_wronged).collect();
     let first = wronged.first()?;
     Some(format!(
         "{} requests of clients that behaved well were not answered, the first: {:?}",

@@ -3,7 +3,7 @@
 //!
 //! Bodies share a budget of bytes. A client that sends slowly, or not at all, holds what has come of its body all the same; so
 //! a body that is complete takes the room of those that are not, and one that is being received takes that of those that have
-//! had their time.
+//! had their time, and of those that are much longer.
 
 use std::time::Duration;
 
@@ -12,6 +12,10 @@ use hashbrown::HashMap;
 /// How long a body is safe from others that are being received: a client that is not slow has sent the longest body by then. Without
 /// it, where too many come at once, each would drive out another and none would ever be complete.
 const SAFE: Duration = Duration::from_secs(5);
+
+/// A body of so many times another's bytes is much longer: it gives way at once. A short body that comes in two pieces is
+/// incomplete for a moment, and long ones that are not complete either must not keep it out; none drives out its like.
+const MUCH_LONGER: usize = 8;
 
 /// The bodies that are being received, by the number of their stream.
 #[derive(Debug, Default)]
@@ -25,6 +29,14 @@ struct Upload {
     began: Duration,
     /// Bytes of it that have come.
     bytes: usize,
+}
+
+impl Upload {
+    /// Whether it gives way to another that is not complete either.
+    fn gives_way_to(&self, other: &Upload, now: Duration) -> bool {
+        let has_had_its_time = now.saturating_sub(self.began) >= SAFE && self.began < other.began;
+        has_had_its_time || self.bytes >= other.bytes.saturating_mul(MUCH_LONGER)
+    }
 }
 
 /// How far a body has come.
@@ -79,13 +91,10 @@ impl Uploads {
         progress: Progress,
         now: Duration,
     ) -> Option<Vec<u32>> {
-        let own = self.open.get(&stream).map(|upload| upload.began);
+        let own = self.open.get(&stream);
         let gives_way = |upload: &Upload| match progress {
             Progress::Complete => true,
-            Progress::Incomplete => {
-                let has_had_its_time = now.saturating_sub(upload.began) >= SAFE;
-                has_had_its_time && own.is_some_and(|own| upload.began < own)
-            }
+            Progress::Incomplete => own.is_some_and(|own| upload.gives_way_to(own, now)),
         };
         let mut others: Vec<(Duration, u32, usize)> = self
             .open
@@ -164,7 +173,7 @@ mod tests {
 
     #[test]
     fn found_b6_an_incomplete_body_takes_that_of_those_that_have_had_their_time() {
-        let uploads = uploads(&[(1, 0, 1000), (2, 4, 100), (3, 7, 100), (9, 10, 5)]);
+        let uploads = uploads(&[(1, 0, 1000), (2, 4, 100), (3, 7, 100), (9, 10, 500)]);
         let ways =
             |stream, wanted, now| uploads.make_way(stream, wanted, Progress::Incomplete, at(now));
         assert_eq!(ways(9, 50, 10), Some(vec![1]));
@@ -175,6 +184,24 @@ mod tests {
         assert_eq!(ways(1, 1, 100), None);
         // One that is not known came at no time.
         assert_eq!(ways(7, 1, 100), None);
+    }
+
+    #[test]
+    fn found_b6_an_incomplete_body_takes_that_of_those_that_are_much_longer() {
+        let uploads = uploads(&[
+            (1, 9, 800),
+            (2, 10, 801),
+            (3, 8, 799),
+            (4, 10, 100),
+            (9, 10, 100),
+        ]);
+        let ways = |stream, wanted| uploads.make_way(stream, wanted, Progress::Incomplete, at(10));
+        assert_eq!(ways(9, 50), Some(vec![1]));
+        assert_eq!(ways(9, 1601), Some(vec![1, 2]));
+        assert_eq!(ways(9, 1602), None);
+        // What is not much longer stays, and so does all that is shorter.
+        assert_eq!(ways(1, 1), None);
+        assert_eq!(ways(4, 1602), None);
     }
 
     #[test]
