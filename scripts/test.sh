@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh SUITE…: runs the suites `unit`, `e2e` and `fuzz`, then says in one line how many tests there were.
+# test.sh SUITE…: runs the suites `unit`, `e2e`, `engines` and `fuzz`, then says in one line how many tests there were.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -16,12 +16,17 @@ cargo_test() { cargo test --no-fail-fast --workspace "${left_out[@]}" "$@"; }
 
 unit() { run_tests cargo_test --lib --bins; }
 
+export PD_HARNESS=$target/debug/pd-harness
+export PD_PLUGIN=$target/pd_router.wasm
+export PD_PLUGIN_TRAP=$target/pd_router_trap.wasm
+export PD_BENCH_FILTERS=$target/pd_router_bench_filters.wasm
+export PD_ENVOY=$target/envoy/envoy
+
 e2e() {
-    export PD_HARNESS=$target/debug/pd-harness
-    export PD_PLUGIN=$target/pd_router.wasm
-    export PD_PLUGIN_TRAP=$target/pd_router_trap.wasm
-    export PD_BENCH_FILTERS=$target/pd_router_bench_filters.wasm
-    export PD_ENVOY=$target/envoy/envoy
+    "$root/scripts/chromium.sh"
+    "$root/scripts/dynamo.sh"
+    "$root/scripts/plugin.sh" trap
+    "$root/scripts/plugin.sh" bench
     export PD_DYNAMO_PYTHON=$target/dynamo/venv/bin/python
     export PD_DYNAMO_MODEL=$target/dynamo/model
     # Compiled first: inside the namespace there is no network for cargo to use.
@@ -32,11 +37,28 @@ e2e() {
     for path in tests/tests/* plugin/*/tests/*; do
         [ -e "$path/main.rs" ] || [[ $path == *.rs ]] || continue
         name=$(basename "$path" .rs)
-        [ "$name" = dynamo ] || others+=(--test "$name")
+        [ "$name" = dynamo ] || [ "$name" = engines ] || others+=(--test "$name")
     done
     run_tests "$root/scripts/netns.sh" cargo test --no-fail-fast --workspace "${left_out[@]}" "${others[@]}"
     wait "$dynamo" || status=1
     tee -a "$log" <"$target/dynamo.log"
+}
+
+without_engines=
+
+# In front of a real vLLM: the short part, unless PD_ENGINES=all or a soak asks for everything. Without them where they cannot
+# be had, but for a run that is about them.
+engines() {
+    local part=${PD_ENGINES:-short}
+    [ "${PD_SOAK:-}" != 1 ] || part=all
+    if ! "$root/scripts/engines.sh"; then
+        [ "${PD_ENGINES:-}" != all ] || fail "There is no vLLM to try the gateway with."
+        without_engines="not tried: in front of a real vLLM, which could not be set up (above)"
+        return
+    fi
+    export PD_VLLM_VENV=$target/engines/venv PD_VLLM_MODEL=$target/engines/model
+    cargo_test --test engines --no-run
+    run_tests env PD_ENGINES="$part" "$root/scripts/netns.sh" cargo test --workspace "${left_out[@]}" --test engines
 }
 
 # Each target is a test: five seconds, or ten minutes where there is time.
@@ -46,17 +68,14 @@ fuzz() {
     run_tests "$root/scripts/fuzz.sh" "$seconds"
 }
 
-"$root/scripts/chromium.sh"
 "$root/scripts/envoy.sh"
-"$root/scripts/dynamo.sh"
 "$root/scripts/plugin.sh"
-"$root/scripts/plugin.sh" trap
-"$root/scripts/plugin.sh" bench
 "$root/scripts/harness.sh"
 for suite in "$@"; do
     case $suite in
         unit) unit ;;
         e2e) e2e ;;
+        engines) engines ;;
         fuzz) fuzz ;;
         *) fail "no such suite: $suite" ;;
     esac
@@ -69,5 +88,6 @@ if [ "${CI:-}" = true ] && [ "$skipped" != 0 ]; then
     status=1
 fi
 sed -nE 's/^test (.*) \.\.\. FAILED$/failed: \1/p' "$log"
+[ -z "$without_engines" ] || echo "$without_engines"
 echo "total: $(sum passed) passed, $(sum failed) failed, $skipped skipped"
 exit "$status"

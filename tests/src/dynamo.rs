@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::client::{self, Ask};
 use crate::engines::{Role, in_turns, with};
 use crate::paths;
-use crate::process::{Process, unique_name};
+use crate::process::{Guarded, unique_name};
 use crate::wait::{GENEROUS, eventually};
 
 /// The name that the mockers serve their model under.
@@ -18,9 +18,6 @@ pub const MODEL: &str = "tiny";
 
 /// Mocked workers of each role.
 const WORKERS: u64 = 2;
-
-/// Runs the command, says its process id, and ends it when stdin closes: however a test ends, nothing is left behind.
-const GUARD: &str = r#""$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -9 $!"#;
 
 /// A frontend and its mockers.
 pub struct Dynamo {
@@ -49,7 +46,7 @@ impl Dynamo {
             .args(["--http-port", &frontend.port().to_string()]);
         let dynamo = Dynamo {
             frontend,
-            _frontend: Guarded::start(serve, "frontend").await,
+            _frontend: Guarded::start(&serve, "dynamo-frontend").await,
             prefill: Some(mocker(&folder, Role::Prefill).await),
             decode: Some(mocker(&folder, Role::Decode).await),
             folder,
@@ -185,15 +182,13 @@ async fn mocker(folder: &Path, role: Role) -> Guarded {
         .args(["--disaggregation-mode", role.as_str()])
         .args(["--num-workers", &WORKERS.to_string()])
         .args(["--speedup-ratio", "10"]);
-    Guarded::start(command, role.as_str()).await
+    Guarded::start(&command, &format!("dynamo-{}", role.as_str())).await
 }
 
 /// `python -m name`, with everything on loopback and nothing fetched.
 fn module(folder: &Path, name: &str) -> Command {
-    let mut command = Command::new("/bin/sh");
+    let mut command = Command::new(paths::dynamo_python());
     command
-        .args(["-c", GUARD, "guard"])
-        .arg(paths::dynamo_python())
         .args(["-m", name])
         .env("HOME", folder.join("home"))
         .env("DYN_FILE_KV", folder.join("kv"))
@@ -214,35 +209,4 @@ fn free_address() -> SocketAddr {
     listener
         .and_then(|listener| listener.local_addr())
         .unwrap_or_else(|error| panic!("no free port on loopback: {error}"))
-}
-
-/// A process under the guard.
-struct Guarded {
-    guard: Process,
-    child: u32,
-}
-
-impl Guarded {
-    async fn start(command: Command, what: &str) -> Guarded {
-        let started = Process::start::<u32>(command, &format!("dynamo-{what}")).await;
-        let (guard, child) = started.unwrap_or_else(|failure| failure.fail(what));
-        Guarded { guard, child }
-    }
-
-    /// Asks the process to end in good order.
-    fn terminate(&self) {
-        let kill = format!("kill -TERM {}", self.child);
-        let done = Command::new("/bin/sh").args(["-c", &kill]).status();
-        assert!(
-            done.is_ok_and(|status| status.success()),
-            "cannot end process {}",
-            self.child
-        );
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        self.guard.close();
-    }
 }

@@ -27,6 +27,7 @@ pub mod stage;
 pub mod threads;
 pub mod traffic;
 pub mod trailing;
+pub mod vllm;
 pub mod wait;
 
 /// The host that the plugin runs in.

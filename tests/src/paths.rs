@@ -75,6 +75,16 @@ pub fn dynamo_model() -> PathBuf {
     )
 }
 
+/// The virtual environment that has vLLM: `PD_VLLM_VENV`, else the one that make builds.
+pub fn vllm_venv() -> PathBuf {
+    part("PD_VLLM_VENV", "target/engines/venv", "vLLM")
+}
+
+/// The model that vLLM serves: `PD_VLLM_MODEL`, else the one that make builds.
+pub fn vllm_model() -> PathBuf {
+    part("PD_VLLM_MODEL", "target/engines/model", "vLLM's model")
+}
+
 /// Scratch space for one run of the tests.
 pub fn scratch() -> PathBuf {
     folder("target/test-tmp")

@@ -156,6 +156,68 @@ impl Drop for Process {
     }
 }
 
+/// Runs the command in a process group of its own, says its process id, and ends the group when stdin closes: however a test
+/// ends, nothing is left behind.
+const GUARD: &str =
+    r#"setsid "$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -KILL -- -$! 2>/dev/null"#;
+
+/// A process that knows nothing of its stdin, with all that it started.
+pub struct Guarded {
+    guard: Process,
+    child: u32,
+}
+
+impl Guarded {
+    /// Starts `command`; `what` is part of its log's name.
+    pub async fn start(command: &Command, what: &str) -> Guarded {
+        let mut guarded = Command::new("/bin/sh");
+        guarded.args(["-c", GUARD, "guard"]);
+        guarded.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => guarded.env(name, value),
+                None => guarded.env_remove(name),
+            };
+        }
+        let started = Process::start::<u32>(guarded, what).await;
+        let (guard, child) = started.unwrap_or_else(|failure| failure.fail(what));
+        Guarded { guard, child }
+    }
+
+    /// Asks the process to end in good order.
+    pub fn terminate(&self) {
+        let kill = format!("kill -TERM {}", self.child);
+        let done = Command::new("/bin/sh").args(["-c", &kill]).status();
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "cannot end process {}",
+            self.child
+        );
+    }
+
+    /// Ends the process and all that it started at once, as `kill -9` does.
+    pub fn kill(&mut self) {
+        self.guard.close();
+    }
+
+    /// True while the process is there.
+    pub fn is_running(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.child));
+        status.is_ok_and(|status| !status.contains(") Z "))
+    }
+
+    /// All it wrote.
+    pub fn log(&self) -> String {
+        self.guard.log()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.guard.close();
+    }
+}
+
 /// The first line of `stdout`, read on a thread of its own that then drains the rest.
 async fn first_line(stdout: ChildStdout) -> Option<String> {
     let (sender, receiver) = oneshot::channel();

@@ -31,7 +31,11 @@ pub fn count(usual: usize, in_a_soak: usize) -> usize {
 
 /// Runs one test under its name and within the limit for tests.
 pub async fn judged<F: Future<Output = ()>>(name: &str, test: F) {
-    let limit = if soak() { SOAK_LIMIT } else { TEST_LIMIT };
+    judged_within(if soak() { SOAK_LIMIT } else { TEST_LIMIT }, name, test).await;
+}
+
+/// The same within a limit of its own.
+pub async fn judged_within<F: Future<Output = ()>>(limit: Duration, name: &str, test: F) {
     let file_name = name.replace("::", "-");
     let finished = timeout(limit, TEST_NAME.scope(file_name, test)).await;
     assert!(finished.is_ok(), "the test hangs: not over after {limit:?}");

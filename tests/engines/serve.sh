@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# serve.sh VENV MODEL ROLE PORT SIDE_PORT: one vLLM on the CPU, at 127.0.0.1:PORT, its NIXL side channel at SIDE_PORT. The role
+# is kv_producer, kv_consumer or kv_both; with `none` it hands nothing over.
+set -euo pipefail
+
+venv=$1 model=$2 role=$3 port=$4 side_port=$5
+
+# GiB, the least that it takes.
+export VLLM_CPU_KVCACHE_SPACE=1
+# One thread each: several engines share a few cores.
+export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
+# All is local.
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_HOST_IP=127.0.0.1
+export UCX_TLS=tcp,self,sm UCX_NET_DEVICES=lo
+export VLLM_NIXL_SIDE_CHANNEL_HOST=${SIDE_CHANNEL_HOST:-127.0.0.1} VLLM_NIXL_SIDE_CHANNEL_PORT=$side_port
+# Without it the first request for log-probabilities compiles for minutes, --enforce-eager or not.
+export TORCHDYNAMO_DISABLE=1
+
+options=(
+    --served-model-name tiny
+    --host 127.0.0.1 --port "$port"
+    --dtype float32 --enforce-eager
+    --block-size 32 # the CPU's attention takes multiples of 32
+    --max-model-len 4096
+    --num-gpu-blocks-override 1024 # what KV cache is for, on a CPU too: 32,768 tokens
+    --enable-prompt-tokens-details
+    --enable-auto-tool-choice --tool-call-parser hermes
+)
+if [ "$role" != none ]; then
+    options+=(--kv-transfer-config "{\"kv_connector\": \"NixlConnector\", \"kv_role\": \"$role\", \"kv_buffer_device\": \"cpu\"}")
+fi
+# Even an idle engine with a connector polls, a core's worth of it where there is one: what asks it goes first.
+exec nice -n 10 "$venv/bin/vllm" serve "$model" "${options[@]}"

@@ -1,0 +1,297 @@
+//! A real vLLM on the CPU: engines of each role that hand KV over through NIXL, and one that does all alone.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::client::{self, Ask};
+use crate::engines::{Role, in_turns, static_config, with};
+use crate::metrics::Metrics;
+use crate::paths;
+use crate::process::Guarded;
+
+/// The name that the engines serve their model under.
+pub const MODEL: &str = "tiny";
+
+/// An engine's context, in tokens.
+pub const CONTEXT: u64 = 4096;
+
+/// Tokens in one of an engine's KV blocks.
+pub const BLOCK_TOKENS: u64 = 32;
+
+/// Five engines that start side by side on two busy cores.
+const START_LIMIT: Duration = Duration::from_secs(900);
+
+/// The last lines of an engine's log that a broken start shows.
+const SHOWN_LINES: usize = 12;
+
+/// The first engine's port. Its side channel is beside it; the next engine's are two further on.
+const FIRST_PORT: u16 = 18100;
+
+/// What vLLM calls an engine's part in a hand-off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvRole {
+    /// Computes prompts, and hands over.
+    Producer,
+    /// Takes over.
+    Consumer,
+    /// Either.
+    Both,
+    /// No connector at all.
+    None,
+}
+
+impl KvRole {
+    fn as_str(self) -> &'static str {
+        match self {
+            KvRole::Producer => "kv_producer",
+            KvRole::Consumer => "kv_consumer",
+            KvRole::Both => "kv_both",
+            KvRole::None => "none",
+        }
+    }
+}
+
+/// One engine, which can be killed and started again under the same address.
+pub struct Engine {
+    /// Its name in the configuration, such as `prefill-0`.
+    pub name: String,
+    /// What the gateway uses it for.
+    pub role: Role,
+    /// Where it listens.
+    pub address: SocketAddr,
+    kv: KvRole,
+    process: Mutex<Option<Guarded>>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} at {}", self.name, self.address)
+    }
+}
+
+impl Engine {
+    fn new(name: &str, role: Role, kv: KvRole, place: u16) -> Engine {
+        Engine {
+            name: name.to_owned(),
+            role,
+            address: SocketAddr::from(([127, 0, 0, 1], FIRST_PORT + 2 * place)),
+            kv,
+            process: Mutex::new(None),
+        }
+    }
+
+    /// Starts it and waits until it serves. Fails with the end of its log where it ends first.
+    pub async fn start(&self) {
+        let mut command = Command::new(paths::workspace().join("tests/engines/serve.sh"));
+        command
+            .arg(paths::vllm_venv())
+            .arg(paths::vllm_model())
+            .arg(self.kv.as_str())
+            .arg(self.address.port().to_string())
+            .arg((self.address.port() + 1).to_string());
+        let process = Guarded::start(&command, &self.name).await;
+        self.hold(Some(process));
+        self.wait_until_it_serves().await;
+    }
+
+    /// Ends it with all its processes at once, as a machine does that is switched off.
+    pub fn kill(&self) {
+        self.hold(None);
+    }
+
+    /// It as a configuration lists it.
+    pub fn listed(&self) -> Value {
+        json!({
+            "name": self.name,
+            "address": self.address.to_string(),
+            "role": self.role.as_str(),
+            "model": MODEL,
+        })
+    }
+
+    async fn wait_until_it_serves(&self) {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            if self.is_well().await {
+                return;
+            }
+            let (is_running, log) = self.look();
+            assert!(
+                is_running,
+                "vLLM ended before it served ({self:?}); the end of its log:\n{log}"
+            );
+            assert!(
+                Instant::now() < deadline,
+                "vLLM does not serve after {START_LIMIT:?} ({self:?}); the end of its log:\n{log}"
+            );
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    async fn is_well(&self) -> bool {
+        let reply = client::try_send(self.address, Ask::get("/health")).await;
+        reply.is_ok_and(|reply| reply.status == 200)
+    }
+
+    /// Whether its process is there, and the end of its log.
+    fn look(&self) -> (bool, String) {
+        let process = self
+            .process
+            .lock()
+            .expect("no test panics while it holds this");
+        let Some(process) = process.as_ref() else {
+            return (false, "it was killed".to_owned());
+        };
+        let log = process.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let shown = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
+        (process.is_running(), shown.join("\n"))
+    }
+
+    fn hold(&self, process: Option<Guarded>) {
+        let mut held = self
+            .process
+            .lock()
+            .expect("no test panics while it holds this");
+        *held = process;
+    }
+
+    /// Sends it a request past the gateway.
+    pub async fn send(&self, ask: Ask) -> client::Reply {
+        client::send(self.address, ask).await
+    }
+
+    /// What its metrics page says.
+    pub async fn metrics(&self) -> Metrics {
+        let page = self.send(Ask::get("/metrics")).await;
+        Metrics::parse(&page.expect(200).text())
+    }
+
+    /// Its figures now.
+    pub async fn figures(&self) -> Figures {
+        let metrics = self.metrics().await;
+        let sum = |name: &str| metrics.sum(name).unwrap_or_default();
+        let prompt = |source| {
+            let labels = [("source", source)];
+            let name = "vllm:prompt_tokens_by_source_total";
+            metrics.sum_where(name, &labels).unwrap_or_default()
+        };
+        Figures {
+            prompt_tokens: sum("vllm:prompt_tokens_total"),
+            computed: prompt("local_compute"),
+            transferred: prompt("external_kv_transfer"),
+            failed_transfers: sum("vllm:nixl_num_failed_transfers_total"),
+            expired: sum("vllm:nixl_num_kv_expired_reqs_total"),
+            running: sum("vllm:num_requests_running") + sum("vllm:num_requests_waiting"),
+            held: sum("vllm:kv_cache_usage_perc"),
+        }
+    }
+}
+
+/// What an engine counts, in tokens, requests and, what it holds, as a share of its KV cache from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Tokens of prompts.
+    pub prompt_tokens: f64,
+    /// Of them, computed here.
+    pub computed: f64,
+    /// Of them, taken over from another engine.
+    pub transferred: f64,
+    /// Hand-offs that could not be read.
+    pub failed_transfers: f64,
+    /// Hand-offs that were not read in time.
+    pub expired: f64,
+    /// Requests that run or wait.
+    pub running: f64,
+    /// Share of the KV cache that is held.
+    pub held: f64,
+}
+
+/// How many engines there are of each role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// One prefill and one decode engine.
+    Pair,
+    /// Two of each, the second ones `kv_both`.
+    TwoPairs,
+}
+
+/// Engines of both roles, and one aggregated engine to compare with.
+#[derive(Debug)]
+pub struct Fleet {
+    /// Those of the roles prefill and decode.
+    pub engines: Vec<Engine>,
+    /// The one that does all alone. No gateway knows it.
+    pub alone: Engine,
+}
+
+impl Fleet {
+    /// Starts all engines side by side and waits until they serve.
+    pub async fn start(size: Size) -> Fleet {
+        let pairs: &[_] = match size {
+            Size::Pair => &[(KvRole::Producer, KvRole::Consumer)],
+            Size::TwoPairs => &[
+                (KvRole::Producer, KvRole::Consumer),
+                (KvRole::Both, KvRole::Both),
+            ],
+        };
+        let mut engines = Vec::new();
+        for (number, (prefill, decode)) in pairs.iter().enumerate() {
+            for (role, kv) in [(Role::Prefill, *prefill), (Role::Decode, *decode)] {
+                let name = format!("{}-{number}", role.as_str());
+                let place = 1 + engines.len() as u16;
+                engines.push(Engine::new(&name, role, kv, place));
+            }
+        }
+        let alone = Engine::new("alone", Role::Aggregated, KvRole::None, 0);
+        let fleet = Fleet { engines, alone };
+        join_all(fleet.all().map(Engine::start)).await;
+        fleet
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Engine> {
+        self.engines.iter().chain([&self.alone])
+    }
+
+    /// Those of this role.
+    pub fn of(&self, role: Role) -> impl Iterator<Item = &Engine> {
+        self.engines
+            .iter()
+            .filter(move |engine| engine.role == role)
+    }
+
+    /// A configuration with these engines as its one pool, response headers and the status page on.
+    pub fn config(&self) -> Value {
+        self.config_with(json!({}))
+    }
+
+    /// The same, with these further fields of the pool.
+    pub fn config_with(&self, pool: Value) -> Value {
+        let workers = self.engines.iter().map(Engine::listed).collect();
+        let base = with(in_turns(), json!({"block_tokens": BLOCK_TOKENS}));
+        static_config(workers, with(base, pool))
+    }
+
+    /// The figures of all engines of this role together.
+    pub async fn figures(&self, role: Role) -> Figures {
+        let mut total = Figures::default();
+        for engine in self.of(role) {
+            let figures = engine.figures().await;
+            total.prompt_tokens += figures.prompt_tokens;
+            total.computed += figures.computed;
+            total.transferred += figures.transferred;
+            total.failed_transfers += figures.failed_transfers;
+            total.expired += figures.expired;
+            total.running += figures.running;
+            total.held += figures.held;
+        }
+        total
+    }
+}
