@@ -85,6 +85,11 @@ pub fn vllm_model() -> PathBuf {
     part("PD_VLLM_MODEL", "target/engines/model", "vLLM's model")
 }
 
+/// The clients that real engines are tried with: `PD_ENGINE_CLIENTS`, else those that make installs.
+pub fn engine_clients() -> PathBuf {
+    part("PD_ENGINE_CLIENTS", "target/engines/clients", "the clients")
+}
+
 /// Scratch space for one run of the tests.
 pub fn scratch() -> PathBuf {
     folder("target/test-tmp")
