@@ -56,6 +56,7 @@ engines() {
         without_engines="not tried: in front of a real vLLM, which could not be set up (above)"
         return
     fi
+    [ "$part" != all ] || "$root/scripts/engine_clients.sh"
     export PD_VLLM_VENV=$target/engines/venv PD_VLLM_MODEL=$target/engines/model
     cargo_test --test engines --no-run
     run_tests env PD_ENGINES="$part" "$root/scripts/netns.sh" cargo test --workspace "${left_out[@]}" --test engines

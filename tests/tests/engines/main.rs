@@ -5,6 +5,7 @@
 
 mod aborts;
 mod answer;
+mod clients;
 mod compare;
 mod corpus;
 mod errors;
@@ -81,6 +82,10 @@ fn at_length(shared: &Arc<Shared>) -> Vec<Trial> {
         handoffs::found_v2_a_load_failure_is_recovered_streamed_or_not,
         handoffs::found_v4_a_first_prefill_that_is_slow_is_waited_for,
         handoffs::found_v8_a_prefill_engine_whose_blocks_cannot_be_fetched_is_blamed,
+        clients::openai_python,
+        clients::openai_node,
+        clients::litellm,
+        clients::langchain,
         failures::engines_are_killed_and_come_back,
     ]
 }
