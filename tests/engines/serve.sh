@@ -29,5 +29,9 @@ options=(
 if [ "$role" != none ]; then
     options+=(--kv-transfer-config "{\"kv_connector\": \"NixlConnector\", \"kv_role\": \"$role\", \"kv_buffer_device\": \"cpu\"}")
 fi
-# Even an idle engine with a connector polls, a core's worth of it where there is one: what asks it goes first.
+# Even an idle engine with a connector polls, a core's worth of it where there is one: what asks it goes first. Between
+# sessions the kernel may weigh the sessions, and not their processes.
+if [ "$(ps -o sid= -p $$ | tr -d ' ')" = $$ ] && [ -w /proc/self/autogroup ]; then
+    echo 10 >/proc/self/autogroup || true
+fi
 exec nice -n 10 "$venv/bin/vllm" serve "$model" "${options[@]}"
