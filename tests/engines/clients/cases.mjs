@@ -13,7 +13,7 @@ export const KEY = "none";
 export const PATIENCE = 60_000;
 
 // Milliseconds within which all must have been released after a client has left.
-const REST_LIMIT = 15_000;
+const REST_LIMIT = 30_000;
 
 // Milliseconds that a client waits which gives up: an answer of LONG takes far longer.
 export const IMPATIENCE = 1_000;

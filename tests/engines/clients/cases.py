@@ -24,7 +24,7 @@ KEY = "none"
 PATIENCE = 60
 
 # Seconds within which all must have been released after a client has left.
-REST_LIMIT = 15
+REST_LIMIT = 30
 
 # Seconds that a client waits which gives up: an answer of LONG takes far longer.
 IMPATIENCE = 1
