@@ -3,14 +3,17 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::dialect::{Written, trtllm};
+use super::dialect::{Dialect, Written, trtllm};
 use super::request::{Endpoint, Generation, Logprobs};
+use members::Members;
 use native::Native;
 
+mod members;
 mod native;
+mod responses;
 
 /// How every sequence of an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +43,7 @@ pub struct Answer {
     output: Output,
     usage: Usage,
     include_usage: bool,
+    members: &'static Members,
     native: Native,
 }
 
@@ -50,11 +54,17 @@ struct Usage {
     total_tokens: u64,
     completion_tokens: u64,
     prompt_tokens_details: PromptTokensDetails,
+    #[serde(flatten)]
+    more: Nulls,
 }
 
 #[derive(Clone, Copy, Serialize)]
 struct PromptTokensDetails {
     cached_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created_cache_tokens: Option<u64>,
+    #[serde(flatten)]
+    more: Nulls,
 }
 
 /// A whole answer.
@@ -65,7 +75,11 @@ struct Whole<'a, C> {
     created: u64,
     model: &'a str,
     choices: Vec<C>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system_fingerprint: Option<&'static str>,
     usage: Usage,
+    #[serde(flatten)]
+    more: Nulls,
     #[serde(flatten)]
     handoff: &'a Written,
 }
@@ -80,6 +94,10 @@ struct Chunk<'a, C> {
     choices: &'a [C],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system_fingerprint: Option<&'static str>,
+    #[serde(flatten)]
+    more: Nulls,
 }
 
 #[derive(Serialize)]
@@ -88,6 +106,8 @@ struct WholeChatChoice<'a> {
     message: Delta<'a>,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(flatten)]
+    more: Nulls,
     #[serde(skip_serializing_if = "Option::is_none")]
     disaggregated_params: Option<&'a trtllm::Params>,
 }
@@ -98,6 +118,8 @@ struct ChatChoice<'a> {
     delta: Delta<'a>,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(flatten)]
+    more: Nulls,
 }
 
 #[derive(Serialize)]
@@ -105,6 +127,8 @@ struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     content: &'a str,
+    #[serde(flatten)]
+    more: Nulls,
 }
 
 #[derive(Serialize)]
@@ -113,8 +137,22 @@ struct TextChoice<'a> {
     text: &'a str,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
+    #[serde(flatten)]
+    more: Nulls,
     #[serde(skip_serializing_if = "Option::is_none")]
     disaggregated_params: Option<&'a trtllm::Params>,
+}
+
+/// Members that are there and say nothing.
+#[derive(Clone, Copy, Debug)]
+struct Nulls(&'static [&'static str]);
+
+const NONE: Nulls = Nulls(&[]);
+
+impl Serialize for Nulls {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|name| (name, ())))
+    }
 }
 
 const ASSISTANT: Option<&str> = Some("assistant");
@@ -123,6 +161,7 @@ impl Answer {
     /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here
     /// and of which `logprobs` are known.
     pub fn new(
+        dialect: Dialect,
         id: String,
         generation: &Generation,
         output: Output,
@@ -142,9 +181,15 @@ impl Answer {
                 prompt_tokens: generation.prompt_tokens(),
                 total_tokens: generation.prompt_tokens() + completion_tokens,
                 completion_tokens,
-                prompt_tokens_details: PromptTokensDetails { cached_tokens },
+                prompt_tokens_details: PromptTokensDetails {
+                    cached_tokens,
+                    created_cache_tokens: None,
+                    more: NONE,
+                },
+                more: NONE,
             },
             include_usage: generation.include_usage,
+            members: Members::of(dialect, generation.endpoint),
             native: Native::new(generation, logprobs),
         }
     }
@@ -153,6 +198,11 @@ impl Answer {
     pub fn found(&mut self, tokens: Vec<u64>) {
         self.usage.prompt_tokens_details.cached_tokens = tokens.iter().sum();
         self.native.found = tokens;
+    }
+
+    /// Tokens of all prompts that were not computed here.
+    pub fn cached_tokens(&self) -> u64 {
+        self.usage.prompt_tokens_details.cached_tokens
     }
 
     /// Tokens of each sequence.
@@ -174,9 +224,11 @@ impl Answer {
                 message: Delta {
                     role: ASSISTANT,
                     content: &text,
+                    more: self.members.message,
                 },
                 logprobs: None,
                 finish_reason: Some(self.finish()),
+                more: self.members.choice,
                 disaggregated_params: handoff.disaggregated_params.as_ref(),
             }),
             Endpoint::Completions => self.listed("text_completion", &handoff, |index| TextChoice {
@@ -184,14 +236,12 @@ impl Answer {
                 text: &text,
                 logprobs: None,
                 finish_reason: Some(self.finish()),
+                more: self.members.choice,
                 disaggregated_params: handoff.disaggregated_params.as_ref(),
             }),
             Endpoint::Responses => {
-                let mut response = self.response(&text);
-                if let Some(params) = handoff.kv_transfer_params {
-                    response["kv_transfer_params"] = json!(params);
-                }
-                framed(Vec::new(), &response, b"")
+                let params = handoff.kv_transfer_params.flatten();
+                self.response_whole(json!(params))
             }
             Endpoint::Generate => self.native_whole(),
         }
@@ -204,29 +254,22 @@ impl Answer {
                 .map(|index| self.chat_chunk(index, ASSISTANT, "", None))
                 .collect(),
             Endpoint::Completions | Endpoint::Generate => Vec::new(),
-            Endpoint::Responses => {
-                let response = json!({"type": "response.created", "response": {
-                    "id": self.id, "object": "response", "created_at": self.created,
-                    "model": self.model, "status": "in_progress", "output": []}});
-                vec![named_event("response.created", &response)]
-            }
+            Endpoint::Responses => self.response_opening(),
         }
     }
 
     /// The events of token number `number` (from 0) of every choice; the last one carries the finish reason.
     pub fn token(&self, number: u64) -> Vec<Bytes> {
+        if self.endpoint == Endpoint::Responses {
+            return self.response_token(number);
+        }
         let text = word(number);
         let finish = (number + 1 == self.output.tokens).then(|| self.finish());
         (0..self.sequences)
             .map(|index| match self.endpoint {
                 Endpoint::Chat => self.chat_chunk(index, None, &text, finish),
                 Endpoint::Completions => self.text_chunk(index, &text, finish),
-                Endpoint::Generate => self.native_event(index, number + 1),
-                Endpoint::Responses => {
-                    let delta = json!({"type": "response.output_text.delta", "item_id": self.id,
-                        "output_index": index, "content_index": 0, "delta": text});
-                    named_event("response.output_text.delta", &delta)
-                }
+                Endpoint::Generate | Endpoint::Responses => self.native_event(index, number + 1),
             })
             .collect()
     }
@@ -234,13 +277,11 @@ impl Answer {
     /// What a complete stream ends with.
     pub fn closing(&self) -> Vec<Bytes> {
         if self.endpoint == Endpoint::Responses {
-            let name = format!("response.{}", self.status());
-            let done = json!({"type": name, "response": self.response(&self.text())});
-            return vec![named_event(&name, &done)];
+            return self.response_closing();
         }
         let mut events = Vec::new();
         if self.include_usage && self.endpoint != Endpoint::Generate {
-            events.push(self.chunk::<TextChoice>(&[], Some(self.usage)));
+            events.push(self.chunk::<TextChoice>(&[], Some(self.streamed_usage()), NONE));
         }
         events.push(Bytes::from_static(b"data: [DONE]\n\n"));
         events
@@ -257,14 +298,6 @@ impl Answer {
         }
     }
 
-    /// The same in the words of the responses API.
-    fn status(&self) -> &'static str {
-        match self.output.finish {
-            Finish::Length => "incomplete",
-            Finish::Stop => "completed",
-        }
-    }
-
     fn listed<C: Serialize>(
         &self,
         object: &'static str,
@@ -277,26 +310,27 @@ impl Answer {
             created: self.created,
             model: &self.model,
             choices: (0..self.sequences).map(choice).collect(),
-            usage: self.usage,
+            system_fingerprint: self.members.fingerprint,
+            usage: self.whole_usage(),
+            more: self.members.whole,
             handoff,
         };
         framed(Vec::new(), &whole, b"")
     }
 
-    fn response(&self, text: &str) -> Value {
-        let usage = self.usage;
-        let incomplete = match self.output.finish {
-            Finish::Length => json!({"reason": "max_output_tokens"}),
-            Finish::Stop => Value::Null,
-        };
-        json!({"id": self.id, "object": "response", "created_at": self.created, "model": self.model,
-            "status": self.status(), "incomplete_details": incomplete,
-            "output": [{"id": format!("msg-{}", self.id), "type": "message", "role": "assistant",
-                "status": self.status(),
-                "content": [{"type": "output_text", "text": text, "annotations": []}]}],
-            "usage": {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens,
-                "total_tokens": usage.total_tokens,
-                "input_tokens_details": usage.prompt_tokens_details}})
+    /// The counts of an answer in one piece.
+    fn whole_usage(&self) -> Usage {
+        let mut usage = self.streamed_usage();
+        usage.more = self.members.usage;
+        usage.prompt_tokens_details.more = self.members.prompt_tokens_details;
+        usage
+    }
+
+    /// The counts of a stream.
+    fn streamed_usage(&self) -> Usage {
+        let mut usage = self.usage;
+        usage.prompt_tokens_details.created_cache_tokens = self.members.created_cache_tokens;
+        usage
     }
 
     fn chat_chunk(
@@ -306,13 +340,23 @@ impl Answer {
         content: &str,
         finish_reason: Option<&'static str>,
     ) -> Bytes {
+        let (more, beside) = match (role, finish_reason) {
+            (Some(_), _) => (NONE, self.members.opening),
+            (None, None) => (self.members.delta, NONE),
+            (None, Some(_)) => (self.members.last_delta, NONE),
+        };
         let choice = ChatChoice {
             index,
-            delta: Delta { role, content },
+            delta: Delta {
+                role,
+                content,
+                more: NONE,
+            },
             logprobs: None,
             finish_reason,
+            more,
         };
-        self.chunk(&[choice], None)
+        self.chunk(&[choice], None, beside)
     }
 
     fn text_chunk(&self, index: u64, text: &str, finish_reason: Option<&'static str>) -> Bytes {
@@ -321,12 +365,18 @@ impl Answer {
             text,
             logprobs: None,
             finish_reason,
+            more: self.members.delta,
             disaggregated_params: None,
         };
-        self.chunk(&[choice], None)
+        self.chunk(&[choice], None, NONE)
     }
 
-    fn chunk<C: Serialize>(&self, choices: &[C], usage: Option<Usage>) -> Bytes {
+    fn chunk<C: Ending>(&self, choices: &[C], usage: Option<Usage>, more: Nulls) -> Bytes {
+        // The last chunk of each choice has it, or the one with the counts where that is asked for.
+        let ends = match self.include_usage {
+            true => choices.is_empty(),
+            false => choices.iter().any(Ending::ends),
+        };
         let chunk = Chunk {
             id: &self.id,
             object: match self.endpoint {
@@ -339,9 +389,34 @@ impl Answer {
             model: &self.model,
             choices,
             usage,
+            system_fingerprint: self.members.fingerprint.filter(|_| ends),
+            more,
         };
         framed(b"data: ".to_vec(), &chunk, b"\n\n")
     }
+}
+
+/// A choice in a chunk, which may be its last.
+trait Ending: Serialize {
+    fn ends(&self) -> bool;
+}
+
+impl Ending for ChatChoice<'_> {
+    fn ends(&self) -> bool {
+        self.finish_reason.is_some()
+    }
+}
+
+impl Ending for TextChoice<'_> {
+    fn ends(&self) -> bool {
+        self.finish_reason.is_some()
+    }
+}
+
+/// What vLLM ends a stream with that fails: this error, and its usual end.
+pub fn failed(error: &str) -> Vec<Bytes> {
+    let event = format!("data: {error}\n\ndata: [DONE]\n\n");
+    vec![Bytes::from(event)]
 }
 
 /// The text of token number `number`: "token0", " token1", …
@@ -350,10 +425,6 @@ fn word(number: u64) -> String {
         0 => "token0".to_owned(),
         _ => format!(" token{number}"),
     }
-}
-
-fn named_event(name: &str, data: &Value) -> Bytes {
-    framed(format!("event: {name}\ndata: ").into_bytes(), data, b"\n\n")
 }
 
 fn framed(mut written: Vec<u8>, content: &impl Serialize, end: &[u8]) -> Bytes {

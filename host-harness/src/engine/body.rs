@@ -23,6 +23,13 @@ pub fn json(status: StatusCode, content: Bytes) -> Response<Body> {
     whole(status, "application/json", content)
 }
 
+/// An answer without a word, and so of no type.
+pub fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Either::Left(Full::new(Bytes::new())));
+    *response.status_mut() = status;
+    response
+}
+
 /// An answer that is known in full.
 pub fn whole(status: StatusCode, content_type: &'static str, content: Bytes) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(content)));

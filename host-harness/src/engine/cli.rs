@@ -60,6 +60,9 @@ pub struct Args {
     /// sglang: how long after its KV was handed over a prefill marked to fail late does so, in milliseconds; not sped up.
     #[arg(long, default_value_t = defaults().late.as_millis() as u64)]
     late_ms: u64,
+    /// Tokens that a prompt and its output have at most; without it prompts must fit the blocks, and output may be of any length.
+    #[arg(long, value_name = "TOKENS")]
+    max_model_len: Option<u64>,
     /// Bytes that /metrics has at least: a real engine's has some 60,000.
     #[arg(long, value_name = "BYTES", default_value_t = defaults().metrics_padding)]
     metrics_padding: usize,
@@ -110,6 +113,7 @@ impl Args {
             dp_size: self.dp_size,
             partner_timeout: Duration::from_millis(self.partner_timeout_ms),
             late: Duration::from_millis(self.late_ms),
+            max_model_len: self.max_model_len,
             metrics_padding: self.metrics_padding,
             instantly: self.instant.then(|| Instantly {
                 gap: Duration::from_secs_f64(self.gap_ms / 1000.0),

@@ -12,7 +12,7 @@ use hyper::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep_until};
 
 use super::aborts::Abortable;
-use super::answer::{Answer, Finish, Output};
+use super::answer::{self, Answer, Finish, Output};
 use super::body::{self, Body, BrokenOff, Events, Fed};
 use super::dialect::{Dialect, Handoff, Leg, llmd, sglang, vllm};
 use super::fault::{Drawn, Fate, Occasion};
@@ -116,14 +116,19 @@ async fn admit(
         (Dialect::Llmd, Role::Decode) => llmd::run_prefill(&node.puller, &head, body).await?,
         _ => body,
     };
-    let generation = Generation::parse(endpoint, &body)?;
+    let mut generation = Generation::parse(endpoint, &body)?;
     let dialect = node.config.dialect;
-    if let Some(model) = &generation.model
-        && *model != node.config.model
-    {
+    let model = generation
+        .model
+        .get_or_insert_with(|| node.config.model.clone());
+    if *model != node.config.model {
         return Err(Refusal::UnknownModel(model.clone()));
     }
+    if dialect.is_vllm() {
+        vllm::check_params(&generation)?;
+    }
     node.check_fits(&generation)?;
+    node.keep_within_context(&mut generation)?;
     let id = match dialect {
         Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake | Dialect::Trtllm => {
             id(endpoint, &head.headers)
@@ -153,15 +158,15 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
 /// The request's id in a vLLM engine, made as vLLM makes it.
 fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
     let kind = match endpoint {
-        Endpoint::Chat => "chatcmpl",
-        Endpoint::Completions => "cmpl",
-        Endpoint::Responses => "resp",
-        Endpoint::Generate => "gen",
+        Endpoint::Chat => "chatcmpl-",
+        Endpoint::Completions => "cmpl-",
+        Endpoint::Responses => "resp_",
+        Endpoint::Generate => "gen-",
     };
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     match given {
-        Some(given) => format!("{kind}-{given}"),
-        None => format!("{kind}-{:032x}", rand::random::<u128>()),
+        Some(given) => format!("{kind}{given}"),
+        None => format!("{kind}{:032x}", rand::random::<u128>()),
     }
 }
 
@@ -202,6 +207,7 @@ impl Job {
         };
         Self {
             answer: Answer::new(
+                node.config.dialect,
                 told(&id, &generation),
                 &generation,
                 output,
@@ -259,19 +265,40 @@ impl Job {
             if fate == Fate::Lost {
                 self.node.kv.lose(&request_id);
             }
-            Handoff::new(&self.node.engine_id, request_id, blocks, local)
+            Handoff {
+                prompt_tokens: self.generation.prompt_tokens(),
+                cached_tokens: self.answer.cached_tokens(),
+                ..Handoff::new(&self.node.engine_id, request_id, blocks, local)
+            }
         });
         let content = self.answer.whole(Dialect::Vllm.write(handoff));
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Pulls the hand-off, then generates. A bad one is a status, so the pull comes before the headers of a stream.
+    /// Pulls the hand-off, then generates. vLLM's NixlConnector pulls when the headers of a stream are out, the others before.
     async fn decode_leg(mut self) -> Outcome {
         let pulled = match self.node.config.dialect {
             Dialect::Mooncake => self.take_transfer().await,
             Dialect::Trtllm => self.take_context().await,
-            _ => self.pull().await,
+            _ => {
+                let handoff = match vllm::read(&self.generation) {
+                    Ok(handoff) => handoff,
+                    Err(refusal) => return Err((self.flight, refusal)),
+                };
+                if self.streams_at_once() {
+                    return Ok(self.streamed(
+                        async move |mut job: Self, events: &Events| match job.pull(handoff).await {
+                            Ok(ready) => {
+                                job.flight.run();
+                                job.send_tokens(ready, events).await;
+                            }
+                            Err(refusal) => job.fail_stream(&refusal, events),
+                        },
+                    ));
+                }
+                self.pull(handoff).await
+            }
         };
         let ready = match pulled {
             Ok(ready) => ready,
@@ -331,9 +358,8 @@ impl Job {
     }
 
     /// Takes the hand-off over; its last prompt token is computed here, with the first output token.
-    async fn pull(&mut self) -> Result<Ready, Refusal> {
+    async fn pull(&mut self, handoff: Handoff) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
-        let handoff = vllm::read(&self.generation)?;
         let blocks = node.kv.reserve(self.blocks).await;
         let of = node.puller.pull(handoff).await?;
         self.check_prompt(of)?;
@@ -439,6 +465,17 @@ impl Job {
         let content = self.answer.whole(self.node.config.dialect.write(None));
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
+    }
+
+    /// Ends a stream whose KV did not come as vLLM does: with an error among the events, or without an end where the API has none.
+    fn fail_stream(self, refusal: &Refusal, events: &Events) {
+        tracing::debug!(%refusal, "failed in its stream");
+        self.flight.refused(refusal);
+        events.send(self.answer.opening());
+        match self.generation.endpoint {
+            Endpoint::Responses => events.break_off(),
+            _ => events.send(answer::failed(&refusal.vllm_error(" "))),
+        }
     }
 
     /// Sends the events of a stream, each at its time however late the one before was sent.

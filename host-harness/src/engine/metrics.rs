@@ -38,6 +38,8 @@ struct Names {
 enum Cache {
     /// As labels of one gauge whose value means nothing.
     Info {
+        /// Labels before those of the size, each with a comma behind it; `None`: those of the other gauges.
+        labels: Option<&'static str>,
         block_tokens: &'static str,
         blocks: &'static str,
     },
@@ -48,6 +50,22 @@ enum Cache {
     },
 }
 
+/// What vLLM 0.32 tells of its cache beside the size: names that end like that of the block size, words, and no model.
+const VLLM_CACHE_LABELS: &str = concat!(
+    r#"engine="0",_block_size_resolved="True",cache_dtype="auto","#,
+    r#"cache_hit_alignment_tokens="None",effective_attention_block_size="32",enable_mamba_shared_prefix_checkpoint="False","#,
+    r#"enable_prefix_caching="True",gpu_memory_utilization="0.92",hash_block_size="None","#,
+    r#"is_attention_free="False",kv_cache_dtype_skip_layers="[]",kv_cache_layout="None","#,
+    r#"kv_cache_max_concurrency="256.0",kv_cache_memory_bytes="1073741824",kv_cache_size_tokens="1048576","#,
+    r#"kv_offloading_backend="native",kv_offloading_size="None",kv_sharing_fast_prefill="False","#,
+    r#"mamba_block_size="None",mamba_cache_dtype="auto",mamba_cache_mode="none","#,
+    r#"mamba_page_size_padded="None",mamba_ssm_cache_dtype="auto",num_cpu_blocks="None","#,
+    r#"num_gpu_blocks_override="None",prefix_cache_retention_interval="0",prefix_caching_hash_algo="sha256","#,
+    r#"prefix_match_unit="None",replayssm_buffer_len="16",skip_page_size_padded="None","#,
+    r#"sliding_window="None",swa_bounded_replay="True",use_kda_recoverssm="False","#,
+    r#"use_replayssm="False",user_specified_block_size="True","#,
+);
+
 const VLLM: Names = Names {
     prefix: "vllm:",
     labels: r#"engine="0","#,
@@ -55,6 +73,7 @@ const VLLM: Names = Names {
     waiting: "num_requests_waiting",
     usage: "kv_cache_usage_perc",
     cache: Cache::Info {
+        labels: Some(VLLM_CACHE_LABELS),
         block_tokens: "block_size",
         blocks: "num_gpu_blocks",
     },
@@ -79,6 +98,7 @@ const SGLANG: Names = Names {
     waiting: "num_queue_reqs",
     usage: "token_usage",
     cache: Cache::Info {
+        labels: None,
         block_tokens: "page_size",
         blocks: "num_pages",
     },
@@ -122,7 +142,7 @@ impl Names {
                 used,
             ),
         ]
-        .map(|(name, help, value)| self.gauge(load, name, help, "", value))
+        .map(|(name, help, value)| self.gauge(name, help, &self.labels(load), value))
         .concat()
     }
 
@@ -130,29 +150,32 @@ impl Names {
         const HELP: &str = "The KV cache's configuration.";
         match self.cache {
             Cache::Info {
+                labels,
                 block_tokens,
                 blocks,
             } => {
-                let more = format!(
-                    ",{block_tokens}=\"{}\",{blocks}=\"{}\"",
+                let of_others = || self.labels(load) + ",";
+                let mut labels = labels.map_or_else(of_others, str::to_owned);
+                let _ = write!(
+                    labels,
+                    "{block_tokens}=\"{}\",{blocks}=\"{}\"",
                     load.block_tokens, load.blocks
                 );
-                self.gauge(load, "cache_config_info", HELP, &more, 1.0)
+                self.gauge("cache_config_info", HELP, &labels, 1.0)
             }
             Cache::Gauges {
                 block_tokens,
                 blocks,
             } => [(block_tokens, load.block_tokens), (blocks, load.blocks)]
-                .map(|(name, value)| self.gauge(load, name, HELP, "", value.into()))
+                .map(|(name, value)| self.gauge(name, HELP, &self.labels(load), value.into()))
                 .concat(),
         }
     }
 
-    fn gauge(&self, load: &Load, name: &str, help: &str, more: &str, value: f64) -> String {
+    fn gauge(&self, name: &str, help: &str, labels: &str, value: f64) -> String {
         let prefix = self.prefix;
         format!(
-            "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} gauge\n{prefix}{name}{{{}{more}}} {value:?}\n",
-            self.labels(load)
+            "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} gauge\n{prefix}{name}{{{labels}}} {value:?}\n"
         )
     }
 

@@ -131,6 +131,8 @@ pub struct EngineConfig {
     pub partner_timeout: Duration,
     /// How long after its KV was handed over a prefill marked to fail late does so; not sped up.
     pub late: Duration,
+    /// Tokens that a prompt and its output have at most, where there is a limit.
+    pub max_model_len: Option<u64>,
     /// Bytes that `/metrics` has at least.
     pub metrics_padding: usize,
     /// Whether it only pretends: ready-made answers, nothing checked and no time taken.
@@ -157,6 +159,7 @@ impl EngineConfig {
             dp_size: 1,
             partner_timeout: Duration::from_secs(300),
             late: Duration::from_millis(300),
+            max_model_len: None,
             metrics_padding: 0,
             instantly: None,
             prefix_cache: PrefixCache::default(),

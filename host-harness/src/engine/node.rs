@@ -153,12 +153,34 @@ impl Node {
         if self.blocks_of(generation) <= u64::from(self.config.kv_blocks) {
             return Ok(());
         }
-        Err(Refusal::BadRequest(format!(
-            "This model's maximum context length is {} tokens. However, your request has {} input tokens. \
-             Please reduce the length of the input messages.",
-            self.longest_prompt(),
-            generation.prompt_tokens(),
-        )))
+        Err(too_long(self.longest_prompt(), generation.prompt_tokens()))
+    }
+
+    /// Refuses what does not fit into the model's context, where it has a limit, and cuts the output at its end.
+    ///
+    /// # Errors
+    /// [`Refusal::BadParameter`] that names what is too long.
+    pub fn keep_within_context(&self, generation: &mut Generation) -> Result<(), Refusal> {
+        let Some(context) = self.config.max_model_len else {
+            return Ok(());
+        };
+        let longest = generation.prompts.iter().copied().max().unwrap_or_default();
+        if longest > context {
+            return Err(too_long(context, longest));
+        }
+        let asked = generation.output_tokens;
+        let (name, left) = (generation.endpoint.limit(), context - longest);
+        let problem = match (asked > context, left) {
+            (true, _) => format!(
+                "{name}={asked} cannot be greater than max_model_len={context}. Please request fewer output tokens."
+            ),
+            (false, 0) => "max_tokens must be at least 1, got 0.".to_owned(),
+            (false, _) => {
+                generation.output_tokens = asked.min(left);
+                return Ok(());
+            }
+        };
+        Err(Refusal::BadParameter { name, problem })
     }
 
     /// The counters as of now.
@@ -200,14 +222,27 @@ impl Node {
         u64::from(self.config.block_tokens) * u64::from(self.config.kv_blocks)
     }
 
+    /// Tokens of the longest context, as it tells it.
+    pub fn context(&self) -> u64 {
+        self.config.max_model_len.unwrap_or(self.longest_prompt())
+    }
+
     /// The OpenAI list of the one model.
     pub fn models(&self) -> String {
         let model = &self.config.model;
-        json!({"object": "list", "data": [{
+        let mut listed = json!({
             "id": model, "object": "model", "created": 0, "owned_by": "pd-harness", "root": model,
-            "parent": null, "max_model_len": self.longest_prompt(),
-        }]})
-        .to_string()
+            "parent": null, "max_model_len": self.context(),
+        });
+        if self.config.dialect.is_vllm() {
+            listed["permission"] = json!([{
+                "id": "modelperm-0", "object": "model_permission", "created": 0,
+                "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
+                "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
+                "organization": "*", "group": null, "is_blocking": false,
+            }]);
+        }
+        json!({"object": "list", "data": [listed]}).to_string()
     }
 
     /// What an SGLang server tells of its model.
@@ -264,5 +299,15 @@ impl Node {
         let told = self.aborts.tell(which);
         let aborted: HashSet<String> = dropped.into_iter().chain(told).collect();
         self.tally.aborted_by_request(aborted.len());
+    }
+}
+
+fn too_long(context: u64, tokens: u64) -> Refusal {
+    Refusal::BadParameter {
+        name: "input_tokens",
+        problem: format!(
+            "This model's maximum context length is {context} tokens. However, your prompt contains {tokens} input tokens. \
+             Please reduce the length of the input prompt."
+        ),
     }
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
@@ -11,9 +11,25 @@ use super::fault::OrderedStatus;
 /// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The body is not a valid request.
+    /// The engine refuses what the request asks for.
     #[error("{0}")]
     BadRequest(String),
+    /// The same, of one parameter that it names.
+    #[error("{problem}")]
+    BadParameter {
+        /// Its name.
+        name: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The body is no request: JSON that cannot be read, or of other types.
+    #[error("{problem}")]
+    Invalid {
+        /// Where in the body: `body`, or what follows it after a dot.
+        place: String,
+        /// What is wrong there.
+        problem: String,
+    },
     /// The body is longer than the engine takes.
     #[error("Request body exceeds {0} bytes")]
     TooLarge(usize),
@@ -113,6 +129,8 @@ impl Refusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(_)
+            | Self::BadParameter { .. }
+            | Self::Invalid { .. }
             | Self::NotAPrefillLeg(_)
             | Self::MissingRoom(_)
             | Self::BadRoom(_)
@@ -156,21 +174,39 @@ impl Refusal {
 
     fn written(&self, dialect: Dialect) -> Response<Body> {
         let status = self.status();
-        let kind = match status {
+        let error = match dialect.is_vllm() {
+            true => self.vllm_error(""),
+            false => json!({
+                "object": "error", "message": self.to_string(), "type": self.kind(), "param": null,
+                "code": status.as_u16(),
+            })
+            .to_string(),
+        };
+        body::json(status, Bytes::from(error))
+    }
+
+    /// vLLM's error JSON, with its `space` after colons and commas, which streams have. What its parser refuses has another
+    /// type than what it refuses itself.
+    pub fn vllm_error(&self, space: &str) -> String {
+        let (kind, param) = match self {
+            Self::Invalid { place, .. } => ("Bad Request", Some(place.as_str())),
+            Self::BadParameter { name, .. } => (self.kind(), Some(*name)),
+            Self::UnknownModel(_) => (self.kind(), Some("model")),
+            _ => (self.kind(), None),
+        };
+        let message = Value::from(self.to_string());
+        let (kind, param) = (Value::from(kind), Value::from(param));
+        let code = self.status().as_u16();
+        format!(
+            r#"{{"error":{space}{{"message":{space}{message},{space}"type":{space}{kind},{space}"param":{space}{param},{space}"code":{space}{code}}}}}"#
+        )
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status() {
             StatusCode::NOT_FOUND => "NotFoundError",
             StatusCode::INTERNAL_SERVER_ERROR => "InternalServerError",
             _ => "BadRequestError",
-        };
-        let message = self.to_string();
-        let code = status.as_u16();
-        let error = match dialect {
-            Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake => json!({"error": {
-                "message": message, "type": kind, "param": null, "code": code,
-            }}),
-            Dialect::Sglang | Dialect::Trtllm => json!({
-                "object": "error", "message": message, "type": kind, "param": null, "code": code,
-            }),
-        };
-        body::json(status, Bytes::from(error.to_string()))
+        }
     }
 }

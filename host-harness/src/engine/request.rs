@@ -15,6 +15,8 @@ use native::Limits;
 
 mod ids;
 mod native;
+#[cfg(test)]
+mod tests;
 
 pub use ids::PromptIds;
 pub use native::Logprobs;
@@ -52,6 +54,15 @@ impl Endpoint {
             _ => None,
         }
     }
+
+    /// What it calls the limit of output tokens.
+    pub fn limit(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions => "max_tokens",
+            Self::Responses => "max_output_tokens",
+            Self::Generate => "max_new_tokens",
+        }
+    }
 }
 
 /// What is asked of an engine.
@@ -59,7 +70,7 @@ impl Endpoint {
 pub struct Generation {
     /// Where it was asked.
     pub endpoint: Endpoint,
-    /// The model named; SGLang's own endpoint names none.
+    /// The model named. Without a name, as SGLang's own endpoint always is, it is the one served.
     pub model: Option<String>,
     /// Tokens of each prompt; one entry but for a batch of completions. Never empty.
     pub prompts: Vec<u64>,
@@ -117,7 +128,7 @@ impl Generation {
         let fields = Fields::parse(body)?;
         let (model, logprobs) = match endpoint {
             Endpoint::Generate => (None, native::logprobs(&fields)?),
-            _ => (Some(fields.required("model")?), None),
+            _ => (fields.optional("model")?, None),
         };
         let Prompts {
             tokens: prompts,
@@ -130,7 +141,7 @@ impl Generation {
             output_tokens,
         } = read_limits(endpoint, &fields)?;
         let stream = fields.optional("stream")?.unwrap_or(false);
-        let include_usage = read_stream_options(&fields, stream)?;
+        let include_usage = read_stream_options(endpoint, &fields, stream)?;
         let disaggregated_params: Option<Box<RawValue>> =
             fields.optional("disaggregated_params")?;
         let ids = disaggregated_params.as_ref();
@@ -218,7 +229,14 @@ impl<'a> Fields<'a> {
     fn parse(body: &'a [u8]) -> Result<Self, Refusal> {
         serde_json::from_slice(body)
             .map(Self)
-            .map_err(|error| Refusal::BadRequest(format!("Invalid JSON body: {error}")))
+            .map_err(|error| Refusal::Invalid {
+                place: match error.is_data() || body.is_empty() {
+                    true => "body".to_owned(),
+                    // vLLM tells the character that it stopped at.
+                    false => format!("body.{}", error.column()),
+                },
+                problem: format!("Invalid JSON body: {error}"),
+            })
     }
 
     fn optional<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, Refusal> {
@@ -226,12 +244,19 @@ impl<'a> Fields<'a> {
             return Ok(None);
         };
         serde_json::from_str(value.get())
-            .map_err(|error| Refusal::BadRequest(format!("Invalid `{name}`: {error}")))
+            .map_err(|error| invalid(name, format!("Invalid `{name}`: {error}")))
     }
 
     fn required<T: DeserializeOwned>(&self, name: &'static str) -> Result<T, Refusal> {
         self.optional(name)?
-            .ok_or_else(|| Refusal::BadRequest(format!("Field required: `{name}`")))
+            .ok_or_else(|| invalid(name, format!("Field required: `{name}`")))
+    }
+}
+
+fn invalid(name: &str, problem: String) -> Refusal {
+    Refusal::Invalid {
+        place: format!("body.{name}"),
+        problem,
     }
 }
 
@@ -366,7 +391,7 @@ fn read_prompts(endpoint: Endpoint, fields: &Fields) -> Result<Prompts, Refusal>
         Endpoint::Chat => {
             let messages: Vec<Message> = fields.required("messages")?;
             if messages.is_empty() {
-                return Err(Refusal::BadRequest("`messages` must not be empty".into()));
+                return Err(empty_conversation());
             }
             let contents = messages.iter().flat_map(|message| &message.content);
             let texts: Vec<&str> = contents.flat_map(Content::texts).collect();
@@ -374,15 +399,34 @@ fn read_prompts(endpoint: Endpoint, fields: &Fields) -> Result<Prompts, Refusal>
         }
         Endpoint::Responses => {
             let input: Input = fields.required("input")?;
+            if matches!(&input, Input::Items(items) if items.is_empty()) {
+                return Err(empty_conversation());
+            }
             Prompts::conversation(&input.texts(), identity(&input))
         }
-        Endpoint::Completions => Prompts::plain(&fields.required("prompt")?),
+        Endpoint::Completions => match fields.optional("prompt")? {
+            Some(Prompt::Text(text)) if text.is_empty() => return Err(no_prompt()),
+            Some(prompt) => Prompts::plain(&prompt),
+            None => return Err(no_prompt()),
+        },
         Endpoint::Generate => Prompts::plain(&native::prompt(fields)?),
     };
     if prompts.tokens.is_empty() || prompts.tokens.contains(&0) {
         return Err(Refusal::BadRequest("`prompt` must not be empty".into()));
     }
     Ok(prompts)
+}
+
+fn empty_conversation() -> Refusal {
+    let why = "Cannot apply chat template to an empty conversation. Provide at least one message.";
+    Refusal::BadRequest(why.into())
+}
+
+fn no_prompt() -> Refusal {
+    Refusal::BadParameter {
+        name: "prompt",
+        problem: "Either `prompt` or `prompt_embeds` must be provided and non-empty.".into(),
+    }
 }
 
 /// Tokens of a prompt that is made of several texts.
@@ -396,14 +440,19 @@ fn identity(prompt: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-fn read_stream_options(fields: &Fields, stream: bool) -> Result<bool, Refusal> {
+/// The responses API has no such options; vLLM passes them over.
+fn read_stream_options(endpoint: Endpoint, fields: &Fields, stream: bool) -> Result<bool, Refusal> {
+    if endpoint == Endpoint::Responses {
+        return Ok(false);
+    }
     let Some(options) = fields.optional::<StreamOptions>("stream_options")? else {
         return Ok(false);
     };
     if !stream {
-        return Err(Refusal::BadRequest(
-            "Stream options can only be defined when `stream=True`.".into(),
-        ));
+        return Err(Refusal::BadParameter {
+            name: "stream_options",
+            problem: "Stream options can only be defined when `stream=True`.".into(),
+        });
     }
     Ok(options.include_usage.unwrap_or(false))
 }
@@ -412,8 +461,13 @@ fn read_limits(endpoint: Endpoint, fields: &Fields) -> Result<Limits, Refusal> {
     if endpoint == Endpoint::Generate {
         return native::limits(fields);
     }
+    let choices = match endpoint {
+        // That API knows no choices.
+        Endpoint::Responses => None,
+        _ => bounded(fields, "n", MOST_CHOICES)?,
+    };
     Ok(Limits {
-        choices: bounded(fields, "n", MOST_CHOICES)?.unwrap_or(1),
+        choices: choices.unwrap_or(1),
         output_tokens: read_output_tokens(endpoint, fields)?,
     })
 }
@@ -451,118 +505,25 @@ fn bounded(fields: &Fields, name: &'static str, most: i64) -> Result<Option<u64>
 fn within(name: &str, value: Option<i64>, most: i64) -> Result<Option<u64>, Refusal> {
     match value {
         None => Ok(None),
-        Some(value) if value < 1 => Err(Refusal::BadRequest(format!(
-            "{name} must be at least 1, got {value}."
-        ))),
-        Some(value) if value > most => Err(Refusal::BadRequest(format!(
-            "{name} is too large: {value}. This model supports at most {most}."
-        ))),
+        Some(value) if value < 1 => Err(out_of_range(
+            name,
+            format!("{name} must be at least 1, got {value}."),
+        )),
+        Some(value) if value > most => Err(out_of_range(
+            name,
+            format!("{name} is too large: {value}. This model supports at most {most}."),
+        )),
         Some(value) => Ok(Some(value as u64)),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn completions(body: &str) -> Result<Generation, Refusal> {
-        Generation::parse(Endpoint::Completions, body.as_bytes())
-    }
-
-    #[test]
-    fn all_prompt_shapes_are_counted() {
-        let cases = [
-            (r#""""#, vec![1]),
-            (r#""12345678""#, vec![2]),
-            (r#""123456789""#, vec![3]),
-            (r#"[1,2,3]"#, vec![3]),
-            (r#"["1234","12345"]"#, vec![1, 2]),
-            (r#"[[1,2],[3]]"#, vec![2, 1]),
-        ];
-        for (prompt, tokens) in cases {
-            let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
-            assert_eq!(completions(&body).expect(prompt).prompts, tokens);
-        }
-        for prompt in ["[]", "[[]]", "null", "5", r#"[1,"a"]"#] {
-            let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
-            assert!(completions(&body).is_err(), "{prompt}");
-        }
-    }
-
-    #[test]
-    fn chat_counts_text_and_parts_and_knows_prompts_apart() {
-        let parse = |content: &str| {
-            let body = format!(
-                r#"{{"model":"m","messages":[{{"role":"user","content":{content},"x":[[]]}}]}}"#
-            );
-            Generation::parse(Endpoint::Chat, body.as_bytes()).expect("valid")
-        };
-        let text = parse(r#""12345678""#);
-        let parts = parse(r#"[{"type":"text","text":"12345678"},{"type":"image_url"}]"#);
-        assert_eq!(text.prompts, [2]);
-        assert_eq!(parts.prompts, [2]);
-        assert_eq!(text.fingerprint, parse(r#""12345678""#).fingerprint);
-        assert_ne!(text.fingerprint, parse(r#""12345679""#).fingerprint);
-        assert_eq!(parse("null").prompts, [1]);
-    }
-
-    #[test]
-    fn the_last_of_equal_names_counts() {
-        let body = r#"{"model":"a","prompt":"x","max_tokens":0,"model":"b","max_tokens":3}"#;
-        let generation = completions(body).expect("valid");
-        assert_eq!(
-            (generation.model.as_deref(), generation.output_tokens),
-            (Some("b"), 3)
-        );
-    }
-
-    #[test]
-    fn faults_are_refused_by_name() {
-        let cases = [
-            ("", "Invalid JSON"),
-            ("[]", "Invalid JSON"),
-            (r#"{"prompt":"x"}"#, "`model`"),
-            (r#"{"model":3,"prompt":"x"}"#, "`model`"),
-            (r#"{"model":"m"}"#, "`prompt`"),
-            (r#"{"model":"m","prompt":"x","max_tokens":0}"#, "max_tokens"),
-            (
-                r#"{"model":"m","prompt":"x","max_tokens":-1}"#,
-                "max_tokens",
-            ),
-            (
-                r#"{"model":"m","prompt":"x","max_tokens":1.5}"#,
-                "max_tokens",
-            ),
-            (
-                r#"{"model":"m","prompt":"x","max_tokens":1e30}"#,
-                "max_tokens",
-            ),
-            (r#"{"model":"m","prompt":"x","n":0}"#, "n must"),
-            (
-                r#"{"model":"m","prompt":"x","max_tokens":1,"min_tokens":2}"#,
-                "min_tokens",
-            ),
-            (
-                r#"{"model":"m","prompt":"x","stream_options":{}}"#,
-                "Stream options",
-            ),
-            (r#"{"model":"m","prompt":"x","stream":"yes"}"#, "`stream`"),
-        ];
-        for (body, named) in cases {
-            let refusal = completions(body).expect_err(body).to_string();
-            assert!(refusal.contains(named), "{body}: {refusal}");
-        }
-    }
-
-    #[test]
-    fn depth_is_no_danger() {
-        let deep = format!(
-            r#"{{"model":"m","prompt":"x","x":{}{}}}"#,
-            "[".repeat(100_000),
-            "]".repeat(100_000)
-        );
-        assert!(completions(&deep).is_ok());
-        let prompt = format!(r#"{{"model":"m","prompt":{}"#, "[".repeat(100_000));
-        assert!(completions(&prompt).is_err());
+/// vLLM names the parameter of its limits on output, by its own name, and no other.
+fn out_of_range(name: &str, problem: String) -> Refusal {
+    match name {
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" => Refusal::BadParameter {
+            name: "max_tokens",
+            problem,
+        },
+        _ => Refusal::BadRequest(problem),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
+use hyper::header::{ALLOW, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -125,7 +126,7 @@ async fn dispatch(
     let endpoint = Endpoint::at(path).filter(|endpoint| node.config.dialect.serves(*endpoint));
     if let Some(endpoint) = endpoint {
         if request.method() != Method::POST {
-            return Ok(detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
+            return Ok(not_allowed("POST"));
         }
         let Some(ready) = &node.ready else {
             return generate::serve(node, endpoint, caller, request).await;
@@ -134,7 +135,7 @@ async fn dispatch(
         return Ok(answer.unwrap_or_else(|refusal| refusal.response(node.config.dialect)));
     }
     Ok(match (request.method(), path) {
-        (&Method::GET | &Method::HEAD, "/health") => node.health.tell().await,
+        (&Method::GET, "/health") => node.health.tell().await,
         (&Method::GET, "/v1/models") => body::json(StatusCode::OK, node.models().into()),
         (&Method::GET, "/metrics") if node.faults.hangs_metrics() => std::future::pending().await,
         (&Method::GET, "/metrics") => metrics(&node),
@@ -148,6 +149,7 @@ async fn dispatch(
             Some(content) => node.faults.add(&content),
             None => bad_request(),
         },
+        (_, "/health" | "/v1/models") => not_allowed("GET"),
         (&Method::GET, "/__fault") => node.faults.list(),
         (&Method::DELETE, "/__fault") => node.faults.clear(),
         _ => match node.config.dialect {
@@ -165,6 +167,7 @@ async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
             None => bad_request(),
         },
         (&Method::GET, "/version") => body::json(StatusCode::OK, tokens::version().into()),
+        (_, "/version") => not_allowed("GET"),
         (&Method::POST, path) => match tokens::Question::at(path) {
             Some(question) => match content(request).await {
                 Some(content) => question.answer(node, &content),
@@ -236,7 +239,10 @@ async fn content(request: Request<Incoming>) -> Option<Bytes> {
 }
 
 fn metrics(node: &Node) -> Response<Body> {
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    let kind = match node.config.dialect.is_vllm() {
+        true => "text/plain; version=1.0.0; charset=utf-8",
+        false => "text/plain; version=0.0.4; charset=utf-8",
+    };
     body::whole(StatusCode::OK, kind, node.metrics().into())
 }
 
@@ -249,6 +255,13 @@ fn judged(json: Result<Vec<u8>, serde_json::Error>) -> Response<Body> {
 
 fn detail(status: StatusCode, words: &str) -> Response<Body> {
     body::json(status, format!(r#"{{"detail":"{words}"}}"#).into())
+}
+
+fn not_allowed(allowed: &'static str) -> Response<Body> {
+    let mut response = detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    let allowed = HeaderValue::from_static(allowed);
+    response.headers_mut().insert(ALLOW, allowed);
+    response
 }
 
 fn not_found() -> Response<Body> {

@@ -194,9 +194,11 @@ impl InFlight {
         self.enter(Stage::Ended);
         let mut counts = self.tally.edit();
         let count = match refusal {
-            Refusal::BadRequest(_) | Refusal::TooLarge(_) | Refusal::UnknownModel(_) => {
-                &mut counts.refused_bad_request
-            }
+            Refusal::BadRequest(_)
+            | Refusal::BadParameter { .. }
+            | Refusal::Invalid { .. }
+            | Refusal::TooLarge(_)
+            | Refusal::UnknownModel(_) => &mut counts.refused_bad_request,
             Refusal::NotAPrefillLeg(_) => &mut counts.refused_not_a_prefill_leg,
             Refusal::MissingHandoff(_) => &mut counts.refused_missing_handoff,
             Refusal::WrongHandoff(_) | Refusal::BadDisaggId(_) => &mut counts.refused_wrong_handoff,

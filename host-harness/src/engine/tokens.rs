@@ -10,8 +10,8 @@ use super::node::Node;
 use super::refusal::Refusal;
 use super::request::{Endpoint, PromptIds};
 
-/// Recent enough for all that is simulated here.
-const VERSION: &str = "0.16.0";
+/// The one that the contract test compares with.
+const VERSION: &str = "0.32.0";
 
 /// Tokens of the vocabulary told of. Ids inside an engine are hashes and longer, and a router that reads them would have more to
 /// read than a real engine gives it.
@@ -89,7 +89,7 @@ impl Question {
         let written = match self {
             Self::Tokenize => serde_json::to_vec(&Tokenized {
                 count: ids.len(),
-                max_model_len: node.longest_prompt(),
+                max_model_len: node.context(),
                 tokens: ids,
                 token_strs: None,
             }),

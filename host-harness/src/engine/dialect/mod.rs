@@ -34,7 +34,8 @@ pub enum Dialect {
 
 /// The dialects in words, for `--help`.
 pub const DIALECTS: &str = r#"Dialects, each strict; a decode engine computes no prompt, and what was issued, pulled, expired, leaked, refused and recomputed is in /__state:
-  vllm      prefill leg: kv_transfer_params {do_remote_decode: true}, one token, no stream; its answer has the kv_transfer_params of the decode leg
+  vllm      prefill leg: kv_transfer_params {do_remote_decode: true}, one token, no stream; its answer has the kv_transfer_params of the decode leg;
+            KV that cannot be pulled is a 500, in a stream an error event behind the headers
   llmd      as vllm, with llm-d's sidecar in front of a decode engine: a whole request whose prefill leg it runs at the engine that
             x-prefiller-host-port names; 502 with an empty body where that one is dead, else its own status and body; without the header
             the engine computes the prompt itself
@@ -74,6 +75,10 @@ pub struct Handoff {
     pub host: String,
     /// Port of the prefill engine's side channel.
     pub port: u16,
+    /// Tokens whose KV waits.
+    pub prompt_tokens: u64,
+    /// Of them, those that the prefill engine had kept.
+    pub cached_tokens: u64,
 }
 
 /// What a whole answer says about the hand-off.
@@ -99,6 +104,8 @@ impl Handoff {
             block_groups: vec![blocks],
             host: address.ip().to_canonical().to_string(),
             port: address.port(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
         }
     }
 }
@@ -136,6 +143,11 @@ impl Dialect {
             Endpoint::Responses => self != Self::Trtllm,
             Endpoint::Generate => self == Self::Sglang,
         }
+    }
+
+    /// Whether it is vLLM, with whatever connector.
+    pub fn is_vllm(self) -> bool {
+        matches!(self, Self::Vllm | Self::Llmd | Self::Mooncake)
     }
 
     /// Whether a prefill engine has a bootstrap server.

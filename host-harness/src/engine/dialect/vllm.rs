@@ -8,8 +8,10 @@ use super::{Handoff, Leg};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::Generation;
 
-/// The simulated engines' tensor parallelism.
-const TP_SIZE: u32 = 1;
+/// The simulated engines' parallelism, of whatever kind.
+const ONE: u32 = 1;
+/// Who moves the KV: decode reads it.
+const PULL: &str = "pull";
 
 const MISSING: &str = "EngineCore encountered an issue: kv_transfer_params with do_remote_prefill are required for decode mode";
 
@@ -30,6 +32,19 @@ pub struct Params {
     remote_host: String,
     remote_port: u16,
     tp_size: u32,
+    #[serde(flatten)]
+    newer: Option<Newer>,
+}
+
+/// What vLLM has added since 0.16.
+#[derive(Serialize, Deserialize)]
+struct Newer {
+    dcp_size: u32,
+    pp_size: u32,
+    remote_num_tokens: u64,
+    remote_blocks_expiry_time: Option<f64>,
+    transfer_mode: String,
+    remote_prefill_cached_tokens: u64,
 }
 
 impl From<Handoff> for Params {
@@ -42,15 +57,34 @@ impl From<Handoff> for Params {
             remote_request_id: handoff.request_id,
             remote_host: handoff.host,
             remote_port: handoff.port,
-            tp_size: TP_SIZE,
+            tp_size: ONE,
+            newer: Some(Newer {
+                dcp_size: ONE,
+                pp_size: ONE,
+                remote_num_tokens: handoff.prompt_tokens,
+                remote_blocks_expiry_time: None,
+                transfer_mode: PULL.to_owned(),
+                remote_prefill_cached_tokens: handoff.cached_tokens,
+            }),
         }
+    }
+}
+
+/// Refuses parameters that are no object, which an engine of whatever role does.
+///
+/// # Errors
+/// [`Refusal::Invalid`].
+pub fn check_params(generation: &Generation) -> Result<(), Refusal> {
+    match &generation.kv_transfer_params {
+        Some(params) => read_flags(params).map(drop),
+        None => Ok(()),
     }
 }
 
 /// Whether a prefill engine runs this request.
 ///
 /// # Errors
-/// [`Refusal::NotAPrefillLeg`] where it would not, [`Refusal::BadRequest`] where it cannot be read.
+/// [`Refusal::NotAPrefillLeg`] where it would not, [`Refusal::Invalid`] where it cannot be read.
 pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
     let Some(params) = &generation.kv_transfer_params else {
         return Err(Refusal::NotAPrefillLeg("no kv_transfer_params"));
@@ -74,7 +108,7 @@ pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
 /// The hand-off that came with a request to a decode engine.
 ///
 /// # Errors
-/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`] where it is not an object at all.
+/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::Invalid`] where it is not an object at all.
 pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     let params = pulled_params(generation)?;
     let remote: Params = serde_json::from_str(params.get())
@@ -84,7 +118,7 @@ pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
             "do_remote_decode is true as well".into(),
         ));
     }
-    if remote.tp_size != TP_SIZE {
+    if remote.tp_size != ONE {
         return Err(Refusal::WrongHandoff(format!(
             "tp_size {} is not the remote's",
             remote.tp_size
@@ -96,13 +130,20 @@ pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
         block_groups: remote.remote_block_ids,
         host: remote.remote_host,
         port: remote.remote_port,
+        prompt_tokens: remote
+            .newer
+            .as_ref()
+            .map_or(0, |newer| newer.remote_num_tokens),
+        cached_tokens: remote
+            .newer
+            .map_or(0, |newer| newer.remote_prefill_cached_tokens),
     })
 }
 
 /// The parameters of a request that says it has its prefill behind it.
 ///
 /// # Errors
-/// [`Refusal::MissingHandoff`], or [`Refusal::BadRequest`] where they are no object.
+/// [`Refusal::MissingHandoff`], or [`Refusal::Invalid`] where they are no object.
 pub(super) fn pulled_params(generation: &Generation) -> Result<&RawValue, Refusal> {
     let missing = Refusal::MissingHandoff(MISSING);
     let Some(params) = generation.kv_transfer_params.as_deref() else {
@@ -126,7 +167,10 @@ pub(super) fn leg(generation: &Generation) -> Leg {
 
 /// vLLM takes any object here and answers 400 to anything else.
 fn read_flags(params: &RawValue) -> Result<Flags, Refusal> {
-    let invalid = |error| Refusal::BadRequest(format!("Invalid `kv_transfer_params`: {error}"));
+    let invalid = |error| Refusal::Invalid {
+        place: "body.kv_transfer_params".to_owned(),
+        problem: format!("Invalid `kv_transfer_params`: {error}"),
+    };
     serde_json::from_str::<Map<String, Value>>(params.get()).map_err(invalid)?;
     serde_json::from_str(params.get()).map_err(invalid)
 }

@@ -13,6 +13,8 @@ async fn a_handoff_is_pulled_and_decoded() {
     assert_eq!(handoff["remote_host"], "127.0.0.1");
     assert_eq!(handoff["remote_port"], prefill.address.port());
     assert_eq!(handoff["tp_size"], 1);
+    assert_eq!(handoff["remote_num_tokens"], 40);
+    assert_eq!(handoff["transfer_mode"], "pull");
 
     let leg = decode_leg(&prompt, &handoff);
     let (status, body) = probe.post(decode.address, CHAT, &leg).await;
@@ -21,11 +23,15 @@ async fn a_handoff_is_pulled_and_decoded() {
     let choice = &answer["choices"][0];
     assert_eq!(choice["message"]["content"], "token0 token1 token2");
     assert_eq!(choice["finish_reason"], "length");
-    assert_eq!(
-        answer["usage"],
-        json!({"prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43,
-            "prompt_tokens_details": {"cached_tokens": 39}})
-    );
+    let usage = &answer["usage"];
+    for (name, tokens) in [
+        ("prompt_tokens", 40),
+        ("completion_tokens", 3),
+        ("total_tokens", 43),
+    ] {
+        assert_eq!(usage[name], tokens, "{usage}");
+    }
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 39);
 
     let state = probe.state(prefill.address).await;
     let want = json!({"requests": 1, "answered": 1, "running": 0, "handoffs_issued": 1,
@@ -214,21 +220,28 @@ async fn a_prefill_engine_refuses_what_vllm_would_and_what_is_no_prefill_leg() {
         assert!(body.contains(words), "{leg}: {body}");
     }
     let invalid = [
-        (with("stream_options", json!({})), 400),
-        (with("min_tokens", json!(2)), 400),
-        (with("max_tokens", json!(0)), 400),
-        (with("model", Value::Null), 400),
-        (with("messages", Value::Null), 400),
-        (with("messages", json!([])), 400),
-        (with("model", json!("other")), 404),
-        (prefill_leg(&"x".repeat(4 * 16 * 4000 + 1)), 400),
+        (
+            with("stream_options", json!({})),
+            400,
+            Some("stream_options"),
+        ),
+        (with("min_tokens", json!(2)), 400, None),
+        (with("max_tokens", json!(0)), 400, Some("max_tokens")),
+        (with("messages", Value::Null), 400, Some("body.messages")),
+        (with("messages", json!([])), 400, None),
+        (with("model", json!("other")), 404, Some("model")),
+        (
+            prefill_leg(&"x".repeat(4 * 16 * 4000 + 1)),
+            400,
+            Some("input_tokens"),
+        ),
     ];
-    for (leg, want) in &invalid {
+    for (leg, want, param) in &invalid {
         let (status, body) = probe.post(prefill.address, CHAT, leg).await;
         assert_eq!(status, *want, "{body}");
         let error = &parsed(&body)["error"];
         assert_eq!(error["code"], *want);
-        assert_eq!(error["param"], Value::Null);
+        assert_eq!(error["param"].as_str(), *param);
     }
     let (status, _) = probe
         .send(Method::POST, prefill.address, CHAT, "no json")
