@@ -16,7 +16,7 @@ else
     cargo clippy --quiet "${for_wasm[@]}" -- -D warnings
 fi
 
-"${PYTHON:-python3}" - scripts/*.py tests/dynamo/*.py tests/gpu/*.py tests/gpu/engine/*.py <<'PYTHON'
+"${PYTHON:-python3}" - scripts/*.py tests/dynamo/*.py tests/gpu/*.py tests/gpu/engine/*.py tests/engines/*.py tests/engines/clients/*.py <<'PYTHON'
 import ast, pathlib, sys
 for path in sys.argv[1:]:
     ast.parse(pathlib.Path(path).read_text(encoding="utf-8"), path)

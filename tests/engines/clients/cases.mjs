@@ -10,7 +10,7 @@ export const GONE = "gone";
 export const KEY = "none";
 
 // Milliseconds for an answer on a busy machine.
-export const PATIENCE = 60_000;
+export const PATIENCE = 120_000;
 
 // Milliseconds within which all must have been released after a client has left.
 const REST_LIMIT = 30_000;

@@ -21,7 +21,7 @@ GONE = "gone"
 KEY = "none"
 
 # Seconds for an answer on a busy machine.
-PATIENCE = 60
+PATIENCE = 120
 
 # Seconds within which all must have been released after a client has left.
 REST_LIMIT = 30
