@@ -7,6 +7,7 @@ mod aborts;
 mod answer;
 mod clients;
 mod compare;
+mod contract;
 mod corpus;
 mod errors;
 mod failures;
@@ -82,6 +83,7 @@ fn at_length(shared: &Arc<Shared>) -> Vec<Trial> {
         handoffs::found_v2_a_load_failure_is_recovered_streamed_or_not,
         handoffs::found_v4_a_first_prefill_that_is_slow_is_waited_for,
         handoffs::found_v8_a_prefill_engine_whose_blocks_cannot_be_fetched_is_blamed,
+        contract::the_simulated_engine_answers_as_vllm_does,
         clients::openai_python,
         clients::openai_node,
         clients::litellm,
