@@ -19,6 +19,7 @@ const MASKED: &[&str] = &[
     "system_fingerprint",
     "cached_tokens",
     "created_cache_tokens",
+    "cache_write_tokens",
     "cache_read_input_tokens",
     "cached_tokens_per_turn",
     "input_cached_tokens",
@@ -135,6 +136,11 @@ fn add(whole: &mut Value, delta: &Value) {
             delta.iter().for_each(|item| add_item(whole, item));
         }
         (_, Value::Null) => {}
+        // One event may have two deltas of the same item.
+        (whole @ Value::Null, Value::Array(_)) => {
+            *whole = json!([]);
+            add(whole, delta);
+        }
         (whole, delta) => *whole = delta.clone(),
     }
 }
