@@ -159,7 +159,7 @@ impl Drop for Process {
 /// Runs the command in a process group of its own, says its process id, and ends the group when stdin closes: however a test
 /// ends, nothing is left behind.
 const GUARD: &str =
-    r#"setsid "$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -KILL -- -$! 2>/dev/null"#;
+    r#"setsid "$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -KILL -$! 2>/dev/null"#;
 
 /// A process that knows nothing of its stdin, with all that it started.
 pub struct Guarded {
