@@ -62,4 +62,7 @@ arguments=(--proxy "$proxy")
 for member in ${MEMBER:-}; do
     arguments+=(--member "$member")
 done
-"$target/debug/pd-harness" run "${arguments[@]}"
+gateway=("$target/debug/pd-harness" run "${arguments[@]}")
+# What was started beside the gateway ends with this script.
+[ -n "$(jobs -p)" ] || exec "${gateway[@]}"
+"${gateway[@]}"
