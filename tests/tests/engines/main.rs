@@ -108,7 +108,12 @@ fn main() {
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if shared.fleet.initialized() {
-        println!("{}", compare::report());
+        let verdict = if conclusion.has_failed() {
+            "failed"
+        } else {
+            "passed"
+        };
+        println!("{verdict}: {}", compare::report());
     }
     conclusion.exit();
 }
