@@ -200,6 +200,15 @@ impl Probe {
     }
 }
 
+/// Tokens of output in an answer's text, as the engine writes them: "token0", " token1", …
+fn tokens(text: &str) -> usize {
+    let words = text.split(['"', ' ']);
+    let numbers = words.filter_map(|word| word.strip_prefix("token"));
+    numbers
+        .filter(|number| number.parse::<u64>().is_ok())
+        .count()
+}
+
 /// The `data:` of each event.
 fn events(stream: &str) -> Vec<&str> {
     stream
