@@ -190,6 +190,7 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
     }
     let code = put_off_code(&reply);
     match (reply.status, code) {
+        (200 | 500, _) if is_lost(&reply) => tally.lost += 1,
         (200, _) => match fault(&reply) {
             None => {
                 tally.answered += 1;
@@ -200,9 +201,15 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
         },
         (503, Some(code)) => *tally.put_off.entry(code).or_default() += 1,
         (404, _) => tally.unknown += 1,
-        (500, _) if reply.text().contains(PARTNER_DIED) => tally.lost += 1,
         _ => tally.wrong.push(format!("{reply:?}")),
     }
+}
+
+/// Whether the engine says, by its status or in a stream before the first token, that the KV could not be fetched.
+fn is_lost(reply: &Reply) -> bool {
+    let text = reply.text();
+    let is_told_first = reply.status == 500 || streamed_tokens(&text) == Some(0);
+    is_told_first && text.contains(PARTNER_DIED)
 }
 
 /// Whether the gateway says that an answer broke off of which nothing had been passed on.
