@@ -8,9 +8,7 @@ clients=$target/engines/clients
 mkdir -p "$clients"
 
 if ! cmp --silent "$sources/requirements.txt" "$clients/requirements.txt"; then
-    need_python
-    "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' ||
-        fail "The clients' packages are pinned for Python 3.11 to 3.13: name one with PYTHON=…"
+    need_python_for_vllm
     say "downloading clients for Python (95 MB) …"
     fill_venv "$clients/venv" "$sources/requirements.txt"
     cp "$sources/requirements.txt" "$clients/requirements.txt"

@@ -28,6 +28,13 @@ need_python() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
 }
 
+# The same, of one that vLLM and what asks it have wheels for.
+need_python_for_vllm() {
+    need_python
+    "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+        fail "vLLM and its clients are pinned for Python 3.11 to 3.13: name one with PYTHON=…"
+}
+
 # Installs Debian packages where that needs no password; elsewhere says which are missing.
 install_packages() {
     local command=(apt-get install -y --no-install-recommends "$@") as_root=()

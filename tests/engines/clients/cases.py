@@ -10,6 +10,7 @@ engine    each engine behind the gateway, for its metrics
 """
 
 import argparse
+import asyncio
 import json
 import time
 import urllib.request
@@ -127,6 +128,18 @@ def takes_at_least(seconds, call):
     if taken < seconds:
         raise AssertionError(f"took {taken:.2f} s, not {seconds} s or more")
     return answer
+
+
+def cancel_early(ask):
+    """Cancels the task of a request half a second after it was begun."""
+
+    async def leave_early():
+        asked = asyncio.create_task(ask())
+        await asyncio.sleep(0.5)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    asyncio.run(leave_early())
 
 
 class Watch:

@@ -222,13 +222,7 @@ def cancel_a_stream():
 
 
 def cancel_a_task():
-    async def leave_early():
-        asked = asyncio.create_task(endless(given.gateway).ainvoke(SAID))
-        await asyncio.sleep(0.5)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-
-    asyncio.run(leave_early())
+    cases.cancel_early(lambda: endless(given.gateway).ainvoke(SAID))
     watch.comes_to_rest()
 
 

@@ -259,13 +259,7 @@ def close(stream):
 
 
 def cancel_a_task():
-    async def leave_early():
-        asked = asyncio.create_task(litellm.acompletion(**pair.gateway, **ENDLESS))
-        await asyncio.sleep(0.5)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-
-    asyncio.run(leave_early())
+    cases.cancel_early(lambda: litellm.acompletion(**pair.gateway, **ENDLESS))
     watch.comes_to_rest()
 
 
