@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
 
 use crate::client::{self, Ask};
 use crate::engines::{Role, in_turns, static_config, with};
 use crate::metrics::Metrics;
 use crate::paths;
 use crate::process::Guarded;
+use crate::wait::eventually;
 
 /// The name that the engines serve their model under.
 pub const MODEL: &str = "tiny";
@@ -117,22 +117,16 @@ impl Engine {
     }
 
     async fn wait_until_it_serves(&self) {
-        let deadline = Instant::now() + START_LIMIT;
-        loop {
+        eventually("vLLM serves", START_LIMIT, || async {
             if self.is_well().await {
-                return;
+                return Ok(());
             }
-            let (is_running, log) = self.look();
-            assert!(
-                is_running,
-                "vLLM ended before it served ({self:?}); the end of its log:\n{log}"
-            );
-            assert!(
-                Instant::now() < deadline,
-                "vLLM does not serve after {START_LIMIT:?} ({self:?}); the end of its log:\n{log}"
-            );
-            sleep(Duration::from_millis(500)).await;
-        }
+            if let Some(log) = self.log_of_its_end() {
+                panic!("vLLM ended before it served ({self:?}); the end of its log:\n{log}");
+            }
+            Err(format!("{self:?} does not answer"))
+        })
+        .await;
     }
 
     async fn is_well(&self) -> bool {
@@ -140,19 +134,21 @@ impl Engine {
         reply.is_ok_and(|reply| reply.status == 200)
     }
 
-    /// Whether its process is there, and the end of its log.
-    fn look(&self) -> (bool, String) {
+    /// The last lines of its log, where its process has ended.
+    fn log_of_its_end(&self) -> Option<String> {
         let process = self
             .process
             .lock()
             .expect("no test panics while it holds this");
         let Some(process) = process.as_ref() else {
-            return (false, "it was killed".to_owned());
+            return Some("it was killed".to_owned());
         };
+        if process.is_running() {
+            return None;
+        }
         let log = process.log();
         let lines: Vec<&str> = log.lines().collect();
-        let shown = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
-        (process.is_running(), shown.join("\n"))
+        Some(lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n"))
     }
 
     fn hold(&self, process: Option<Guarded>) {

@@ -1,6 +1,7 @@
 //! Owns the requests that the engines are asked: every API and option, from a seed.
 
 use pd_router_e2e::client::Ask;
+use pd_router_e2e::engines::with;
 use pd_router_e2e::vllm::MODEL;
 use serde_json::{Value, json};
 
@@ -138,16 +139,12 @@ fn messages(number: usize) -> Value {
 
 fn chat_with(name: &str, number: usize, more: Value) -> Case {
     let base = json!({"messages": messages(number), "max_tokens": 8, "temperature": 0});
-    Case::new(name, CHAT, merged(base, more))
+    Case::new(name, CHAT, with(base, more))
 }
 
 fn completion_with(name: &str, number: usize, more: Value) -> Case {
     let base = json!({"prompt": prompt(number), "max_tokens": 8, "temperature": 0});
-    Case::new(name, COMPLETIONS, merged(base, more))
-}
-
-fn merged(base: Value, more: Value) -> Value {
-    pd_router_e2e::engines::with(base, more)
+    Case::new(name, COMPLETIONS, with(base, more))
 }
 
 fn chat(number: usize) -> Case {
