@@ -43,7 +43,7 @@ async fn leave(gateway: &Gateway, number: usize) {
         "stream": true,
     });
     let request = raw::post(CHAT, &[], body.to_string().as_bytes());
-    let sent = if number % 4 == 0 {
+    let sent = if number.is_multiple_of(4) {
         request.len() - 1
     } else {
         request.len()
