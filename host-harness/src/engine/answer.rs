@@ -260,18 +260,15 @@ impl Answer {
 
     /// The events of token number `number` (from 0) of every choice; the last one carries the finish reason.
     pub fn token(&self, number: u64) -> Vec<Bytes> {
-        if self.endpoint == Endpoint::Responses {
-            return self.response_token(number);
-        }
         let text = word(number);
         let finish = (number + 1 == self.output.tokens).then(|| self.finish());
-        (0..self.sequences)
-            .map(|index| match self.endpoint {
-                Endpoint::Chat => self.chat_chunk(index, None, &text, finish),
-                Endpoint::Completions => self.text_chunk(index, &text, finish),
-                Endpoint::Generate | Endpoint::Responses => self.native_event(index, number + 1),
-            })
-            .collect()
+        let each = |event: &dyn Fn(u64) -> Bytes| (0..self.sequences).map(event).collect();
+        match self.endpoint {
+            Endpoint::Chat => each(&|index| self.chat_chunk(index, None, &text, finish)),
+            Endpoint::Completions => each(&|index| self.text_chunk(index, &text, finish)),
+            Endpoint::Generate => each(&|index| self.native_event(index, number + 1)),
+            Endpoint::Responses => self.response_token(number),
+        }
     }
 
     /// What a complete stream ends with.
