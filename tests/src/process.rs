@@ -195,11 +195,6 @@ impl Guarded {
         );
     }
 
-    /// Ends the process and all that it started at once, as `kill -9` does.
-    pub fn kill(&mut self) {
-        self.guard.close();
-    }
-
     /// True while the process is there.
     pub fn is_running(&self) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", self.child));
@@ -212,6 +207,7 @@ impl Guarded {
     }
 }
 
+/// Ends the process and all that it started at once, as `kill -9` does.
 impl Drop for Guarded {
     fn drop(&mut self) {
         self.guard.close();

@@ -51,7 +51,7 @@ enum Cache {
 }
 
 /// What vLLM 0.32 tells of its cache beside the size: names that end like that of the block size, words, and no model.
-const VLLM_CACHE_LABELS: &str = concat!(
+pub(super) const VLLM_CACHE_LABELS: &str = concat!(
     r#"engine="0",_block_size_resolved="True",cache_dtype="auto","#,
     r#"cache_hit_alignment_tokens="None",effective_attention_block_size="32",enable_mamba_shared_prefix_checkpoint="False","#,
     r#"enable_prefix_caching="True",gpu_memory_utilization="0.92",hash_block_size="None","#,

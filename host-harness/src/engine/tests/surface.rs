@@ -1,6 +1,7 @@
 //! What clients, operators and judges see of an engine.
 
 use super::*;
+use crate::engine::metrics::VLLM_CACHE_LABELS;
 
 #[tokio::test]
 async fn an_aggregated_engine_does_it_all() {
@@ -48,15 +49,21 @@ async fn an_engine_tells_about_itself() {
         (format!("vllm:num_requests_running{labels}}}"), 0.0),
         (format!("vllm:num_requests_waiting{labels}}}"), 0.0),
         (format!("vllm:kv_cache_usage_perc{labels}}}"), 0.0),
+        (
+            format!(
+                r#"vllm:cache_config_info{{{VLLM_CACHE_LABELS}block_size="16",num_gpu_blocks="4000"}}"#
+            ),
+            1.0,
+        ),
     ];
     let want: Vec<(&str, f64)> = want.iter().map(|(name, value)| (&**name, *value)).collect();
-    let Some(((cache, _), others)) = samples.split_last() else {
-        panic!("no sample in {metrics}");
-    };
-    assert_eq!(others, want);
-    assert!(cache.starts_with("vllm:cache_config_info{"), "{cache}");
-    let size = r#",block_size="16",num_gpu_blocks="4000"}"#;
-    assert!(cache.ends_with(size), "{cache}");
+    assert_eq!(samples, want);
+    // Without a model's name it is the one served.
+    let (status, body) = probe
+        .post(at, "/v1/completions", &json!({"prompt": "x"}))
+        .await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(parsed(&body)["model"], "a\"b");
     let (status, body) = probe.send(Method::GET, at, "/nowhere", "").await;
     assert_eq!((status, body.as_str()), (404, r#"{"detail":"Not Found"}"#));
     assert_eq!(probe.send(Method::GET, at, CHAT, "").await.0, 405);
