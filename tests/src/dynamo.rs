@@ -1,9 +1,10 @@
-//! A real Dynamo without a GPU: a frontend in direct mode and mockers of both roles, found through a folder of files.
+//! A real Dynamo without a GPU: a frontend in direct mode and workers of both roles, found through a folder of files.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -11,18 +12,64 @@ use crate::client::{self, Ask};
 use crate::engines::{Role, in_turns, with};
 use crate::paths;
 use crate::process::{Guarded, unique_name};
+use crate::vllm;
 use crate::wait::{GENEROUS, eventually};
 
-/// The name that the mockers serve their model under.
+/// The name that the workers serve their model under.
 pub const MODEL: &str = "tiny";
 
-/// Mocked workers of each role.
-const WORKERS: u64 = 2;
+/// What a Dynamo's workers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Make {
+    /// Two of each role, which pretend to be engines.
+    Mockers,
+    /// One of each role, a vLLM that hands over through NIXL.
+    Vllm,
+}
 
-/// A frontend and its mockers.
+impl Make {
+    /// Workers of each role.
+    fn count(self) -> u64 {
+        match self {
+            Make::Mockers => 2,
+            Make::Vllm => 1,
+        }
+    }
+
+    /// How long they take to start at most.
+    fn start_limit(self) -> Duration {
+        match self {
+            Make::Mockers => GENEROUS,
+            Make::Vllm => vllm::START_LIMIT,
+        }
+    }
+
+    /// The Python that has Dynamo.
+    fn python(self) -> Command {
+        match self {
+            Make::Mockers => Command::new(paths::dynamo_python()),
+            Make::Vllm => {
+                let mut python = Command::new(paths::vllm_venv().join("bin/python"));
+                python.env("PYTHONPATH", paths::vllm_dynamo());
+                python
+            }
+        }
+    }
+
+    /// What starts the workers of this role.
+    fn workers(self, role: Role) -> Command {
+        match self {
+            Make::Mockers => mockers(role, self.count()),
+            Make::Vllm => vllm::dynamo_worker(role),
+        }
+    }
+}
+
+/// A frontend and its workers.
 pub struct Dynamo {
     /// The frontend's address.
     pub frontend: SocketAddr,
+    make: Make,
     folder: PathBuf,
     prefill: Option<Guarded>,
     decode: Option<Guarded>,
@@ -30,8 +77,17 @@ pub struct Dynamo {
 }
 
 impl Dynamo {
-    /// Starts everything and waits until the model is ready with all its workers.
+    /// Starts a frontend with mockers and waits until the model is ready with all of them.
     pub async fn start() -> Dynamo {
+        Dynamo::start_with(Make::Mockers).await
+    }
+
+    /// The same with a vLLM of each role in the mockers' place.
+    pub async fn start_with_vllm() -> Dynamo {
+        Dynamo::start_with(Make::Vllm).await
+    }
+
+    async fn start_with(make: Make) -> Dynamo {
         let folder = paths::scratch().join(unique_name("dynamo"));
         // Cards of an earlier run would be found again.
         let _ = std::fs::remove_dir_all(&folder);
@@ -40,15 +96,18 @@ impl Dynamo {
                 .unwrap_or_else(|error| panic!("cannot create {}: {error}", folder.display()));
         }
         let frontend = free_address();
-        let mut serve = module(&folder, "dynamo.frontend");
+        let mut serve = make.python();
         serve
+            .args(["-m", "dynamo.frontend"])
             .args(["--http-host", "127.0.0.1", "--router-mode", "direct"])
             .args(["--http-port", &frontend.port().to_string()]);
+        let serve = in_folder(&folder, serve);
         let dynamo = Dynamo {
             frontend,
+            make,
             _frontend: Guarded::start(&serve, "dynamo-frontend").await,
-            prefill: Some(mocker(&folder, Role::Prefill).await),
-            decode: Some(mocker(&folder, Role::Decode).await),
+            prefill: Some(workers(make, &folder, Role::Prefill).await),
+            decode: Some(workers(make, &folder, Role::Decode).await),
             folder,
         };
         dynamo.wait_until_ready().await;
@@ -94,8 +153,8 @@ impl Dynamo {
     /// Stops the workers of this role and waits until the frontend knows.
     pub async fn remove(&mut self, role: Role) {
         let old = self.ids(role).await;
-        if let Some(mocker) = self.mocker(role).take() {
-            mocker.terminate();
+        if let Some(workers) = self.workers(role).take() {
+            workers.terminate();
         }
         eventually("the frontend drops the old workers", GENEROUS, || async {
             let now = self.ids(role).await;
@@ -109,11 +168,11 @@ impl Dynamo {
 
     /// Starts workers of this role and waits until the frontend knows all of them. They have new ids.
     pub async fn add(&mut self, role: Role) {
-        let mocker = mocker(&self.folder, role).await;
-        self.mocker(role).replace(mocker);
+        let workers = workers(self.make, &self.folder, role).await;
+        self.workers(role).replace(workers);
         eventually("the frontend knows the workers", GENEROUS, || async {
             let now = self.ids(role).await;
-            if now.len() as u64 == WORKERS {
+            if now.len() as u64 == self.make.count() {
                 return Ok(());
             }
             Err(format!("{now:?}"))
@@ -128,7 +187,7 @@ impl Dynamo {
         self.wait_until_ready().await;
     }
 
-    fn mocker(&mut self, role: Role) -> &mut Option<Guarded> {
+    fn workers(&mut self, role: Role) -> &mut Option<Guarded> {
         match role {
             Role::Prefill => &mut self.prefill,
             Role::Decode | Role::Aggregated => &mut self.decode,
@@ -142,7 +201,10 @@ impl Dynamo {
 
     /// Waits until the frontend says that the model is ready with all its workers.
     pub async fn wait_until_ready(&self) {
-        eventually("Dynamo is ready", GENEROUS, || self.readiness()).await;
+        eventually("Dynamo is ready", self.make.start_limit(), || {
+            self.readiness()
+        })
+        .await;
     }
 
     async fn readiness(&self) -> Result<(), String> {
@@ -154,7 +216,7 @@ impl Dynamo {
         }
         let ready = reply.json();
         let types = &ready["namespaces"]["dynamo"]["worker_types"];
-        let complete = |role: &str| types[role]["workers"].as_u64() == Some(WORKERS);
+        let complete = |role: &str| types[role]["workers"].as_u64() == Some(self.make.count());
         if complete("prefill") && complete("decode") {
             return Ok(());
         }
@@ -173,23 +235,26 @@ impl Dynamo {
     }
 }
 
-async fn mocker(folder: &Path, role: Role) -> Guarded {
-    let mut command = module(folder, "dynamo.mocker");
-    command
-        .arg("--model-path")
-        .arg(paths::dynamo_model())
-        .args(["--model-name", MODEL])
-        .args(["--disaggregation-mode", role.as_str()])
-        .args(["--num-workers", &WORKERS.to_string()])
-        .args(["--speedup-ratio", "10"]);
+async fn workers(make: Make, folder: &Path, role: Role) -> Guarded {
+    let command = in_folder(folder, make.workers(role));
     Guarded::start(&command, &format!("dynamo-{}", role.as_str())).await
 }
 
-/// `python -m name`, with everything on loopback and nothing fetched.
-fn module(folder: &Path, name: &str) -> Command {
-    let mut command = Command::new(paths::dynamo_python());
+fn mockers(role: Role, count: u64) -> Command {
+    let mut command = Make::Mockers.python();
     command
-        .args(["-m", name])
+        .args(["-m", "dynamo.mocker", "--model-path"])
+        .arg(paths::dynamo_model())
+        .args(["--model-name", MODEL])
+        .args(["--disaggregation-mode", role.as_str()])
+        .args(["--num-workers", &count.to_string()])
+        .args(["--speedup-ratio", "10"]);
+    command
+}
+
+/// A part of the Dynamo in this folder, with everything on loopback and nothing fetched.
+fn in_folder(folder: &Path, mut command: Command) -> Command {
+    command
         .env("HOME", folder.join("home"))
         .env("DYN_FILE_KV", folder.join("kv"))
         .env("HF_HUB_OFFLINE", "1")

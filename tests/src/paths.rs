@@ -85,6 +85,15 @@ pub fn vllm_model() -> PathBuf {
     part("PD_VLLM_MODEL", "target/engines/model", "vLLM's model")
 }
 
+/// The packages that make a Dynamo of vLLM's environment: `PD_VLLM_DYNAMO`, else those that make installs.
+pub fn vllm_dynamo() -> PathBuf {
+    part(
+        "PD_VLLM_DYNAMO",
+        "target/engines/dynamo",
+        "Dynamo with vLLM",
+    )
+}
+
 /// The clients that real engines are tried with: `PD_ENGINE_CLIENTS`, else those that make installs.
 pub fn engine_clients() -> PathBuf {
     part("PD_ENGINE_CLIENTS", "target/engines/clients", "the clients")

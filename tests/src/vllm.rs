@@ -25,14 +25,23 @@ pub const CONTEXT: u64 = 4096;
 /// Tokens in one of an engine's KV blocks.
 pub const BLOCK_TOKENS: u64 = 32;
 
+/// How long a prefill engine keeps what nobody fetches, as serve.sh has it.
+pub const LEASE: Duration = Duration::from_secs(120);
+
+/// How long an answer may take: engines that poll take the CPU from each other.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Five engines that start side by side on two busy cores.
-const START_LIMIT: Duration = Duration::from_secs(900);
+pub(crate) const START_LIMIT: Duration = Duration::from_secs(900);
 
 /// The last lines of an engine's log that a broken start shows.
 const SHOWN_LINES: usize = 12;
 
 /// The first engine's port. Its side channel is beside it; the next engine's are two further on.
 const FIRST_PORT: u16 = 18100;
+
+/// The port of the metrics of Dynamo's prefill worker, and of its decode worker. Their side channels are beside them.
+const DYNAMO_PORTS: [u16; 2] = [18120, 18122];
 
 /// What vLLM calls an engine's part in a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,14 +98,7 @@ impl Engine {
 
     /// Starts it and waits until it serves. Fails with the end of its log where it ends first.
     pub async fn start(&self) {
-        let mut command = Command::new(paths::workspace().join("tests/engines/serve.sh"));
-        command
-            .arg(paths::vllm_venv())
-            .arg(paths::vllm_model())
-            .arg(self.kv.as_str())
-            .arg(self.address.port().to_string())
-            .arg((self.address.port() + 1).to_string());
-        let process = Guarded::start(&command, &self.name).await;
+        let process = Guarded::start(&serve(self.kv, self.address.port()), &self.name).await;
         self.hold(Some(process));
         self.wait_until_it_serves().await;
     }
@@ -191,6 +193,43 @@ impl Engine {
     }
 }
 
+fn serve(kv: KvRole, port: u16) -> Command {
+    let mut command = Command::new(paths::workspace().join("tests/engines/serve.sh"));
+    command
+        .arg(paths::vllm_venv())
+        .arg(paths::vllm_model())
+        .arg(kv.as_str())
+        .arg(port.to_string())
+        .arg((port + 1).to_string());
+    command
+}
+
+/// What starts a worker of a Dynamo that is a vLLM.
+pub(crate) fn dynamo_worker(role: Role) -> Command {
+    let kv = match role {
+        Role::Prefill => KvRole::Producer,
+        Role::Decode | Role::Aggregated => KvRole::Consumer,
+    };
+    let mut command = serve(kv, dynamo_port(role));
+    command.env("DYNAMO", paths::vllm_dynamo());
+    command
+}
+
+fn dynamo_port(role: Role) -> u16 {
+    let [prefill, decode] = DYNAMO_PORTS;
+    match role {
+        Role::Prefill => prefill,
+        Role::Decode | Role::Aggregated => decode,
+    }
+}
+
+/// The metrics of a worker of a Dynamo that is a vLLM.
+pub async fn dynamo_metrics(role: Role) -> Metrics {
+    let address = SocketAddr::from(([127, 0, 0, 1], dynamo_port(role)));
+    let page = client::send(address, Ask::get("/metrics")).await;
+    Metrics::parse(&page.expect(200).text())
+}
+
 /// What an engine counts, in tokens, requests and, what it holds, as a share of its KV cache from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
@@ -217,6 +256,14 @@ pub enum Size {
     Pair,
     /// Two of each, the second ones `kv_both`.
     TwoPairs,
+}
+
+/// Fields of a pool whose deadlines leave engines as long as [`PATIENCE`] does.
+pub fn patient() -> Value {
+    json!({
+        "prefill": {"base_timeout_ms": 120_000},
+        "decode": {"first_token_timeout_ms": 240_000},
+    })
 }
 
 /// Engines of both roles, and one aggregated engine to compare with.
@@ -263,7 +310,7 @@ impl Fleet {
             .filter(move |engine| engine.role == role)
     }
 
-    /// A configuration with these engines as its one pool, response headers and the status page on.
+    /// A configuration with these engines as its one pool, patient, response headers and the status page on.
     pub fn config(&self) -> Value {
         self.config_with(json!({}))
     }
@@ -272,7 +319,7 @@ impl Fleet {
     pub fn config_with(&self, pool: Value) -> Value {
         let workers = self.engines.iter().map(Engine::listed).collect();
         let base = with(in_turns(), json!({"block_tokens": BLOCK_TOKENS}));
-        static_config(workers, with(base, pool))
+        static_config(workers, with(with(base, patient()), pool))
     }
 
     /// The figures of all engines of this role together.

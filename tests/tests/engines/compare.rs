@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use futures_util::{StreamExt, stream};
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Reply};
-use pd_router_e2e::engines::{Role, in_turns, static_config};
+use pd_router_e2e::engines::{Role, in_turns, static_config, with};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::vllm::{Engine, Figures, Fleet};
+use pd_router_e2e::vllm::{Engine, Figures, Fleet, patient};
 
 use crate::answer::Answer;
 use crate::corpus::{self, Case};
@@ -70,7 +70,8 @@ pub async fn each_kind_of_request_is_answered_as_by_one_engine(fleet: &Fleet) {
 
 pub async fn what_no_hand_off_serves_runs_whole(fleet: &Fleet) {
     let workers = fleet.engines.iter().chain([&fleet.alone]);
-    let config = static_config(workers.map(Engine::listed).collect(), in_turns());
+    let pool = with(in_turns(), patient());
+    let config = static_config(workers.map(Engine::listed).collect(), pool);
     let gateway = Gateway::start(Proxy::Envoy, &config, &[]).await;
     are_equal(&gateway, &fleet.alone, &corpus::whole()).await;
     gateway.assert_comes_to_rest().await;

@@ -2,7 +2,7 @@
 
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::with;
-use pd_router_e2e::vllm::MODEL;
+use pd_router_e2e::vllm::{MODEL, PATIENCE};
 use serde_json::{Value, json};
 
 /// A request, by a name that says what is special about it.
@@ -33,7 +33,7 @@ impl Case {
     }
 
     pub fn ask(&self) -> Ask {
-        Ask::post(self.path, self.body.to_string())
+        Ask::post(self.path, self.body.to_string()).within(PATIENCE)
     }
 }
 

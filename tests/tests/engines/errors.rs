@@ -1,5 +1,7 @@
 //! Requests that an engine refuses.
 
+use std::time::Duration;
+
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::Role;
@@ -37,7 +39,12 @@ pub async fn found_v1_what_decode_refuses_leaves_nothing_held(fleet: &Fleet) {
 
 /// Waits until no engine runs anything or holds a block.
 pub async fn nothing_is_held(fleet: &Fleet) {
-    eventually("no engine holds anything", GENEROUS, || async {
+    nothing_is_held_within(GENEROUS, fleet).await;
+}
+
+/// The same, where it may take so long.
+pub async fn nothing_is_held_within(limit: Duration, fleet: &Fleet) {
+    eventually("no engine holds anything", limit, || async {
         for role in [Role::Prefill, Role::Decode] {
             let figures = fleet.figures(role).await;
             if figures.running != 0.0 || figures.held != 0.0 {

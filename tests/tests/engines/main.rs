@@ -9,6 +9,7 @@ mod clients;
 mod compare;
 mod contract;
 mod corpus;
+mod dynamo;
 mod errors;
 mod failures;
 mod handoffs;
@@ -81,9 +82,12 @@ fn at_length(shared: &Arc<Shared>) -> Vec<Trial> {
         compare::five_hundred_mixed_requests_are_answered_as_by_one_engine,
         errors::found_v1_what_decode_refuses_leaves_nothing_held,
         handoffs::found_v2_a_load_failure_is_recovered_streamed_or_not,
+        handoffs::a_hand_off_that_is_cut_is_not_used,
+        handoffs::found_v3_a_hand_off_is_used_once,
         handoffs::found_v4_a_first_prefill_that_is_slow_is_waited_for,
         handoffs::found_v8_a_prefill_engine_whose_blocks_cannot_be_fetched_is_blamed,
         contract::the_simulated_engine_answers_as_vllm_does,
+        dynamo::what_dynamo_hands_over_is_answered_as_by_one_engine,
         clients::openai_python,
         clients::openai_node,
         clients::litellm,
