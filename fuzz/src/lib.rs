@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use routing::config::{Config, Pool};
 use routing::request::Generation;
-use routing::route::{Explain, Router, Told};
+use routing::route::{Explain, PlanInput, Router};
 
 /// The generations whose bodies are read.
 pub const GENERATIONS: [Generation; 5] = [
@@ -169,10 +169,10 @@ pub fn protocols() -> [&'static str; 7] {
 }
 
 /// What a request says beside its body: nothing.
-pub fn told<'a>() -> Told<'a> {
-    Told {
+pub fn told<'a>() -> PlanInput<'a> {
+    PlanInput {
         now: NOW,
         explain: Explain::ForLog,
-        ..Told::default()
+        ..PlanInput::default()
     }
 }

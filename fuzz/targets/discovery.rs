@@ -4,7 +4,7 @@
 use fuzz::{Choices, NOW, configured, told};
 use libfuzzer_sys::fuzz_target;
 use routing::config::Pool;
-use routing::discovery::{self, Answer, Belief, Believed, Heard};
+use routing::discovery::{self, Answer, Believed, Heard, PolledWorkers};
 use routing::fleet::Fleet;
 use routing::request::Generation;
 use routing::route::Router;
@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
     let mut router = Router::new(pool.clone(), 1, 2);
     router.advance(NOW);
     let mut source = discovery::source(&pool).expect("a source");
-    let mut belief = Belief::default();
+    let mut belief = PolledWorkers::default();
     // The same source hears one answer after the other.
     for (version, body) in choices.parts(4).into_iter().enumerate() {
         let _ = source.poll();

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use routing::answer::Form;
 use routing::request::steering::header_names;
 use routing::request::{Generation, Head, Kind};
-use routing::route::{Explain, Plan, Told};
+use routing::route::{Explain, Plan, PlanInput};
 use routing::selection::eligibility::Subset;
 
 fuzz_target!(|data: &[u8]| {
@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
         .enumerate()
         .map(|(at, line)| (names[at % names.len()].as_bytes().to_vec(), line.to_vec()))
         .collect();
-    let told = Told {
+    let told = PlanInput {
         headers: &headers,
         session: part(4),
         tenant: part(5),

@@ -8,13 +8,13 @@ use fuzz::{Callers, Choices, NOW, router, told};
 use libfuzzer_sys::fuzz_target;
 use routing::fleet::Fleet;
 use routing::request::Generation;
-use routing::sharing::{Board, Desk, Wrote, decode_reports, pool_number};
+use routing::sharing::{SharedStore, ThreadSync, Wrote, decode_reports, pool_number};
 
 /// A board in memory.
 #[derive(Default)]
 struct Memory(RefCell<HashMap<String, (Vec<u8>, u32)>>);
 
-impl Board for Memory {
+impl SharedStore for Memory {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.0.borrow().get(key).cloned()
     }
@@ -23,7 +23,7 @@ impl Board for Memory {
         let mut all = self.0.borrow_mut();
         let there = all.get(key).map(|(_, version)| *version);
         if version.is_some() && there.is_some() && version != there {
-            return Wrote::Outrun;
+            return Wrote::Stale;
         }
         let next = there.unwrap_or(0) + 1;
         all.insert(key.to_owned(), (value.to_vec(), next));
@@ -65,7 +65,7 @@ fn write_foreign(board: &Memory, beat: u64, choices: &mut Choices<'_>) {
 fuzz_target!(|data: &[u8]| {
     let mut choices = Choices(data);
     let board = Memory::default();
-    let mut desk = Desk::new(1);
+    let mut desk = ThreadSync::new(1);
     let mut router = router("nixl", Callers::Strangers, "");
     router.keep_decisions();
     let body = br#"{"model":"m","messages":[{"role":"user","content":"hello hello hello hello hello hello hello hello hello hello"}]}"#;

@@ -8,8 +8,8 @@ use routing::fleet::Target;
 use routing::load::{Held, Share};
 use routing::prefix::hash::{self, Known, Salt};
 use routing::prefix::index::{Bounds, Index};
-use routing::prefix::{Blocks, Grain};
-use routing::route::{Ask, Router, Seat};
+use routing::prefix::{Blocks, RunLength};
+use routing::route::{Assignment, Router, SelectionRequest};
 
 use crate::situation::{
     BUSY, BUSY_TOKENS, CACHE_BLOCKS, CONVERSATIONS, EXPECTED_TOKENS, Fleet, Situation, new_block,
@@ -51,7 +51,7 @@ pub struct Ours {
     situation: Situation,
     conversations: Vec<Conversation>,
     /// Requests under way as long as this lives.
-    busy: Vec<Seat>,
+    busy: Vec<Assignment>,
     turn: u64,
     now: Duration,
 }
@@ -123,13 +123,13 @@ impl Ours {
         self.conversations[conversation].blocks = blocks;
     }
 
-    fn reserve(&mut self, blocks: &Blocks, prompt_tokens: u64) -> Seat {
-        let ask = Ask {
+    fn reserve(&mut self, blocks: &Blocks, prompt_tokens: u64) -> Assignment {
+        let ask = SelectionRequest {
             model: MODEL,
             prompt_tokens,
             blocks,
             expected_tokens: Some(EXPECTED_TOKENS.into()),
-            ..Ask::default()
+            ..SelectionRequest::default()
         };
         let seat = self.router.reserve(&ask, self.now);
         seat.unwrap_or_else(|refusal| panic!("nobody was picked: {refusal:?}"))
@@ -149,7 +149,7 @@ impl Ours {
             let begun = self.situation.fork() as usize * size_of::<u32>();
             let begun = blocks(&ids[..begun], self.situation.block_tokens);
             let holders = self.situation.holders_of(conversation).len();
-            let seats: Vec<Seat> = (0..holders)
+            let seats: Vec<Assignment> = (0..holders)
                 .map(|_| self.reserve(&begun, A_TURN_EACH))
                 .collect();
             drop(seats);
@@ -175,7 +175,7 @@ impl Ours {
 
     /// As many prompts as there are caches, so large that each goes to another one.
     fn give_each(&mut self, prompt: impl Fn(u32) -> Blocks) {
-        let seats: Vec<Seat> = (0..self.situation.caches())
+        let seats: Vec<Assignment> = (0..self.situation.caches())
             .map(|cache| self.reserve(&prompt(cache), A_TURN_EACH))
             .collect();
         drop(seats);
@@ -287,7 +287,7 @@ fn conversations(situation: &Situation) -> Vec<Conversation> {
 fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
     let scope = hash::scope(MODEL, Known::ByIds);
     let names = hash::ids(ids, block_tokens, Salt::new(None, None));
-    Blocks::named(scope, names, Grain::of(block_tokens))
+    Blocks::named(scope, names, RunLength::of(block_tokens))
 }
 
 /// Blocks that nobody asks for.
@@ -297,6 +297,6 @@ fn stuffed(cache: u32, first: u32, count: u32) -> Blocks {
         sequence: (first..first + count)
             .map(|block| stuffing(cache, block))
             .collect(),
-        grain: Grain::Even,
+        grain: RunLength::Even,
     }
 }

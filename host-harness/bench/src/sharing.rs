@@ -8,7 +8,7 @@ use routing::fleet::TargetKey;
 use routing::load::Share;
 use routing::prefix::Decision;
 use routing::route::Router;
-use routing::sharing::{Board, Desk, Heard, PoolShares, Totals, Wrote};
+use routing::sharing::{Heard, PoolShares, SharedStore, ThreadSync, Totals, Wrote};
 
 use crate::ours::{START, everywhere, router};
 use crate::situation::{CACHE_BLOCKS, Fleet, Holders, Situation, stuffing};
@@ -26,7 +26,7 @@ struct Map {
     version: Cell<u32>,
 }
 
-impl Board for Map {
+impl SharedStore for Map {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.values.borrow().get(key).cloned()
     }
@@ -42,8 +42,8 @@ impl Board for Map {
 /// One thread's router and desk, and the other threads.
 pub struct Threads {
     router: Router,
-    desk: Desk,
-    others: Vec<Desk>,
+    desk: ThreadSync,
+    others: Vec<ThreadSync>,
     board: Map,
     shares: Vec<PoolShares>,
     heard: Vec<Share>,
@@ -64,8 +64,8 @@ impl Threads {
         let shares: Vec<Share> = everywhere(&router).collect();
         let mut threads = Self {
             router,
-            desk: Desk::new(0),
-            others: (1..VMS).map(Desk::new).collect(),
+            desk: ThreadSync::new(0),
+            others: (1..VMS).map(ThreadSync::new).collect(),
             board: Map::default(),
             heard: shares.clone(),
             shares: vec![PoolShares { pool: POOL, shares }],

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use routing::config::{Config, ConfigError};
 use routing::fleet::{Role, Worker, WorkerId};
-use routing::route::{Ask, Report, Router, Seat};
+use routing::route::{Assignment, Report, Router, SelectionRequest};
 use serde_json::{Value, json};
 
 use super::chooser::{Chooser, Held, Place, Status};
@@ -76,13 +76,13 @@ fn address(number: usize) -> String {
 
 impl Chooser for Routed {
     fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
-        let ask = Ask {
+        let ask = SelectionRequest {
             model: MODEL,
             prompt_tokens: request.prompt_tokens,
             blocks: &request.blocks,
             session: request.session.as_deref(),
             // How long an answer will be is written in a trace, but a router is not told.
-            ..Ask::default()
+            ..SelectionRequest::default()
         };
         let seat = self
             .0
@@ -126,7 +126,7 @@ fn number(worker: Option<&Worker>) -> usize {
 /// A seat, and the workers' numbers.
 struct Booked {
     place: Place,
-    seat: Seat,
+    seat: Assignment,
 }
 
 impl Held for Booked {

@@ -8,7 +8,7 @@ use routing::fleet::{Incarnation, WorkerId};
 use routing::route::Question;
 
 use crate::calls;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 
 /// How long a worker may take to tell.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub struct Asker {
 
 impl Asker {
     /// Asks the prefill workers of whom something must be known.
-    pub fn tick(&mut self, gateway: &Gateway) {
+    pub fn tick(&mut self, gateway: &PoolRuntime) {
         let questions = gateway.router.borrow().questions();
         let is_asked = |id: &WorkerId| questions.iter().any(|question| question.worker.id == *id);
         self.again.retain(|id, _| is_asked(id));
@@ -61,7 +61,7 @@ impl Asker {
     }
 
     /// Takes the answer to a question; false where the token is another call's.
-    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<Gateway>) -> bool {
+    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<PoolRuntime>) -> bool {
         let Some(life) = self.asked.remove(&token) else {
             return false;
         };

@@ -16,7 +16,7 @@ use routing::fleet::Worker;
 use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
 
 use crate::cleanup::{self, CleanUp};
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::prefill_call::{self, Job};
@@ -85,7 +85,7 @@ impl Calls {
 ///
 /// # Errors
 /// When the host would not carry the message: the task is gone then.
-pub fn submit(gateway: &Gateway, task: Task) -> Result<(), HostError> {
+pub fn submit(gateway: &PoolRuntime, task: Task) -> Result<(), HostError> {
     let mut calls = gateway.calls.borrow_mut();
     let queue = calls.queue()?;
     host::enqueue(queue, b"")?;
@@ -94,7 +94,7 @@ pub fn submit(gateway: &Gateway, task: Task) -> Result<(), HostError> {
 }
 
 /// Does what waits. Called on the root, when its queue has a message.
-pub fn start_waiting(gateway: &Gateway, queue: u32) {
+pub fn start_waiting(gateway: &PoolRuntime, queue: u32) {
     while host::dequeue(queue).is_some() {}
     loop {
         let task = gateway.calls.borrow_mut().waiting.pop_front();
@@ -112,7 +112,7 @@ pub fn start_waiting(gateway: &Gateway, queue: u32) {
 }
 
 /// Takes the answer to a call; false where the token is another's.
-pub fn answered(gateway: &Gateway, token: u32, has_headers: bool) -> bool {
+pub fn answered(gateway: &PoolRuntime, token: u32, has_headers: bool) -> bool {
     let call = gateway.calls.borrow_mut().running.remove(&token);
     let Some(call) = call else {
         return false;
@@ -160,9 +160,9 @@ pub fn headers_for_client() -> Vec<Header> {
 /// # Errors
 /// How a call that is not made ends.
 pub fn call_decode(
-    gateway: &Gateway,
+    gateway: &PoolRuntime,
     dispatch: &Dispatch,
-    request: &Asked<'_>,
+    request: &ClientRequest<'_>,
     timeout: Duration,
 ) -> Result<u32, PrefillAnswer<'static>> {
     let mut own = dispatch.headers.clone();
@@ -222,7 +222,7 @@ pub fn good_answer(has_headers: bool) -> Option<Vec<u8>> {
 }
 
 /// What a client has asked.
-pub struct Asked<'a> {
+pub struct ClientRequest<'a> {
     /// The id of its request.
     pub id: &'a str,
     /// As it sent them.

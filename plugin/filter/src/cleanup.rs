@@ -7,11 +7,11 @@ use routing::fleet::Worker;
 use routing::handoff::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
-use crate::calls::{self, Asked, Call, Task};
-use crate::gateway::Gateway;
+use crate::calls::{self, Call, ClientRequest, Task};
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host;
-use crate::stream::{Estate, Stream};
+use crate::stream::{CleanupRequest, Stream};
 
 /// A leg under way.
 pub struct CleanUp {
@@ -20,14 +20,14 @@ pub struct CleanUp {
     /// What its line of the log begins with.
     ids: String,
     /// Its bytes count until the call has ended: the proxy holds them.
-    _estate: Option<Estate>,
+    _estate: Option<CleanupRequest>,
 }
 
 /// How long a worker may take to drop a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Tells a prefill worker to drop what it has computed for a request that was given up. To be called on the root.
-pub fn call_off(gateway: &Gateway, client: &Stream, leg: &AbortLeg, blocks: u64) {
+pub fn call_off(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: u64) {
     let called = host::enter_context(gateway.root_id)
         .ok()
         .and_then(|()| send(gateway, client, leg));
@@ -45,7 +45,7 @@ pub fn call_off(gateway: &Gateway, client: &Stream, leg: &AbortLeg, blocks: u64)
 }
 
 /// Makes the call that tells a worker to drop a request, from whichever context is the effective one.
-pub fn send(gateway: &Gateway, client: &Stream, leg: &AbortLeg) -> Option<u32> {
+pub fn send(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
     let destination = leg.destination.to_string();
     let own = [
@@ -66,7 +66,7 @@ pub fn send(gateway: &Gateway, client: &Stream, leg: &AbortLeg) -> Option<u32> {
 }
 
 /// Fetches blocks that nobody waits for any more. To be called on the root.
-pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
+pub fn start(gateway: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
     let Some(estate) = client.estate.take() else {
         leaked(gateway, client, leg.blocks, prefill);
         return;
@@ -75,7 +75,7 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
     let timeout = Duration::from_millis(u64::from(timeout_ms));
     // Decode may run under the other one at the same time, at the same worker.
     let id = format!("{}-left", client.request_id());
-    let asked = Asked {
+    let asked = ClientRequest {
         id: &id,
         headers: &estate.headers,
         body: &estate.body,
@@ -97,7 +97,7 @@ pub fn start(gateway: &Gateway, client: &Stream, leg: &CleanUpLeg, prefill: &Wor
 
 /// What prefill has computed for a decode leg that did not begin with it is fetched, for nobody. From whichever context is the
 /// effective one.
-pub fn give_up(gateway: &Gateway, client: &Rc<Stream>) {
+pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>) {
     let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
     };
@@ -119,7 +119,7 @@ pub fn give_up(gateway: &Gateway, client: &Rc<Stream>) {
 }
 
 /// Takes the leg's answer.
-pub fn answered(gateway: &Gateway, leg: &CleanUp, answer: PrefillAnswer<'_>) {
+pub fn answered(gateway: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>) {
     let fate = Fate::after_a_call(answer);
     gateway.telemetry.handed_off(fate, leg.blocks);
     if fate == Fate::Fetched {
@@ -133,7 +133,7 @@ pub fn answered(gateway: &Gateway, leg: &CleanUp, answer: PrefillAnswer<'_>) {
 }
 
 /// Nobody can fetch the blocks.
-pub fn leaked(gateway: &Gateway, client: &Stream, blocks: u64, prefill: &Worker) {
+pub fn leaked(gateway: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Worker) {
     gateway.telemetry.handed_off(Fate::Leaked, blocks);
     log::info!(
         "[{}] nobody fetches what prefill computed: {blocks} blocks stay on {} until its lease ends",
@@ -143,7 +143,7 @@ pub fn leaked(gateway: &Gateway, client: &Stream, blocks: u64, prefill: &Worker)
 }
 
 /// Tells what has become of what prefill handed over to a client's decode. To be called when that has ended.
-pub fn tell_of_handed(gateway: &Gateway, client: &Stream) {
+pub fn tell_of_handed(gateway: &PoolRuntime, client: &Stream) {
     let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
     };

@@ -10,12 +10,12 @@ use routing::route::{Plan, Refusal};
 use routing::uploads::Progress;
 
 use crate::endpoints;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::{self, Next};
 use crate::pools::Pools;
-use crate::registration::Visit;
+use crate::registration::RegistrationRequest;
 use crate::response::Reading;
 use crate::stream::{Stage, Stream};
 
@@ -24,17 +24,17 @@ pub struct StreamContext {
     id: u32,
     pools: Rc<Pools>,
     /// The pool that its route belongs to, once that is known.
-    gateway: Rc<Gateway>,
+    gateway: Rc<PoolRuntime>,
     stream: Option<Rc<Stream>>,
     /// Where it is no request to a worker, but one of a worker's.
-    visit: Option<Visit>,
+    visit: Option<RegistrationRequest>,
     /// What is known of its response.
     reading: Reading,
 }
 
 impl StreamContext {
     /// A stream that has just begun.
-    pub fn new(id: u32, pools: Rc<Pools>, gateway: Rc<Gateway>) -> Self {
+    pub fn new(id: u32, pools: Rc<Pools>, gateway: Rc<PoolRuntime>) -> Self {
         Self {
             id,
             pools,
@@ -165,7 +165,7 @@ impl StreamContext {
     }
 
     /// Takes up a request to the registry.
-    fn receive(&mut self, visit: Visit, end_of_stream: bool) -> Action {
+    fn receive(&mut self, visit: RegistrationRequest, end_of_stream: bool) -> Action {
         let reply = match visit.early_answer(&self.pools) {
             None if end_of_stream => Some(visit.answer(&self.pools, &[])),
             early => early,
@@ -179,7 +179,7 @@ impl StreamContext {
 
     /// A piece of the body of a request to the registry.
     fn receive_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        let is_over = end_of_stream || Visit::is_too_long(size);
+        let is_over = end_of_stream || RegistrationRequest::is_too_long(size);
         if let Some(visit) = self.visit.take_if(|_| is_over) {
             let body = host::buffer(Buffer::Request).unwrap_or_default();
             endpoints::reply(&visit.answer(&self.pools, &body));
@@ -219,7 +219,7 @@ impl HttpContext for StreamContext {
         }
         #[cfg(feature = "trap")]
         crate::trap::step_on(&received);
-        if let Some(visit) = Visit::of(&self.pools, head, &received) {
+        if let Some(visit) = RegistrationRequest::of(&self.pools, head, &received) {
             return self.receive(visit, end_of_stream);
         }
         let gateway = self.pools.of_route();

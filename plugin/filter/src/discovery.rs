@@ -3,12 +3,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::discovery::{self, Answer, Belief, Believed, Heard, Poll, Source, Staleness};
+use routing::discovery::{self, Answer, Believed, Heard, Poll, PolledWorkers, Source, Staleness};
 use routing::excerpt::{self, excerpt};
 use routing::fleet::{Fleet, Worker};
 
 use crate::calls;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::host::{self, Map};
 use crate::shared::{self, SourceHealth};
 
@@ -23,7 +23,7 @@ pub struct Poller {
 /// What only a leader keeps.
 struct Leading {
     source: Box<dyn Source>,
-    belief: Belief,
+    belief: PolledWorkers,
     staleness: Staleness,
     call: Option<u32>,
     due: Duration,
@@ -35,7 +35,7 @@ struct Leading {
 
 impl Poller {
     /// Polls if this VM leads and a poll is due. To be called in each round.
-    pub fn tick(&mut self, gateway: &Gateway) {
+    pub fn tick(&mut self, gateway: &PoolRuntime) {
         if !gateway.vm.leads() {
             self.rest();
             return;
@@ -60,7 +60,7 @@ impl Poller {
     }
 
     /// Takes the answer to a poll; false where the token is another call's.
-    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<Gateway>) -> bool {
+    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<PoolRuntime>) -> bool {
         if self
             .abandoned
             .take_if(|abandoned| *abandoned == token)
@@ -86,14 +86,14 @@ impl Poller {
 
 impl Leading {
     /// A new leader goes on from what all have adopted. None where there is nothing to poll.
-    fn over(gateway: &Gateway) -> Option<Self> {
+    fn over(gateway: &PoolRuntime) -> Option<Self> {
         let router = gateway.router.borrow();
         let source = discovery::source(&gateway.pool)?;
         let keep_ms = gateway.pool.discovery.keep_stale_ms();
         let known = router.fleet().workers().map(|worker| (**worker).clone());
         Some(Self {
             source,
-            belief: Belief::starting_from(known.collect()),
+            belief: PolledWorkers::starting_from(known.collect()),
             staleness: Staleness::new(keep_ms, gateway.now()),
             call: None,
             due: Duration::ZERO,
@@ -106,7 +106,7 @@ impl Leading {
         now >= self.due
     }
 
-    fn ask(&mut self, gateway: &Gateway) {
+    fn ask(&mut self, gateway: &PoolRuntime) {
         let Some(poll) = self.source.poll() else {
             return;
         };
@@ -118,7 +118,7 @@ impl Leading {
         }
     }
 
-    fn good(&mut self, gateway: &Gateway, heard: Heard) {
+    fn good(&mut self, gateway: &PoolRuntime, heard: Heard) {
         if self.staleness.is_stale() {
             log::info!("pool {}: discovery answers again", gateway.pool.name);
         }
@@ -136,7 +136,7 @@ impl Leading {
     }
 
     /// A poll failed: what is known stays, the next address is asked. Said once, not at every poll.
-    fn failed(&mut self, gateway: &Gateway, problem: &str) {
+    fn failed(&mut self, gateway: &PoolRuntime, problem: &str) {
         self.place = self.place.wrapping_add(1);
         self.staleness.failed(gateway.now());
         if self.staleness.failures() == 1 {
@@ -149,7 +149,7 @@ impl Leading {
     }
 
     /// A fleet whose source has been silent for too long is given up.
-    fn look_at_silence(&mut self, gateway: &Gateway) {
+    fn look_at_silence(&mut self, gateway: &PoolRuntime) {
         if !self.staleness.gives_up(gateway.now()) {
             return;
         }
@@ -167,7 +167,7 @@ impl Leading {
     }
 
     /// Tells the other VMs how the source does, where that has changed.
-    fn tell(&mut self, gateway: &Gateway, problem: Option<&str>) {
+    fn tell(&mut self, gateway: &PoolRuntime, problem: Option<&str>) {
         let now = SourceHealth {
             stale: self.staleness.is_stale(),
             given_up: self.staleness.is_given_up(),
@@ -187,7 +187,7 @@ impl Leading {
 }
 
 /// Publishes workers as the fleet of today.
-pub fn publish(gateway: &Gateway, workers: Vec<Worker>) {
+pub fn publish(gateway: &PoolRuntime, workers: Vec<Worker>) {
     let version = gateway.router.borrow().fleet().version().saturating_add(1);
     let fleet = Fleet::new(version, workers);
     let count = fleet.workers().count();

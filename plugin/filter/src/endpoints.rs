@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use routing::discovery::Reply;
 use routing::fleet::Role;
-use routing::prefill_router::{Place, PlaceState};
+use routing::prefill_router::{ModelKey, ModelState};
 use routing::request::Head;
 use routing::route::{AboutModels, Refusal, Router};
 use serde::Serialize;
 
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host;
 use crate::pools::Pools;
@@ -20,7 +20,7 @@ const PREFIX: &[u8] = b"/pd-router";
 
 /// Answers a request to a path of the filter's own; false where it is another's. What is told of models is told of the pool
 /// that the route belongs to.
-pub fn answer(pools: &Pools, of_route: Option<&Rc<Gateway>>, head: Head<'_>) -> bool {
+pub fn answer(pools: &Pools, of_route: Option<&Rc<PoolRuntime>>, head: Head<'_>) -> bool {
     let path = head
         .path
         .split(|byte| *byte == b'?')
@@ -195,7 +195,7 @@ fn model_ready(router: &Router, name: &str) -> Answer {
     Answer::of(if answer.ready { 200 } else { 503 }, &answer)
 }
 
-fn namespace_ready(router: &Router, place: &Place, state: &PlaceState) -> NamespaceReady {
+fn namespace_ready(router: &Router, place: &ModelKey, state: &ModelState) -> NamespaceReady {
     let here = |role: Role| {
         router
             .fleet()

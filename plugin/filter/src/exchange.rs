@@ -4,9 +4,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::config::Sharing;
-use routing::sharing::{Board, Desk, Heard, PoolShares, Totals, Wrote, pool_number};
+use routing::sharing::{
+    PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals, Wrote, pool_number,
+};
 
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::host::{self, Written};
 use crate::shared;
 
@@ -16,7 +18,7 @@ const BOARD_TICK_MS: u64 = 25;
 /// The board is the proxy's shared data.
 struct SharedData;
 
-impl Board for SharedData {
+impl SharedStore for SharedData {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         host::shared(key)
     }
@@ -24,7 +26,7 @@ impl Board for SharedData {
     fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
         match host::set_shared(key, value, version) {
             Ok(Written::Yes) => Wrote::Done,
-            Ok(Written::Outrun) => Wrote::Outrun,
+            Ok(Written::Stale) => Wrote::Stale,
             Err(_) => Wrote::Failed,
         }
     }
@@ -32,7 +34,7 @@ impl Board for SharedData {
 
 /// Whether a round begins with a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Round {
+pub enum TickKind {
     /// It does.
     Begins,
     /// It does not.
@@ -41,9 +43,9 @@ pub enum Round {
 
 /// This VM's part in the exchange.
 #[derive(Default)]
-pub struct Exchange {
+pub struct ThreadSyncDriver {
     /// Taken at the first tick: a configuration that is only on trial leaves no trace.
-    desk: Option<Desk>,
+    desk: Option<ThreadSync>,
     /// Milliseconds of ticks so far: ticks may become longer or shorter with a new configuration.
     ticked_ms: u64,
     /// When the others were heard last.
@@ -51,21 +53,21 @@ pub struct Exchange {
     was_busy: bool,
 }
 
-impl Exchange {
+impl ThreadSyncDriver {
     /// Tells and hears, if this VM is busy, or a round begins anyway. To be called at each tick; what all VMs together have is
     /// told back where anything was exchanged.
     pub fn tick(
         &mut self,
-        gateways: &[Rc<Gateway>],
+        gateways: &[Rc<PoolRuntime>],
         rules: &Sharing,
-        round: Round,
+        round: TickKind,
         now: Duration,
-    ) -> Option<Heard> {
+    ) -> Option<ThreadUpdate> {
         self.ticked_ms = self.ticked_ms.wrapping_add(rules.interval_ms);
         let own = totals(gateways);
         let is_busy = own != Totals::default();
         let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
-        if !is_busy && !was_busy && round == Round::GoesOn {
+        if !is_busy && !was_busy && round == TickKind::GoesOn {
             return None;
         }
         let shares = match rules.load {
@@ -83,7 +85,7 @@ impl Exchange {
         }
         let desk = self
             .desk
-            .get_or_insert_with(|| Desk::new(shared::unique_number()));
+            .get_or_insert_with(|| ThreadSync::new(shared::unique_number()));
         desk.publish(&SharedData, &own, &shares, &decisions);
         self.hear(gateways, now)
     }
@@ -95,7 +97,7 @@ impl Exchange {
     }
 
     /// Hears the others.
-    pub fn hear(&mut self, gateways: &[Rc<Gateway>], now: Duration) -> Option<Heard> {
+    pub fn hear(&mut self, gateways: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
         let desk = self.desk.as_mut()?;
         let heard = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
         for gateway in gateways {
@@ -114,18 +116,18 @@ impl Exchange {
 
     /// Segments of others' decisions that were overwritten before they were read here.
     pub fn lapped(&self) -> u64 {
-        self.desk.as_ref().map_or(0, Desk::lapped)
+        self.desk.as_ref().map_or(0, ThreadSync::lapped)
     }
 }
 
-fn learn(gateway: &Gateway, key: u64, heard: &Heard) {
+fn learn(gateway: &PoolRuntime, key: u64, heard: &ThreadUpdate) {
     let mut router = gateway.router.borrow_mut();
     for (_, decision) in heard.decisions.iter().filter(|(pool, _)| *pool == key) {
         router.hear_decision(decision);
     }
 }
 
-fn shares(gateway: &Gateway) -> PoolShares {
+fn shares(gateway: &PoolRuntime) -> PoolShares {
     PoolShares {
         pool: pool_number(&gateway.pool.name),
         shares: gateway.router.borrow().shares(),
@@ -133,7 +135,7 @@ fn shares(gateway: &Gateway) -> PoolShares {
 }
 
 /// What this VM has under way.
-fn totals(gateways: &[Rc<Gateway>]) -> Totals {
+fn totals(gateways: &[Rc<PoolRuntime>]) -> Totals {
     let streams = gateways
         .first()
         .map_or(0, |gateway| gateway.telemetry.streams());

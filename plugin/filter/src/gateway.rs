@@ -14,7 +14,7 @@ use routing::handoff::usage;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 
 use crate::calls::Calls;
-use crate::registration::Roll;
+use crate::registration::RegistryView;
 use crate::shared;
 use crate::stream::{Stage, Stream};
 use crate::telemetry::{PoolTelemetry, Telemetry};
@@ -30,11 +30,11 @@ pub struct Waits {
     /// What was read of it, and its body.
     pub queued: QueuedRequest,
     /// The gateway it came to: of those of an older configuration some may still wait.
-    pub gateway: Rc<Gateway>,
+    pub gateway: Rc<PoolRuntime>,
 }
 
 /// One pool, as one configuration of this VM has it.
-pub struct Gateway {
+pub struct PoolRuntime {
     /// As it was configured.
     pub pool: Pool,
     /// The root context that calls belong to.
@@ -76,10 +76,10 @@ pub struct Gateway {
     /// The version of the engines' reports that was last looked at.
     reports_seen: Cell<u32>,
     /// Who has registered, as this VM has seen it.
-    pub roll: RefCell<Roll>,
+    pub roll: RefCell<RegistryView>,
 }
 
-impl Gateway {
+impl PoolRuntime {
     /// A pool of a checked configuration. What an earlier one has left of it in this VM is taken over.
     pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
         let kept = vm.adopt(pool, root_id);

@@ -302,7 +302,7 @@ pub enum Written {
     /// It is written.
     Yes,
     /// Another thread was quicker.
-    Outrun,
+    Stale,
 }
 
 /// Writes a shared value; with a version only if it still has that version. A key that does not exist ignores the version.
@@ -319,7 +319,7 @@ pub fn set_shared(key: &str, value: &[u8], version: Option<u32>) -> Result<Writt
     };
     match status {
         OK => Ok(Written::Yes),
-        CAS_MISMATCH => Ok(Written::Outrun),
+        CAS_MISMATCH => Ok(Written::Stale),
         status => Err(HostError {
             call: "set_shared_data",
             status,

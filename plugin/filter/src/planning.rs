@@ -5,11 +5,11 @@ use std::rc::Rc;
 use routing::admission::Waiter;
 use routing::answer::EventEdit;
 use routing::request::Generation;
-use routing::route::{Explain, Plan, QueueTicket, Refusal, Router, Told};
+use routing::route::{Explain, Plan, PlanInput, QueueTicket, Refusal, Router};
 use routing::selection::eligibility::Subset;
 
 use crate::calls::{self, Task};
-use crate::gateway::{Gateway, Waits};
+use crate::gateway::{PoolRuntime, Waits};
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::prefill_call::Job;
@@ -34,7 +34,7 @@ const SUBSET_HINTS: [&[&str]; 2] = [
 
 /// What a request's headers say to the router, kept until it is planned.
 #[derive(Default)]
-pub struct Spoken {
+pub struct RoutingHeaders {
     /// The headers that steer, of a caller who is trusted.
     pub steering: Vec<Header>,
     /// The session that it names.
@@ -43,7 +43,7 @@ pub struct Spoken {
     pub tenant: Option<Vec<u8>>,
 }
 
-impl Spoken {
+impl RoutingHeaders {
     fn steering(&self, wanted: &str) -> Option<&[u8]> {
         let named = |(name, _): &&Header| name.eq_ignore_ascii_case(wanted.as_bytes());
         let found = self.steering.iter().find(named);
@@ -82,7 +82,7 @@ pub enum Next {
 }
 
 /// Plans a request whose body is there, and carries out what was decided. The stream's context must be the effective one.
-pub fn plan(gateway: &Rc<Gateway>, stream: &Rc<Stream>, generation: Generation) -> Next {
+pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
     let body = gateway.vm.copy_body().unwrap_or_default();
     let body = match renamed(gateway, stream, body) {
         Ok(body) => body,
@@ -95,7 +95,7 @@ pub fn plan(gateway: &Rc<Gateway>, stream: &Rc<Stream>, generation: Generation) 
     let outcome = {
         let spoken = stream.spoken.borrow();
         let subset = spoken.subset();
-        let told = Told {
+        let told = PlanInput {
             headers: &spoken.steering,
             now: gateway.tell_time(),
             session: spoken.session.as_deref(),
@@ -115,7 +115,12 @@ pub fn plan(gateway: &Rc<Gateway>, stream: &Rc<Stream>, generation: Generation) 
 }
 
 /// A request joins those who wait, its body with it: nobody copies or reads that again before the request's turn.
-fn wait(gateway: &Rc<Gateway>, stream: &Rc<Stream>, ticket: QueueTicket, body: Vec<u8>) -> Next {
+fn wait(
+    gateway: &Rc<PoolRuntime>,
+    stream: &Rc<Stream>,
+    ticket: QueueTicket,
+    body: Vec<u8>,
+) -> Next {
     let waiter = ticket.waiter;
     match ticket.with_body(body) {
         Some(queued) => gateway.wait(queued, stream),
@@ -136,7 +141,7 @@ fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
 }
 
 /// The body under the name that its model has for the workers, which is settled once: one that waits is not renamed again.
-fn renamed(gateway: &Gateway, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
+fn renamed(gateway: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
     if stream.is_named.replace(true) {
         return Ok(body);
     }
@@ -159,7 +164,7 @@ fn renamed(gateway: &Gateway, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>,
 
 /// Carries out what was decided.
 pub fn carry_out(
-    gateway: &Rc<Gateway>,
+    gateway: &Rc<PoolRuntime>,
     stream: &Rc<Stream>,
     outcome: Result<Plan, Refusal>,
     body: Vec<u8>,
@@ -209,7 +214,7 @@ pub fn carry_out(
 
 /// Tries those who wait, in their order: a booking has ended, or the fleet has changed. If all who were tried went there may be
 /// room for more. The context that was the effective one is so no more.
-pub fn call_waiting(gateway: &Rc<Gateway>) {
+pub fn call_waiting(gateway: &Rc<PoolRuntime>) {
     loop {
         let called = gateway.router.borrow().called();
         let tried: Vec<Outcome> = called
@@ -231,7 +236,7 @@ enum Outcome {
     Waits,
 }
 
-fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
+fn try_again(gateway: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
     let waits = gateway.waiting.borrow_mut().remove(&waiter);
     let Some(mut waits) = waits.filter(|waits| waits.stream.enter()) else {
         gateway.router.borrow_mut().gives_up(waiter);
@@ -264,7 +269,7 @@ fn try_again(gateway: &Rc<Gateway>, waiter: Waiter) -> Outcome {
 }
 
 /// Refuses those who have waited too long.
-pub fn refuse_late(gateway: &Rc<Gateway>) {
+pub fn refuse_late(gateway: &Rc<PoolRuntime>) {
     let late = gateway.router.borrow_mut().late(gateway.now());
     for (waiter, refusal) in late {
         let waiting = gateway.waiting.borrow_mut().remove(&waiter);

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use routing::config::Config;
 
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::host;
 use crate::vm::Vm;
 
@@ -26,7 +26,7 @@ pub struct Pools {
     pub vm: Rc<Vm>,
     /// As it was configured.
     pub config: Rc<Config>,
-    gateways: Vec<Rc<Gateway>>,
+    gateways: Vec<Rc<PoolRuntime>>,
     is_alive: Cell<bool>,
 }
 
@@ -35,7 +35,7 @@ impl Pools {
     pub fn new(root: u32, config: Config) -> Self {
         let vm = Vm::this();
         let config = Rc::new(config);
-        let gateway = |pool| Rc::new(Gateway::new(root, &config, pool, &vm));
+        let gateway = |pool| Rc::new(PoolRuntime::new(root, &config, pool, &vm));
         let gateways = config.pools.iter().map(gateway).collect();
         Self {
             vm,
@@ -57,19 +57,19 @@ impl Pools {
     }
 
     /// All of them.
-    pub fn all(&self) -> &[Rc<Gateway>] {
+    pub fn all(&self) -> &[Rc<PoolRuntime>] {
         &self.gateways
     }
 
     /// The one of that name.
-    pub fn named(&self, name: &[u8]) -> Option<&Rc<Gateway>> {
-        let is_named = |gateway: &&Rc<Gateway>| gateway.pool.name.as_bytes() == name;
+    pub fn named(&self, name: &[u8]) -> Option<&Rc<PoolRuntime>> {
+        let is_named = |gateway: &&Rc<PoolRuntime>| gateway.pool.name.as_bytes() == name;
         self.gateways.iter().find(is_named)
     }
 
     /// The one that the present stream's route belongs to: as its metadata says, else its name. Where there is only one, that
     /// one. Per-route configuration of a Wasm filter does not exist, so the route has to say it in this way.
-    pub fn of_route(&self) -> Option<&Rc<Gateway>> {
+    pub fn of_route(&self) -> Option<&Rc<PoolRuntime>> {
         if let [only] = self.gateways.as_slice() {
             return Some(only);
         }

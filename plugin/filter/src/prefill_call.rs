@@ -18,12 +18,12 @@ use routing::route::{
 
 use crate::calls::{self, Call, headers_for_client, not_made};
 use crate::cleanup;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host;
 use crate::recovery::{self, End, Failure};
 use crate::rewrite;
-use crate::stream::{Beside, Doom, Stage, Stream};
+use crate::stream::{ConcurrentPrefill, PendingReset, Stage, Stream};
 use crate::telemetry::Leg;
 
 /// A prefill leg and the stream that it is for.
@@ -40,7 +40,7 @@ pub struct Job {
 
 impl Job {
     /// For the client's present attempt.
-    pub fn new(gateway: &Gateway, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
+    pub fn new(gateway: &PoolRuntime, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
         Self {
             phase,
             client: Rc::clone(client),
@@ -56,7 +56,7 @@ impl Job {
 }
 
 /// Calls the job's prefill worker, unless the client has left: then nothing runs. To be called on the root.
-pub fn start(gateway: &Gateway, job: Job) {
+pub fn start(gateway: &PoolRuntime, job: Job) {
     let is_due = matches!(
         job.client.stage.get(),
         Stage::Prefilling | Stage::Recovering
@@ -77,12 +77,12 @@ pub fn start(gateway: &Gateway, job: Job) {
 }
 
 /// Where both legs run at once, decode is due as soon as prefill has been called.
-fn decode_beside(gateway: &Gateway, job: &Job) {
+fn decode_beside(gateway: &PoolRuntime, job: &Job) {
     let dispatch = job.phase.decode_beside(&mut gateway.router.borrow_mut());
     if let Some(dispatch) = dispatch
         && job.client.enter()
     {
-        job.client.beside.set(Beside::Running);
+        job.client.beside.set(ConcurrentPrefill::Running);
         job.client.wants_logprobs.set(job.phase.wants_logprobs());
         job.client.abort.replace(job.phase.abort_leg());
         decode(gateway, &job.client, &dispatch);
@@ -90,7 +90,7 @@ fn decode_beside(gateway: &Gateway, job: &Job) {
 }
 
 /// Decode is due: forwarded or, where that has been done once, called.
-fn decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch) {
+fn decode(gateway: &PoolRuntime, client: &Rc<Stream>, dispatch: &Dispatch) {
     match client.stage.get() {
         Stage::Recovering => {
             let failure = client.failure.take().unwrap_or(Failure::Unreached);
@@ -100,7 +100,7 @@ fn decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch) {
     }
 }
 
-fn make_call(gateway: &Gateway, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
+fn make_call(gateway: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
     let destination = job.phase.destination();
     let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
@@ -127,7 +127,7 @@ fn make_call(gateway: &Gateway, job: &Job) -> Result<u32, PrefillAnswer<'static>
 }
 
 /// The prefill leg's body, made from the client's: the proxy has that, unless the request was forwarded already.
-fn prefill_body(gateway: &Gateway, job: &Job) -> Result<Vec<u8>, host::HostError> {
+fn prefill_body(gateway: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostError> {
     if let Some(spare) = &*job.client.spare.borrow() {
         return Ok(job.phase.body(&spare.body));
     }
@@ -136,7 +136,7 @@ fn prefill_body(gateway: &Gateway, job: &Job) -> Result<Vec<u8>, host::HostError
 }
 
 /// Calls a second worker beside those that are late, where the pool wants it. Called at each tick.
-pub fn hedge_late(gateway: &Gateway) {
+pub fn hedge_late(gateway: &PoolRuntime) {
     let Some(after_ms) = gateway.router.borrow().pool().prefill.hedge_after_ms else {
         return;
     };
@@ -152,7 +152,7 @@ pub fn hedge_late(gateway: &Gateway) {
 
 /// Calls a second worker where the one that was called has left the fleet. The first call cannot be taken back; should it be
 /// answered after all, that is the answer.
-pub fn replace_left(gateway: &Gateway, left: &[WorkerId]) {
+pub fn replace_left(gateway: &PoolRuntime, left: &[WorkerId]) {
     for next in hedges(gateway, |job| left.contains(&job.phase.worker().id)) {
         let (id, worker) = (next.client.ids(), next.phase.worker());
         log::warn!(
@@ -165,7 +165,7 @@ pub fn replace_left(gateway: &Gateway, left: &[WorkerId]) {
 }
 
 /// Second calls for those of the only calls of their clients that `is_due` picks, as far as there are other workers.
-fn hedges(gateway: &Gateway, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
+fn hedges(gateway: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
     let calls = gateway.calls.borrow();
     let due = calls
         .prefills()
@@ -178,7 +178,7 @@ fn hedges(gateway: &Gateway, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
 }
 
 /// Takes a call's answer. To be called on the root.
-pub fn answered(gateway: &Gateway, mut job: Job, answer: PrefillAnswer<'_>) {
+pub fn answered(gateway: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) {
     let is_waited_for = job.is_waited_for();
     if !is_waited_for {
         return proceed(gateway, job, Client::Left, answer);
@@ -199,7 +199,7 @@ pub fn answered(gateway: &Gateway, mut job: Job, answer: PrefillAnswer<'_>) {
 }
 
 /// What follows from an answer.
-fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>) {
+fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer<'_>) {
     let Job { phase, client, .. } = job;
     let worker = Rc::clone(phase.worker());
     let order = phase.order();
@@ -271,7 +271,7 @@ fn proceed(gateway: &Gateway, job: Job, waits: Client, answer: PrefillAnswer<'_>
 }
 
 /// What becomes of the blocks that a prefill has staged and no decode fetches.
-fn clean_up(gateway: &Gateway, client: &Stream, after: AfterPrefill, worker: &Worker) {
+fn clean_up(gateway: &PoolRuntime, client: &Stream, after: AfterPrefill, worker: &Worker) {
     match after {
         AfterPrefill::CleanUp(leg) => cleanup::start(gateway, client, &leg, worker),
         AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, client, blocks, worker),
@@ -280,14 +280,14 @@ fn clean_up(gateway: &Gateway, client: &Stream, after: AfterPrefill, worker: &Wo
 }
 
 /// The blocks of a hand-off whose answer names none: those of its prompt.
-fn blocks_of(gateway: &Gateway, answer: PrefillAnswer<'_>) -> u64 {
+fn blocks_of(gateway: &PoolRuntime, answer: PrefillAnswer<'_>) -> u64 {
     match answer {
         PrefillAnswer::Whole { body, .. } => usage::prompt_blocks(body, gateway.pool.block_tokens),
         _ => 0,
     }
 }
 
-fn try_another(gateway: &Gateway, job: Job, failed: &Worker, answer: PrefillAnswer<'_>) {
+fn try_another(gateway: &PoolRuntime, job: Job, failed: &Worker, answer: PrefillAnswer<'_>) {
     let next = Rc::clone(job.phase.worker());
     let id = job.client.ids();
     log::warn!(
@@ -302,17 +302,17 @@ fn try_another(gateway: &Gateway, job: Job, failed: &Worker, answer: PrefillAnsw
 }
 
 /// The worker's answer is the client's: the request was at fault. If decode has begun to answer, that is broken off.
-fn pass_on(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
+fn pass_on(gateway: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     let PrefillAnswer::Whole { status, body } = answer else {
         return;
     };
     let kept = headers_for_client();
-    if client.beside.get() == Beside::Running && client.answer_has_begun() {
+    if client.beside.get() == ConcurrentPrefill::Running && client.answer_has_begun() {
         let cause = PrefillFailure::Status(status);
         doom(gateway, client, Refusal::PrefillFailed { tried: 1, cause });
         return;
     }
-    client.beside.set(Beside::Nothing);
+    client.beside.set(ConcurrentPrefill::Nothing);
     if client.enter() {
         client.answer(u32::from(status), &kept, body);
         client.seat.borrow_mut().release();
@@ -321,7 +321,7 @@ fn pass_on(gateway: &Gateway, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
 
 /// The worker has refused the request, and decode waits beside: there may be another pair for both.
 fn ask_another_pair(
-    gateway: &Gateway,
+    gateway: &PoolRuntime,
     client: &Rc<Stream>,
     answer: PrefillAnswer<'_>,
     end: PrefillEnd,
@@ -332,12 +332,12 @@ fn ask_another_pair(
     if client.answer_has_begun() {
         return pass_on(gateway, client, answer);
     }
-    let told = Failure::Told {
+    let told = Failure::AnsweredWithError {
         status,
         headers: headers_for_client(),
         body: body.to_vec(),
     };
-    client.beside.set(Beside::Nothing);
+    client.beside.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
     recovery::recover(gateway, client, told, end_of(end));
 }
@@ -350,7 +350,7 @@ fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> End {
     }
 }
 
-fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
+fn end_here(gateway: &PoolRuntime, client: &Stream, terminal: Terminal) {
     if client.enter() {
         let kind = (
             b"content-type".to_vec(),
@@ -368,7 +368,7 @@ fn end_here(gateway: &Gateway, client: &Stream, terminal: Terminal) {
 }
 
 /// Prefill has failed for good.
-fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
+fn refused(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.ids());
     gateway.telemetry.handoff_failed(Leg::Prefill);
     match client.stage.get() {
@@ -383,8 +383,8 @@ fn refused(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
 }
 
 /// The same where decode runs beside it: while its client has read nothing there may be another pair.
-fn failed_beside(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
-    if client.beside.replace(Beside::Nothing) == Beside::Nothing {
+fn failed_beside(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
+    if client.beside.replace(ConcurrentPrefill::Nothing) == ConcurrentPrefill::Nothing {
         return refused(gateway, client, refusal);
     }
     log::warn!("[{}] {refusal}", client.ids());
@@ -397,10 +397,10 @@ fn failed_beside(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal, end: 
 }
 
 /// The prefill beside has failed, and the client has begun to read: it must not read a good end.
-fn doom(gateway: &Gateway, client: &Rc<Stream>, refusal: Refusal) {
-    client.beside.set(Beside::Nothing);
+fn doom(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
+    client.beside.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
-    client.doom.replace(Some(Doom {
+    client.doom.replace(Some(PendingReset {
         refusal,
         ticks: DOOMED_TICKS,
     }));

@@ -10,15 +10,15 @@ use routing::budget::Share;
 use routing::fleet::WorkerId;
 use routing::handoff::fate::Handed;
 use routing::outcome::{Came, Follows, Leg, Meaning};
-use routing::route::{Dispatch, Failed, Plan, PrefillAnswer, Refusal, Seat};
+use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal};
 
-use crate::calls::{self, Asked, Call, Task, headers_for_client};
+use crate::calls::{self, Call, ClientRequest, Task, headers_for_client};
 use crate::cleanup;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::host::{self, Header};
 use crate::prefill_call::{self, Job};
 use crate::response;
-use crate::stream::{Beside, Doom, Response, Stage, Stream};
+use crate::stream::{ConcurrentPrefill, PendingReset, Response, Stage, Stream};
 use crate::telemetry;
 
 /// How long an answer in one piece may take where nothing says how long it may be.
@@ -29,7 +29,7 @@ pub enum Failure {
     /// Its worker answered with an error, which is held back.
     Status,
     /// The worker that was called in its place answered with an error.
-    Told {
+    AnsweredWithError {
         /// Its status.
         status: u16,
         /// Its headers, as far as they concern a client.
@@ -60,7 +60,7 @@ impl Failure {
     /// In words, for the log.
     fn name(&self) -> &'static str {
         match self {
-            Self::Status | Self::Told { .. } | Self::Unusable { .. } => "an error",
+            Self::Status | Self::AnsweredWithError { .. } | Self::Unusable { .. } => "an error",
             Self::Unreached => "no connection",
             Self::Broken => "its connection broke off",
             Self::Silent => "silence",
@@ -92,7 +92,7 @@ pub struct DecodeCall {
 }
 
 /// Hands a failed decode leg to the root, and holds everything back meanwhile. To be called from the stream's own callback.
-pub fn begin(gateway: &Gateway, client: &Rc<Stream>, failure: Failure, end: End) {
+pub fn begin(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
     client.stage.set(Stage::Recovering);
     let submitted = calls::submit(gateway, Task::Recover(Rc::clone(client), failure, end));
     if let Err(error) = submitted {
@@ -103,7 +103,7 @@ pub fn begin(gateway: &Gateway, client: &Rc<Stream>, failure: Failure, end: End)
 
 /// Places the request again after this `end` of a leg. Where that cannot be done the client is told of the `failure`. To be called
 /// on the root.
-pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure, end: End) {
+pub fn recover(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
     if client.stage.get() == Stage::Ended {
         return;
     }
@@ -140,7 +140,7 @@ pub fn recover(gateway: &Gateway, client: &Rc<Stream>, failure: Failure, end: En
     }
 }
 
-fn plan(gateway: &Gateway, client: &Stream, end: End) -> Option<Plan> {
+fn plan(gateway: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
     let spare = client.spare.borrow();
     let body = &spare.as_ref()?.body;
     let failed = Failed {
@@ -155,7 +155,7 @@ fn plan(gateway: &Gateway, client: &Stream, end: End) -> Option<Plan> {
 }
 
 /// Who was asked for the leg that failed, in their order.
-fn asked(gateway: &Gateway, client: &Stream, end: End) -> Vec<WorkerId> {
+fn asked(gateway: &PoolRuntime, client: &Stream, end: End) -> Vec<WorkerId> {
     let seat = client.seat.borrow();
     let worker = match (end.leg, end.came) {
         (Leg::Prefill, _) => &seat.prefill,
@@ -172,7 +172,12 @@ fn asked(gateway: &Gateway, client: &Stream, end: End) -> Vec<WorkerId> {
 
 /// Calls a decode worker in place of the one that failed; prefill, where there is one, has been seen to. To be called on the
 /// root.
-pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, failure: Failure) {
+pub fn call_decode(
+    gateway: &PoolRuntime,
+    client: &Rc<Stream>,
+    dispatch: &Dispatch,
+    failure: Failure,
+) {
     client.destinations.replace(dispatch.destinations.clone());
     let call = DecodeCall {
         client: Rc::clone(client),
@@ -187,12 +192,12 @@ pub fn call_decode(gateway: &Gateway, client: &Rc<Stream>, dispatch: &Dispatch, 
 }
 
 fn try_to_call(
-    gateway: &Gateway,
+    gateway: &PoolRuntime,
     client: &Stream,
     dispatch: &Dispatch,
 ) -> Result<u32, PrefillAnswer<'static>> {
     let spare = client.spare.borrow();
-    let asked = Asked {
+    let asked = ClientRequest {
         id: client.request_id(),
         headers: &client.headers(),
         body: &spare.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
@@ -202,7 +207,7 @@ fn try_to_call(
 }
 
 /// Takes the answer of a worker that was called in place of another. To be called on the root.
-pub fn answered(gateway: &Gateway, call: DecodeCall, answer: PrefillAnswer<'_>) {
+pub fn answered(gateway: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'_>) {
     let DecodeCall {
         client,
         attempt,
@@ -239,8 +244,14 @@ pub struct HeldReply {
 }
 
 /// The answer is the client's; a good one not before the prefill beside it is known to be good.
-fn reply(gateway: &Gateway, client: &Rc<Stream>, status: u16, headers: Vec<Header>, body: &[u8]) {
-    if status >= 300 || client.beside.get() == Beside::Nothing {
+fn reply(
+    gateway: &PoolRuntime,
+    client: &Rc<Stream>,
+    status: u16,
+    headers: Vec<Header>,
+    body: &[u8],
+) {
+    if status >= 300 || client.beside.get() == ConcurrentPrefill::Nothing {
         return deliver(gateway, client, status, headers, body);
     }
     let Some(share) = gateway.hold_spare(body.len()) else {
@@ -256,7 +267,7 @@ fn reply(gateway: &Gateway, client: &Rc<Stream>, status: u16, headers: Vec<Heade
 }
 
 /// The prefill beside is good: so is the answer that was held back for it, if there is one.
-pub fn deliver_held(gateway: &Gateway, client: &Rc<Stream>) {
+pub fn deliver_held(gateway: &PoolRuntime, client: &Rc<Stream>) {
     if let Some(held) = client.held_reply.take() {
         deliver(gateway, client, held.status, held.headers, &held.body);
     }
@@ -264,7 +275,7 @@ pub fn deliver_held(gateway: &Gateway, client: &Rc<Stream>) {
 
 /// The answer is the client's.
 fn deliver(
-    gateway: &Gateway,
+    gateway: &PoolRuntime,
     client: &Rc<Stream>,
     status: u16,
     mut kept: Vec<Header>,
@@ -296,11 +307,13 @@ fn deliver(
 fn last(before: Failure, came: Came, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Failure {
     match (&before, came, answer) {
         (Failure::Status, ..) => before,
-        (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => Failure::Told {
-            status,
-            headers,
-            body: body.to_vec(),
-        },
+        (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
+            Failure::AnsweredWithError {
+                status,
+                headers,
+                body: body.to_vec(),
+            }
+        }
         (_, Came::Status(status), _) => Failure::Unusable { status },
         _ => before,
     }
@@ -340,7 +353,7 @@ fn read(headers: &[Header], body: &[u8]) -> Reader {
 }
 
 /// Nobody can take the failed worker's place: its failure is the client's answer. To be called on the root.
-pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
+pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
     if client.stage.get() == Stage::Ended || !client.enter() {
         return;
     }
@@ -357,7 +370,7 @@ pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
             client.seat.borrow_mut().release();
             client.resume_response();
         }
-        Failure::Told {
+        Failure::AnsweredWithError {
             status,
             headers,
             body,
@@ -379,7 +392,7 @@ pub fn give_up(gateway: &Gateway, client: &Rc<Stream>, failure: &Failure) {
 }
 
 /// Sees to the streams whose workers are late, and to those whose answers must end badly. Called at each tick.
-pub fn see_to_late(gateway: &Gateway) {
+pub fn see_to_late(gateway: &PoolRuntime) {
     for client in gateway.late_or_doomed() {
         if !client.enter() {
             continue;
@@ -404,7 +417,7 @@ pub fn see_to_late(gateway: &Gateway) {
 }
 
 /// What a stream's silence says: where other streams of its worker have moved since, its client may read slowly.
-fn silence(gateway: &Gateway, client: &Stream) -> Came {
+fn silence(gateway: &PoolRuntime, client: &Stream) -> Came {
     match gateway.has_moved_since(client) {
         true => Came::Unread,
         false => Came::Silent,
@@ -413,7 +426,7 @@ fn silence(gateway: &Gateway, client: &Stream) -> Came {
 
 /// Sees to the streams whose clients have read nothing and wait for a worker that has left the fleet: they are not left to its
 /// deadline.
-pub fn see_to_left(gateway: &Gateway) {
+pub fn see_to_left(gateway: &PoolRuntime) {
     let left = gateway.who_left();
     if left.is_empty() {
         return;
@@ -431,13 +444,13 @@ pub fn see_to_left(gateway: &Gateway) {
     }
 }
 
-fn see_to_doomed(gateway: &Gateway, client: &Stream) {
+fn see_to_doomed(gateway: &PoolRuntime, client: &Stream) {
     let doom = client.doom.take();
     match doom {
-        Some(Doom { refusal, ticks: 0 }) => client.break_off(gateway, refusal.code()),
-        Some(Doom { refusal, ticks }) => {
+        Some(PendingReset { refusal, ticks: 0 }) => client.break_off(gateway, refusal.code()),
+        Some(PendingReset { refusal, ticks }) => {
             let ticks = ticks.saturating_sub(1);
-            client.doom.replace(Some(Doom { refusal, ticks }));
+            client.doom.replace(Some(PendingReset { refusal, ticks }));
         }
         None => {}
     }
@@ -445,7 +458,7 @@ fn see_to_doomed(gateway: &Gateway, client: &Stream) {
 
 impl Stream {
     /// It is placed anew; what it is counted under stays.
-    fn sit(&self, gateway: &Gateway, mut seat: Seat) {
+    fn sit(&self, gateway: &PoolRuntime, mut seat: Assignment) {
         seat.facts = std::mem::take(&mut self.seat.borrow_mut().facts);
         let kept = seat.staged_blocks();
         if kept.is_none() {
@@ -457,9 +470,9 @@ impl Stream {
 
     /// The workers that have it now are to be so no more: what they are doing for it is called off. The effective context is another
     /// one after that.
-    fn leave_pair(&self, gateway: &Gateway) {
+    fn leave_pair(&self, gateway: &PoolRuntime) {
         self.next_attempt();
-        self.beside.set(Beside::Nothing);
+        self.beside.set(ConcurrentPrefill::Nothing);
         // The root's call, so that its answer finds who has made it.
         if self.abort.borrow().is_some()
             && host::enter_context(gateway.root_id).is_ok()

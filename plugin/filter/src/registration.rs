@@ -4,11 +4,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::config::{Discovery, RegistrationDiscovery};
-use routing::discovery::{self, Change, Leases, MAX_BODY, Named, Office, Problem, Registry, Reply};
+use routing::discovery::{
+    self, Change, Leases, MAX_BODY, Named, Problem, RegistrationPool, Registry, Reply,
+};
 use routing::request::Head;
 
 use crate::discovery::publish;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::host::{self, Header, Written};
 use crate::pools::Pools;
 
@@ -18,7 +20,7 @@ const PATH: &[u8] = b"/pd-router/workers";
 const ATTEMPTS: u32 = 16;
 
 /// A request to the registry, until its body is there.
-pub struct Visit {
+pub struct RegistrationRequest {
     method: Method,
     path: String,
     authorization: Option<Vec<u8>>,
@@ -32,7 +34,7 @@ enum Method {
     Other,
 }
 
-impl Visit {
+impl RegistrationRequest {
     /// A request that is for the registry; none where it is not, or where no pool takes registrations.
     pub fn of(pools: &Pools, head: Head<'_>, headers: &[Header]) -> Option<Self> {
         let end = head.path.iter().position(|byte| *byte == b'?');
@@ -83,7 +85,7 @@ impl Visit {
         }
     }
 
-    fn office<'p>(&self, pools: &'p Pools) -> Result<Office<'p>, Problem> {
+    fn office<'p>(&self, pools: &'p Pools) -> Result<RegistrationPool<'p>, Problem> {
         let all = pools.config.pools.iter();
         discovery::office(all, &self.path, self.authorization.as_deref())
     }
@@ -104,7 +106,7 @@ impl Visit {
     }
 }
 
-fn list(pools: &Pools, office: &Office<'_>) -> Reply {
+fn list(pools: &Pools, office: &RegistrationPool<'_>) -> Reply {
     let registry = read(&Registry::key(&office.pool.name)).0;
     let Some(gateway) = pools.named(office.pool.name.as_bytes()) else {
         return office.list(&registry, &Leases::default(), 0, 0);
@@ -136,7 +138,7 @@ fn apply(key: &str, change: &Change, max_workers: usize) -> Result<usize, Proble
 
 /// What this VM has seen of a pool's registry.
 #[derive(Default)]
-pub struct Roll {
+pub struct RegistryView {
     registry: Registry,
     version: Option<u32>,
     leases: Leases,
@@ -145,7 +147,7 @@ pub struct Roll {
     round: Duration,
 }
 
-impl Roll {
+impl RegistryView {
     /// Looks at what lies at `key` now. Tells whose counter has stood still for `lease` rounds.
     fn look(&mut self, key: &str, lease: u64) -> Vec<Named> {
         if let Some((bytes, version)) = host::shared(key)
@@ -170,7 +172,7 @@ const LOOKS: u64 = 10;
 
 impl Registrar {
     /// For a pool that takes registrations.
-    pub fn new(gateway: &Gateway) -> Option<Self> {
+    pub fn new(gateway: &PoolRuntime) -> Option<Self> {
         let Discovery::Registration(rules) = &gateway.pool.discovery else {
             return None;
         };
@@ -182,7 +184,7 @@ impl Registrar {
     }
 
     /// To be called in each round, which takes so long.
-    pub fn tick(&mut self, gateway: &Rc<Gateway>, round: Duration) {
+    pub fn tick(&mut self, gateway: &Rc<PoolRuntime>, round: Duration) {
         let mut roll = gateway.roll.borrow_mut();
         roll.rounds = roll.rounds.wrapping_add(1);
         roll.round = round;
@@ -216,7 +218,7 @@ impl Registrar {
         }
     }
 
-    fn make_fleet(&mut self, gateway: &Gateway, registry: &Registry) {
+    fn make_fleet(&mut self, gateway: &PoolRuntime, registry: &Registry) {
         let revision = registry.revision();
         if revision == 0 {
             // Nobody has ever registered: who is known from before stays.

@@ -9,15 +9,15 @@ use std::rc::Rc;
 use proxy_wasm::types::Action;
 use routing::answer::{Form, Reader, Verdict};
 use routing::outcome::{Came, Follows, of_words};
-use routing::route::{Refusal, Seat};
+use routing::route::{Assignment, Refusal};
 
 use crate::cleanup;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
 use crate::recovery::{self, End, Failure};
-use crate::stream::{Beside, Response, Stage, Stream};
+use crate::stream::{ConcurrentPrefill, Response, Stage, Stream};
 
 /// So many bytes say something, whatever they are: nobody's first event is longer.
 const MOST_HELD: usize = 64 * 1024;
@@ -42,7 +42,7 @@ pub struct Reading {
 
 impl Reading {
     /// The response has begun.
-    pub fn headers(&mut self, gateway: &Gateway, stream: &Rc<Stream>, end: bool) -> Action {
+    pub fn headers(&mut self, gateway: &PoolRuntime, stream: &Rc<Stream>, end: bool) -> Action {
         match stream.stage.get() {
             Stage::Forwarded => {}
             // A worker that was given up answers after all.
@@ -67,7 +67,7 @@ impl Reading {
 
     fn success(
         &mut self,
-        gateway: &Gateway,
+        gateway: &PoolRuntime,
         stream: &Rc<Stream>,
         received: &Headers,
         end: bool,
@@ -101,7 +101,7 @@ impl Reading {
     }
 
     /// An answer that has ended without having said anything.
-    fn empty(&mut self, gateway: &Gateway, stream: &Rc<Stream>) -> Action {
+    fn empty(&mut self, gateway: &PoolRuntime, stream: &Rc<Stream>) -> Action {
         log::warn!("[{}] its worker answered nothing", stream.ids());
         let end = ended(gateway, stream, Came::Empty);
         recovery::begin(gateway, stream, Failure::Empty, end);
@@ -110,7 +110,7 @@ impl Reading {
 
     fn error(
         &mut self,
-        gateway: &Gateway,
+        gateway: &PoolRuntime,
         stream: &Rc<Stream>,
         status: &[u8],
         end: bool,
@@ -149,7 +149,7 @@ impl Reading {
     }
 
     /// The proxy could not reach anybody: the client is told so in the shape of other errors.
-    fn nobody_reached(&mut self, gateway: &Gateway, stream: &Stream) {
+    fn nobody_reached(&mut self, gateway: &PoolRuntime, stream: &Stream) {
         let what = match gateway.router.borrow().pool().protocol.reaches_workers() {
             false => "frontend",
             true => "decode worker",
@@ -178,7 +178,7 @@ impl Reading {
     /// A piece of the body; while pieces are held back, all of them together.
     pub fn body(
         &mut self,
-        gateway: &Rc<Gateway>,
+        gateway: &Rc<PoolRuntime>,
         stream: &Rc<Stream>,
         size: usize,
         end: bool,
@@ -227,7 +227,7 @@ impl Reading {
     }
 
     /// Reads what is new: the first token ends the prefill charge, the others let decode's grow.
-    fn read(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
+    fn read(&mut self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
         let Some(reader) = &mut self.reader else {
             return;
         };
@@ -261,7 +261,7 @@ impl Reading {
     /// Nothing of the answer has reached the client.
     fn held(
         &mut self,
-        gateway: &Rc<Gateway>,
+        gateway: &Rc<PoolRuntime>,
         stream: &Rc<Stream>,
         bytes: Vec<u8>,
         end: bool,
@@ -281,7 +281,7 @@ impl Reading {
             }
             _ => {}
         }
-        let is_beside = stream.beside.get() == Beside::Running;
+        let is_beside = stream.beside.get() == ConcurrentPrefill::Running;
         if is_beside && (end || self.is_over()) {
             stream.response.set(Response::Complete);
             return Action::Pause;
@@ -299,7 +299,7 @@ impl Reading {
 
     fn flowing(
         &mut self,
-        gateway: &Gateway,
+        gateway: &PoolRuntime,
         stream: &Rc<Stream>,
         bytes: Vec<u8>,
         end: bool,
@@ -307,7 +307,7 @@ impl Reading {
         if stream.doom.borrow().is_some() {
             return self.doomed(gateway, stream, end);
         }
-        if stream.beside.get() == Beside::Running && (end || self.is_over()) {
+        if stream.beside.get() == ConcurrentPrefill::Running && (end || self.is_over()) {
             stream.response.set(Response::EndHeld);
             return Action::Pause;
         }
@@ -326,7 +326,7 @@ impl Reading {
 
     /// The answer must end badly. An event says so in place of one that passes; the connection breaks with the next, or at
     /// the next tick: an event that is written together with the break would be lost.
-    fn doomed(&mut self, gateway: &Gateway, stream: &Stream, end: bool) -> Action {
+    fn doomed(&mut self, gateway: &PoolRuntime, stream: &Stream, end: bool) -> Action {
         let doom = stream.doom.borrow();
         let Some(refusal) = doom.as_ref().map(|doom| &doom.refusal) else {
             return Action::Pause;
@@ -345,7 +345,7 @@ impl Reading {
     }
 
     /// Trailers end the answer in place of a last piece of its body.
-    pub fn trailers(&mut self, gateway: &Rc<Gateway>, stream: &Rc<Stream>) -> Action {
+    pub fn trailers(&mut self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
         // What is held back of the body lies there still.
         self.body(gateway, stream, self.read, true)
     }
@@ -364,7 +364,7 @@ impl Reading {
     /// Whether what is there waits for what comes next: it may look like a good end, and the prefill beside is not known to be good;
     /// or it is to be changed, and ends amid a line.
     fn must_wait(&self, stream: &Stream) -> bool {
-        let is_beside = stream.beside.get() == Beside::Running;
+        let is_beside = stream.beside.get() == ConcurrentPrefill::Running;
         let is_changed = stream.change.borrow().is_some();
         self.reader.as_ref().is_some_and(|reader| {
             is_beside && reader.may_have_ended() || is_changed && reader.is_amid_line()
@@ -373,7 +373,7 @@ impl Reading {
 
     /// The stream has ended. What became of the answer says something of its worker: only now, for one that breaks every
     /// answer off begins them all well.
-    pub fn settle(&self, gateway: &Gateway, stream: &Stream) {
+    pub fn settle(&self, gateway: &PoolRuntime, stream: &Stream) {
         let has_begun = self.reader.as_ref().map(Reader::has_begun);
         match (stream.stage.get(), has_begun) {
             (Stage::Forwarded, Some(_)) if matches!(self.verdict(), Verdict::Failed(_)) => {
@@ -399,17 +399,17 @@ impl Reading {
 
 /// Whether nothing in what follows of an answer matters to anybody: its client reads it already, it is not changed, nothing else is
 /// under way for it, and its tokens are not counted.
-fn passes_unread(gateway: &Gateway, stream: &Stream) -> bool {
+fn passes_unread(gateway: &PoolRuntime, stream: &Stream) -> bool {
     !gateway.pool.output.accounting
         && stream.response.get() == Response::Flowing
-        && stream.beside.get() == Beside::Nothing
+        && stream.beside.get() == ConcurrentPrefill::Nothing
         && stream.doom.borrow().is_none()
         && stream.change.borrow().is_none()
         && !stream.wants_logprobs.get()
 }
 
 /// Whether the stream has ended because its worker broke the answer off; that is counted.
-fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
+fn is_broken_off(gateway: &PoolRuntime, stream: &Stream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
     let is_so = details.starts_with(b"upstream_reset_after_response_started");
     if is_so {
@@ -420,7 +420,7 @@ fn is_broken_off(gateway: &Gateway, stream: &Stream) -> bool {
 }
 
 /// The leg that the client waits for has ended so: what that means.
-pub fn ended(gateway: &Gateway, stream: &Stream, came: Came) -> End {
+pub fn ended(gateway: &PoolRuntime, stream: &Stream, came: Came) -> End {
     let mut router = gateway.router.borrow_mut();
     let mut seat = stream.seat.borrow_mut();
     let leg = seat.leg(router.pool().protocol);
@@ -430,7 +430,7 @@ pub fn ended(gateway: &Gateway, stream: &Stream, came: Came) -> End {
 
 /// An answer in one piece that generates nothing, as embeddings, is held until it can be changed; one that may be too long to be
 /// held goes on as it is.
-fn hold_to_change(gateway: &Gateway, stream: &Stream, received: &Headers) -> Action {
+fn hold_to_change(gateway: &PoolRuntime, stream: &Stream, received: &Headers) -> Action {
     let length = received.first("content-length");
     let length = length.and_then(|length| std::str::from_utf8(length).ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length <= MOST_CHANGED) {
@@ -455,7 +455,7 @@ fn code(status: &[u8]) -> u16 {
 }
 
 /// Marks an answer of a worker's for people, and notes who gave it.
-fn mark(gateway: &Gateway, stream: &Stream) {
+fn mark(gateway: &PoolRuntime, stream: &Stream) {
     if let Some(explanation) = stream.explanation.take() {
         // For people only, as the names are: a response that cannot be marked is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
@@ -484,7 +484,7 @@ pub fn served(address: SocketAddr) -> Header {
 }
 
 /// The headers that name the workers, where they are wanted.
-pub fn names(gateway: &Gateway, seat: &Seat) -> Vec<Header> {
+pub fn names(gateway: &PoolRuntime, seat: &Assignment) -> Vec<Header> {
     let pair = [
         (headers::PREFILL, &seat.prefill),
         (headers::DECODE, &seat.decode),
@@ -518,7 +518,7 @@ fn note_asked_until(stream: &Stream, last: SocketAddr) {
 }
 
 /// Writes down who really answers. Those before it in the list took no connection.
-fn note_server(gateway: &Gateway, stream: &Stream) {
+fn note_server(gateway: &PoolRuntime, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
@@ -536,7 +536,7 @@ fn note_server(gateway: &Gateway, stream: &Stream) {
 }
 
 /// The proxy got no answer: those that it tried before the last took no connection; what became of the last, its words say.
-fn blame(gateway: &Gateway, stream: &Stream, details: &[u8]) -> (Failure, End) {
+fn blame(gateway: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, End) {
     let last = last_tried();
     if let Some(last) = last {
         let mut router = gateway.router.borrow_mut();

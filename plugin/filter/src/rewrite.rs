@@ -7,7 +7,7 @@ use routing::answer::{EventEdit, Form, Rewriter};
 use routing::handoff::sglang::PromptLogprobs;
 use routing::route::PrefillAnswer;
 
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::host::{self, Buffer, HostError, Map};
 use crate::stream::Stream;
 
@@ -35,7 +35,7 @@ impl Change {
 }
 
 /// Notes how many tokens the prefill worker had cached, where the client is to be told.
-pub fn report_cached(gateway: &Gateway, client: &Rc<Stream>, cached: u64) {
+pub fn report_cached(gateway: &PoolRuntime, client: &Rc<Stream>, cached: u64) {
     if gateway.router.borrow().pool().report_cached_tokens {
         client.change_by(EventEdit::CachedTokens(cached));
     }

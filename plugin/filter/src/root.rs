@@ -12,8 +12,8 @@ use crate::bindings::Asker;
 use crate::calls;
 use crate::context::StreamContext;
 use crate::discovery::Poller;
-use crate::exchange::Round;
-use crate::gateway::Gateway;
+use crate::exchange::TickKind;
+use crate::gateway::PoolRuntime;
 use crate::host::{self, Buffer};
 use crate::journal;
 use crate::planning;
@@ -30,15 +30,15 @@ const ROUND: Duration = Duration::from_millis(100);
 /// A root context.
 pub struct Root {
     id: u32,
-    site: Option<Site>,
+    site: Option<ConfiguredRoot>,
     /// Ticks until the next round.
     until_round: Cell<u32>,
 }
 
 /// What a configured root works with.
-struct Site {
+struct ConfiguredRoot {
     pools: Rc<Pools>,
-    errands: Vec<Errands>,
+    errands: Vec<BackgroundTasks>,
     /// Ticks in one round.
     ticks_per_round: u32,
     /// How long a round takes.
@@ -46,16 +46,16 @@ struct Site {
 }
 
 /// What the root asks of others for one pool.
-struct Errands {
-    gateway: Rc<Gateway>,
+struct BackgroundTasks {
+    gateway: Rc<PoolRuntime>,
     poller: Poller,
     registrar: Option<Registrar>,
     scraper: Option<Scraper>,
     asker: Option<Asker>,
 }
 
-impl Errands {
-    fn of(gateway: &Rc<Gateway>) -> Self {
+impl BackgroundTasks {
+    fn of(gateway: &Rc<PoolRuntime>) -> Self {
         let pool = &gateway.pool;
         Self {
             gateway: Rc::clone(gateway),
@@ -136,8 +136,8 @@ impl Root {
         let ticks_per_round = ROUND.as_millis().div_ceil(tick.as_millis().max(1));
         let ticks_per_round = u32::try_from(ticks_per_round).unwrap_or(1);
         let pools = Rc::new(Pools::new(self.id, config));
-        self.site = Some(Site {
-            errands: pools.all().iter().map(Errands::of).collect(),
+        self.site = Some(ConfiguredRoot {
+            errands: pools.all().iter().map(BackgroundTasks::of).collect(),
             ticks_per_round,
             round: tick.saturating_mul(ticks_per_round),
             pools,
@@ -155,10 +155,10 @@ fn must_ask(pool: &Pool) -> bool {
     }
 }
 
-impl Site {
-    fn tick(&mut self, root: u32, round: Round) {
+impl ConfiguredRoot {
+    fn tick(&mut self, root: u32, round: TickKind) {
         self.pools.come_alive();
-        if round == Round::Begins {
+        if round == TickKind::Begins {
             self.go_round(root);
         }
         let vm = &self.pools.vm;
@@ -247,8 +247,8 @@ impl RootContext for Root {
             more => more.saturating_sub(1),
         });
         let round = match left {
-            0 => Round::Begins,
-            _ => Round::GoesOn,
+            0 => TickKind::Begins,
+            _ => TickKind::GoesOn,
         };
         site.tick(self.id, round);
     }

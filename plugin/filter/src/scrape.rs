@@ -10,7 +10,7 @@ use routing::fleet::{Incarnation, Role, Worker};
 use routing::route::Report;
 
 use crate::calls;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::shared;
 
 /// Asks the workers of a pool while this VM leads.
@@ -43,7 +43,7 @@ impl Scraper {
     }
 
     /// Asks those whose turn it is, if this VM leads, and publishes what was heard. To be called in each round.
-    pub fn tick(&mut self, gateway: &Gateway) {
+    pub fn tick(&mut self, gateway: &PoolRuntime) {
         if !gateway.vm.leads() {
             self.last_round = None;
             return;
@@ -80,7 +80,7 @@ impl Scraper {
         due as usize
     }
 
-    fn ask(&mut self, gateway: &Gateway, worker: &Worker) {
+    fn ask(&mut self, gateway: &PoolRuntime, worker: &Worker) {
         let Some(address) = worker.address else {
             return;
         };
@@ -104,7 +104,7 @@ impl Scraper {
     }
 
     /// Takes an answer; false where the token is another call's.
-    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Gateway) -> bool {
+    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &PoolRuntime) -> bool {
         let Some(life) = self.asked.remove(&token) else {
             return false;
         };
@@ -117,7 +117,7 @@ impl Scraper {
         true
     }
 
-    fn publish(&mut self, gateway: &Gateway) {
+    fn publish(&mut self, gateway: &PoolRuntime) {
         if !std::mem::take(&mut self.has_news) {
             return;
         }

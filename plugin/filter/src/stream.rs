@@ -12,14 +12,14 @@ use routing::fleet::{Worker, WorkerId};
 use routing::handoff::fate::Handed;
 use routing::ids::Ids;
 use routing::request::Generation;
-use routing::route::{AbortLeg, Dispatch, Refusal, Seat};
+use routing::route::{AbortLeg, Assignment, Dispatch, Refusal};
 
 use crate::cleanup;
 use crate::clock::Clock;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::planning::Spoken;
+use crate::planning::RoutingHeaders;
 use crate::recovery::{Failure, HeldReply};
 use crate::rewrite::Change;
 use crate::telemetry::Ended;
@@ -47,7 +47,7 @@ pub enum Stage {
 
 /// A prefill that runs beside its decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+pub enum ConcurrentPrefill {
     /// There is none, or it has done its part.
     Nothing,
     /// It is under way: decode's answer must not end well before it is known to be good.
@@ -70,14 +70,14 @@ pub enum Response {
 }
 
 /// A request's body as its client sent it, kept for as long as the request may have to be placed again.
-pub struct Spare {
+pub struct ReplayBuffer {
     /// The body.
     pub body: Vec<u8>,
     share: Rc<Share>,
 }
 
 /// A request that its client has left, kept for the leg that cleans up.
-pub struct Estate {
+pub struct CleanupRequest {
     /// As the client sent them.
     pub headers: Rc<[Header]>,
     /// As the client sent it.
@@ -86,7 +86,7 @@ pub struct Estate {
 }
 
 /// An answer that must end badly.
-pub struct Doom {
+pub struct PendingReset {
     /// Why.
     pub refusal: Refusal,
     /// Ticks until it ends: an event that tells why may pass before.
@@ -108,19 +108,19 @@ pub struct Stream {
     /// How far the response has come.
     pub response: Cell<Response>,
     /// The prefill beside decode.
-    pub beside: Cell<Beside>,
+    pub beside: Cell<ConcurrentPrefill>,
     /// What its headers say to the router.
-    pub spoken: RefCell<Spoken>,
+    pub spoken: RefCell<RoutingHeaders>,
     /// The terms of its choice, for a caller who asked for them.
     pub explanation: RefCell<Option<String>>,
     /// What it occupies.
-    pub seat: RefCell<Seat>,
+    pub seat: RefCell<Assignment>,
     /// What a prefill worker has handed over to its decode, and what would be told of it if the stream ended now.
     pub handed: Cell<Option<Handed>>,
     /// Where it was forwarded to, one after the other.
     pub destinations: RefCell<Vec<SocketAddr>>,
     /// What it takes to place it again.
-    pub spare: RefCell<Option<Spare>>,
+    pub spare: RefCell<Option<ReplayBuffer>>,
     /// Counts how often it was placed: an answer to a call of an earlier time is nobody's any more.
     pub attempt: Cell<u32>,
     /// Prefill calls under way for the present attempt.
@@ -150,13 +150,13 @@ pub struct Stream {
     /// In which form the answer comes.
     pub form: Cell<Form>,
     /// Why its answer must end badly, though it has begun.
-    pub doom: RefCell<Option<Doom>>,
+    pub doom: RefCell<Option<PendingReset>>,
     /// Its share of the buffered bodies.
     pub body: RefCell<Option<Rc<Share>>>,
     /// How its prefill can be called off, or made to drop what it has computed: until decode is known to have fetched that.
     pub abort: RefCell<Option<AbortLeg>>,
     /// What its client has left behind.
-    pub estate: RefCell<Option<Estate>>,
+    pub estate: RefCell<Option<CleanupRequest>>,
 }
 
 impl Stream {
@@ -171,7 +171,7 @@ impl Stream {
             trailers: Cell::new(false),
             stage: Cell::new(Stage::Forwarded),
             response: Cell::new(Response::Awaited),
-            beside: Cell::new(Beside::Nothing),
+            beside: Cell::new(ConcurrentPrefill::Nothing),
             spoken: RefCell::default(),
             explanation: RefCell::default(),
             seat: RefCell::default(),
@@ -227,7 +227,7 @@ impl Stream {
     }
 
     fn prefills_beside(&self) -> bool {
-        self.beside.get() == Beside::Running
+        self.beside.get() == ConcurrentPrefill::Running
     }
 
     /// The id that both legs carry: our own.
@@ -301,7 +301,7 @@ impl Stream {
     }
 
     /// Forwards a leg of a request that waited for its prefill. The stream's context must be the effective one.
-    pub fn go_on(self: &Rc<Self>, gateway: &Gateway, dispatch: &Dispatch) {
+    pub fn go_on(self: &Rc<Self>, gateway: &PoolRuntime, dispatch: &Dispatch) {
         let forwarded = gateway
             .vm
             .copy_body()
@@ -334,7 +334,7 @@ impl Stream {
     }
 
     /// Answers a request with a refusal. The stream's context must be the effective one.
-    pub fn refuse(&self, gateway: &Gateway, refusal: &Refusal) {
+    pub fn refuse(&self, gateway: &PoolRuntime, refusal: &Refusal) {
         gateway.note_refusal(self.ids(), refusal);
         let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
         let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
@@ -348,7 +348,7 @@ impl Stream {
     /// Writes what was decided into the request, which may then go on. Its body is kept where it may have to be placed again.
     pub fn forward(
         self: &Rc<Self>,
-        gateway: &Gateway,
+        gateway: &PoolRuntime,
         dispatch: &Dispatch,
         body: Vec<u8>,
     ) -> Result<(), HostError> {
@@ -384,10 +384,10 @@ impl Stream {
         Ok(())
     }
 
-    fn keep_spare(&self, gateway: &Gateway, body: Vec<u8>) {
+    fn keep_spare(&self, gateway: &PoolRuntime, body: Vec<u8>) {
         if self.seat.borrow().may_recover() {
             let share = gateway.hold_spare(body.len());
-            let spare = share.map(|share| Spare {
+            let spare = share.map(|share| ReplayBuffer {
                 body,
                 share: Rc::new(share),
             });
@@ -396,7 +396,7 @@ impl Stream {
     }
 
     /// The client has begun to read: there is no way back.
-    pub fn answer_begins(&self, gateway: &Gateway) {
+    pub fn answer_begins(&self, gateway: &PoolRuntime) {
         self.handed.set(self.handed.get().map(Handed::fetched));
         self.spare.replace(None);
         self.headers.replace(Rc::default());
@@ -404,14 +404,14 @@ impl Stream {
         router.answer_begins(&mut self.seat.borrow_mut());
         drop(router);
         // While prefill runs beside, a client that leaves calls it off; then decode has fetched what it computed.
-        if self.beside.get() == Beside::Nothing {
+        if self.beside.get() == ConcurrentPrefill::Nothing {
             self.abort.replace(None);
         }
     }
 
     /// The prefill beside decode has done its part: what was held back of the answer goes on.
-    pub fn prefill_is_good(&self, gateway: &Gateway) {
-        self.beside.set(Beside::Nothing);
+    pub fn prefill_is_good(&self, gateway: &PoolRuntime) {
+        self.beside.set(ConcurrentPrefill::Nothing);
         if self.answer_has_begun() {
             self.abort.replace(None);
         }
@@ -447,7 +447,7 @@ impl Stream {
 
     /// Ends an answer that has begun so that its client sees that it is not whole. The stream's context must be the effective
     /// one.
-    pub fn break_off(&self, gateway: &Gateway, reason: &'static str) {
+    pub fn break_off(&self, gateway: &PoolRuntime, reason: &'static str) {
         gateway.telemetry.reset(reason);
         self.stage.set(Stage::Answered);
         if let Err(error) = host::reset_response() {
@@ -460,7 +460,7 @@ impl Stream {
 
     /// The client has left, or was answered. Frees what the stream holds, and sees to what its workers hold for it. To be
     /// called in the stream's own context.
-    pub fn settle(&self, gateway: &Gateway) {
+    pub fn settle(&self, gateway: &PoolRuntime) {
         let stage = self.stage.replace(Stage::Ended);
         gateway.vm.receiving.end(self.id);
         cleanup::tell_of_handed(gateway, self);
@@ -469,7 +469,7 @@ impl Stream {
             Stage::Waiting(waiter) => gateway.waits_no_more(waiter),
             _ => {}
         }
-        self.beside.set(Beside::Nothing);
+        self.beside.set(ConcurrentPrefill::Nothing);
         self.call_off(gateway);
         self.tell_of_end(gateway, stage);
         self.seat.borrow_mut().release();
@@ -484,13 +484,13 @@ impl Stream {
     }
 
     /// All of an answer is there at once: its tokens are counted.
-    pub fn answered_whole(&self, gateway: &Gateway, reader: &Reader) {
+    pub fn answered_whole(&self, gateway: &PoolRuntime, reader: &Reader) {
         self.tokens.set(reader.tokens());
         let took = gateway.vm.now().saturating_sub(self.came.get());
         gateway.metrics.first_token(took);
     }
 
-    fn tell_of_end(&self, gateway: &Gateway, stage: Stage) {
+    fn tell_of_end(&self, gateway: &PoolRuntime, stage: Stage) {
         let tokens = self.tokens.get();
         // What was held back reached nobody.
         let is_answered = stage == Stage::Answered || self.answer_has_begun();
@@ -512,13 +512,13 @@ impl Stream {
 
     /// Keeps a copy of the request for the leg that cleans up, of a client who is still being served: more was computed for it
     /// than it needs.
-    pub fn leave_copy(&self, gateway: &Gateway) {
+    pub fn leave_copy(&self, gateway: &PoolRuntime) {
         let spare = self.spare.borrow();
         let Some(spare) = spare.as_ref().filter(|_| self.estate.borrow().is_none()) else {
             return;
         };
         let share = gateway.hold_estate(spare.body.len());
-        self.estate.replace(share.map(|share| Estate {
+        self.estate.replace(share.map(|share| CleanupRequest {
             headers: self.headers(),
             body: spare.body.clone(),
             _share: share,
@@ -526,7 +526,7 @@ impl Stream {
     }
 
     /// Keeps the request for the leg that cleans up, as far as the budget goes. The stream's context is entered.
-    pub fn leave_estate(&self, gateway: &Gateway) {
+    pub fn leave_estate(&self, gateway: &PoolRuntime) {
         self.enter();
         let spare = self.spare.take().map(|spare| Ok(spare.body));
         let body = spare.unwrap_or_else(|| gateway.vm.copy_body());
@@ -536,7 +536,7 @@ impl Stream {
         let Some(share) = gateway.hold_estate(body.len()) else {
             return;
         };
-        self.estate.replace(Some(Estate {
+        self.estate.replace(Some(CleanupRequest {
             headers: self.headers(),
             body,
             _share: share,
@@ -545,7 +545,7 @@ impl Stream {
 
     /// Tells the prefill worker to drop the request, where it can be told and holds anything. Its answer, made from a stream that
     /// is gone, reaches nobody. The call's token, where one is made.
-    pub fn call_off(&self, gateway: &Gateway) -> Option<u32> {
+    pub fn call_off(&self, gateway: &PoolRuntime) -> Option<u32> {
         let abort = self.abort.take()?;
         cleanup::send(gateway, self, &abort)
     }

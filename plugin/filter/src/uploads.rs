@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use routing::route::Refusal;
 use routing::uploads::{Progress, Uploads};
 
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::stream::Stream;
 
 /// The requests whose bodies are being received.
@@ -22,12 +22,12 @@ pub struct Receiving {
 /// A request whose body is being received.
 struct Request {
     stream: Rc<Stream>,
-    gateway: Rc<Gateway>,
+    gateway: Rc<PoolRuntime>,
 }
 
 impl Receiving {
     /// A body is to come.
-    pub fn begin(&self, gateway: &Rc<Gateway>, stream: &Rc<Stream>) {
+    pub fn begin(&self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>) {
         let request = Request {
             stream: Rc::clone(stream),
             gateway: Rc::clone(gateway),
@@ -47,7 +47,7 @@ impl Receiving {
     /// Holds so many bytes of a body in all, in the place of other bodies where it must be. False where there is no room.
     pub fn hold(
         &self,
-        gateway: &Gateway,
+        gateway: &PoolRuntime,
         stream: &Stream,
         bytes: usize,
         progress: Progress,
@@ -65,7 +65,7 @@ impl Receiving {
 
     fn make_way(
         &self,
-        gateway: &Gateway,
+        gateway: &PoolRuntime,
         stream: &Stream,
         bytes: usize,
         progress: Progress,
@@ -84,7 +84,7 @@ impl Receiving {
 
     /// Refuses the requests of a gateway whose bodies have not come in time. To be called in each round, when the gateway has been told
     /// the time; the context that was the effective one is so no more.
-    pub fn refuse_late(&self, gateway: &Rc<Gateway>) {
+    pub fn refuse_late(&self, gateway: &Rc<PoolRuntime>) {
         let deadline_ms = gateway.config.limits.body_timeout_ms;
         let limit = Duration::from_millis(deadline_ms);
         let late = self.uploads.borrow().late(gateway.now(), limit);

@@ -11,8 +11,8 @@ use routing::clock::Clock;
 use routing::config::{Pool, Sharing};
 use routing::route::Router;
 
-use crate::exchange::{Exchange, Round};
-use crate::gateway::{Gateway, Waiting};
+use crate::exchange::{ThreadSyncDriver, TickKind};
+use crate::gateway::{PoolRuntime, Waiting};
 use crate::host::{self, Buffer, HostError};
 use crate::shared::Lease;
 use crate::status::Refusals;
@@ -41,7 +41,7 @@ pub struct Vm {
     /// Rounds that it has led.
     rounds_led: Cell<u32>,
     lease: RefCell<Lease>,
-    exchange: RefCell<Exchange>,
+    exchange: RefCell<ThreadSyncDriver>,
     clock: Cell<Clock>,
     /// Bytes of request bodies buffered now.
     pub bodies: Rc<Cell<usize>>,
@@ -49,15 +49,15 @@ pub struct Vm {
     pub receiving: Receiving,
     /// Bytes of request bodies that were copied out of the proxy since this was last told.
     copied: Cell<u64>,
-    pools: RefCell<HashMap<String, Kept>>,
+    pools: RefCell<HashMap<String, PoolState>>,
     /// The gateways of each pool whose roots are alive, in the order of these. After an update the old root goes on until its
     /// streams have drained; and two listeners may have a configuration each.
-    alive: RefCell<BTreeMap<String, Vec<Rc<Gateway>>>>,
+    alive: RefCell<BTreeMap<String, Vec<Rc<PoolRuntime>>>>,
 }
 
 /// What is kept of a pool from one configuration to the next.
 #[derive(Clone)]
-pub struct Kept {
+pub struct PoolState {
     /// Who goes where.
     pub router: Rc<RefCell<Router>>,
     /// The requests that wait for a worker.
@@ -100,7 +100,7 @@ impl Vm {
 
     /// The state of a pool: as an earlier configuration has left it, or new. Nothing is changed yet: the root may only be on
     /// trial.
-    pub fn adopt(&self, pool: &Pool, root: u32) -> Kept {
+    pub fn adopt(&self, pool: &Pool, root: u32) -> PoolState {
         let mut pools = self.pools.borrow_mut();
         if let Some(kept) = pools.get(&pool.name) {
             return kept.clone();
@@ -108,7 +108,7 @@ impl Vm {
         let seed = host::now_ns() ^ u64::from(root).rotate_left(32);
         let mut router = Router::new(pool.clone(), seed, seed);
         router.keep_decisions();
-        let kept = Kept {
+        let kept = PoolState {
             router: Rc::new(RefCell::new(router)),
             waiting: Rc::default(),
             metrics: Rc::new(PoolTelemetry::new(&pool.name)),
@@ -133,7 +133,7 @@ impl Vm {
     }
 
     /// A root has its first tick, or its first request: its gateways are alive.
-    pub fn take_in(&self, gateways: &[Rc<Gateway>]) {
+    pub fn take_in(&self, gateways: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for gateway in gateways {
             let of_pool = alive.entry(gateway.pool.name.clone()).or_default();
@@ -144,7 +144,7 @@ impl Vm {
 
     /// A root is gone with its gateways: its configuration was refused after all, or its streams have drained. What of its pools
     /// nobody else has is forgotten.
-    pub fn let_go(&self, root: u32, gateways: &[Rc<Gateway>]) {
+    pub fn let_go(&self, root: u32, gateways: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for of_pool in alive.values_mut() {
             of_pool.retain(|gateway| gateway.root_id != root);
@@ -162,7 +162,7 @@ impl Vm {
     }
 
     /// Whether a gateway acts for its pool: of several it is the one whose root came last.
-    pub fn acts(&self, gateway: &Gateway) -> bool {
+    pub fn acts(&self, gateway: &PoolRuntime) -> bool {
         let alive = self.alive.borrow();
         let last = alive
             .get(&gateway.pool.name)
@@ -178,7 +178,7 @@ impl Vm {
     }
 
     /// The gateways that act for their pools.
-    fn acting(&self) -> Vec<Rc<Gateway>> {
+    fn acting(&self) -> Vec<Rc<PoolRuntime>> {
         let alive = self.alive.borrow();
         alive
             .values()
@@ -220,7 +220,7 @@ impl Vm {
     }
 
     /// Tells the other VMs of what the pools have here, and hears what they have there. To be called at each tick.
-    pub fn exchange(&self, rules: &Sharing, round: Round) {
+    pub fn exchange(&self, rules: &Sharing, round: TickKind) {
         let mut exchange = self.exchange.borrow_mut();
         let heard = exchange.tick(&self.acting(), rules, round, self.now());
         self.telemetry.lapped(exchange.lapped());

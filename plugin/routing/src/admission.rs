@@ -11,8 +11,8 @@ use hashbrown::HashMap;
 
 use crate::config::{Admission, DecodeBusy, PrefillBusy, Queue, QueuePolicy};
 use crate::fleet::{Capacity, Role};
-use crate::load::Standing;
-use crate::prefill_router::Place;
+use crate::load::LoadSnapshot;
+use crate::prefill_router::ModelKey;
 
 impl Admission {
     /// Whether any threshold is set for a role: only then need anybody's load be compared with it.
@@ -27,7 +27,7 @@ impl Admission {
     }
 
     /// Whether a worker rank is busier than its role's threshold. A fraction of a capacity that is not known is never reached.
-    pub fn is_busy(&self, role: Role, standing: &Standing, capacity: Capacity) -> bool {
+    pub fn is_busy(&self, role: Role, standing: &LoadSnapshot, capacity: Capacity) -> bool {
         let by_prefill = || self.prefill.is_passed(standing.booked_tokens, capacity);
         let by_decode = || self.decode.is_passed(standing.decode_blocks, capacity);
         match role {
@@ -71,7 +71,7 @@ pub struct Waiter(pub u64);
 
 /// What a request's place in the order follows from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Claim {
+pub struct QueueKey {
     /// Its objective's: whoever has more comes first, whatever else is said.
     pub rank: i32,
     /// The flow that it belongs to, as a number; 0 where it names none.
@@ -87,7 +87,7 @@ pub struct Claim {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     waiter: Waiter,
-    claim: Claim,
+    claim: QueueKey,
 }
 
 impl Entry {
@@ -116,7 +116,7 @@ enum Left {
 
 impl Line {
     fn join(&mut self, entry: Entry) {
-        let Claim { rank, flow, .. } = entry.claim;
+        let QueueKey { rank, flow, .. } = entry.claim;
         let of_rank = self.turns.iter().filter(|((of, _), _)| *of == rank);
         let begins_at = of_rank.map(|(_, turns)| *turns).min().unwrap_or_default();
         self.turns.entry((rank, flow)).or_insert(begins_at);
@@ -183,7 +183,7 @@ pub struct Full {
 /// The requests that wait on one thread, for each place those of its own.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    places: HashMap<Place, Line>,
+    places: HashMap<ModelKey, Line>,
     next: u64,
     count: usize,
 }
@@ -198,7 +198,12 @@ impl Waiting {
     ///
     /// # Errors
     /// [`Full`] when as many wait as may.
-    pub fn join(&mut self, place: &Place, claim: Claim, queue: &Queue) -> Result<Waiter, Full> {
+    pub fn join(
+        &mut self,
+        place: &ModelKey,
+        claim: QueueKey,
+        queue: &Queue,
+    ) -> Result<Waiter, Full> {
         let allowed = usize::try_from(queue.max_requests).unwrap_or(usize::MAX);
         if self.count >= allowed {
             return Err(Full {
@@ -264,7 +269,7 @@ fn order(policy: QueuePolicy, a: &Entry, b: &Entry) -> Ordering {
 }
 
 /// More is sooner (routing semantics, C.7).
-fn score(policy: QueuePolicy, claim: &Claim) -> f64 {
+fn score(policy: QueuePolicy, claim: &QueueKey) -> f64 {
     let arrival = claim.since.as_secs_f64();
     match policy {
         QueuePolicy::Fcfs => claim.priority - arrival,
@@ -278,15 +283,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(model: &str) -> Place {
-        Place {
+    fn place(model: &str) -> ModelKey {
+        ModelKey {
             model: Some(model.to_owned()),
             namespace: String::new(),
         }
     }
 
-    fn claim(ms: u64, tokens: u64, priority: f64) -> Claim {
-        Claim {
+    fn claim(ms: u64, tokens: u64, priority: f64) -> QueueKey {
+        QueueKey {
             rank: 0,
             flow: 0,
             priority,
@@ -295,7 +300,7 @@ mod tests {
         }
     }
 
-    fn served(policy: QueuePolicy, claims: &[Claim]) -> Vec<u64> {
+    fn served(policy: QueuePolicy, claims: &[QueueKey]) -> Vec<u64> {
         let mut waiting = Waiting::default();
         for claim in claims {
             waiting
@@ -326,7 +331,7 @@ mod tests {
 
     #[test]
     fn objectives_come_first_and_flows_of_one_take_turns() {
-        let of = |rank, flow, ms| Claim {
+        let of = |rank, flow, ms| QueueKey {
             rank,
             flow,
             ..claim(ms, 1, 0.0)
@@ -350,7 +355,7 @@ mod tests {
         // Without flows nothing but the policy counts.
         let plain: Vec<_> = claims
             .iter()
-            .map(|one| Claim {
+            .map(|one| QueueKey {
                 rank: 0,
                 flow: 0,
                 ..*one
@@ -367,7 +372,7 @@ mod tests {
         let mut line = Line::default();
         let entry = |number, flow| Entry {
             waiter: Waiter(number),
-            claim: Claim {
+            claim: QueueKey {
                 flow,
                 ..claim(number, 1, 0.0)
             },
@@ -393,7 +398,7 @@ mod tests {
         (0..3).for_each(|number| line.join(entry(number, 1)));
         line.join(Entry {
             waiter: Waiter(9),
-            claim: Claim {
+            claim: QueueKey {
                 rank: 1,
                 ..entry(9, 1).claim
             },
@@ -446,10 +451,10 @@ mod tests {
             },
             queue: None,
         };
-        let standing = |booked_tokens, decode_blocks| Standing {
+        let standing = |booked_tokens, decode_blocks| LoadSnapshot {
             booked_tokens,
             decode_blocks,
-            ..Standing::default()
+            ..LoadSnapshot::default()
         };
         let unknown = Capacity::default();
         let known = Capacity {
@@ -458,7 +463,7 @@ mod tests {
             ..Capacity::default()
         };
         let busy =
-            |role, standing: Standing, capacity| admission.is_busy(role, &standing, capacity);
+            |role, standing: LoadSnapshot, capacity| admission.is_busy(role, &standing, capacity);
         assert!(!busy(Role::Prefill, standing(1000, 0.0), unknown));
         assert!(busy(Role::Prefill, standing(1001, 0.0), unknown));
         assert!(busy(Role::Prefill, standing(513, 0.0), known));
@@ -480,7 +485,7 @@ mod tests {
             let mut inside: Vec<Waiter> = Vec::new();
             for (kind, which, number) in steps {
                 match kind {
-                    0 => match waiting.join(&place(&(number % 3).to_string()), Claim { flow: number % 4, rank: (number % 2) as i32, ..claim(number, number, 0.0) }, &queue) {
+                    0 => match waiting.join(&place(&(number % 3).to_string()), QueueKey { flow: number % 4, rank: (number % 2) as i32, ..claim(number, number, 0.0) }, &queue) {
                         Ok(waiter) => inside.push(waiter),
                         Err(full) => prop_assert_eq!((full.waiting, inside.len()), (16, 16)),
                     },

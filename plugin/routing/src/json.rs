@@ -66,12 +66,12 @@ pub enum JsonError {
 
 /// Where a member's value lies in the bytes of its object, when the member itself is no longer at hand.
 #[derive(Debug, Clone)]
-pub struct Place(Range<usize>);
+pub struct ValueSpan(Range<usize>);
 
 impl Member<'_> {
     /// Where its value lies.
-    pub fn place(&self) -> Place {
-        Place(self.value_start..self.end)
+    pub fn place(&self) -> ValueSpan {
+        ValueSpan(self.value_start..self.end)
     }
 }
 
@@ -269,7 +269,7 @@ impl Edits {
     }
 
     /// Gives the member whose value lies there another one, written as JSON.
-    pub fn replace_at(&mut self, place: &Place, value: impl Into<String>) {
+    pub fn replace_at(&mut self, place: &ValueSpan, value: impl Into<String>) {
         self.splices.push((place.0.clone(), value.into()));
     }
 

@@ -4,21 +4,21 @@
 use hashbrown::{HashMap, HashSet};
 
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
-use crate::rendezvous::{Census, Mode, NotServed, Rules, State, Verdict};
+use crate::rendezvous::{Mode, NotServed, Rules, ServingDecision, State, WorkerCounts};
 
 /// Places without a worker that are remembered, so that a model whose workers have all left is not taken for unknown.
 const MAX_VACANT: usize = 256;
 
 /// One model in one namespace: where a prefill and a decode worker can meet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct ModelKey {
     /// The model; none: any model that has no place of its own.
     pub model: Option<String>,
     /// Workers of one namespace may exchange KV.
     pub namespace: String,
 }
 
-impl Place {
+impl ModelKey {
     /// Whether a worker belongs here. One that serves any model belongs to every place of its namespace.
     pub fn holds(&self, worker: &Worker) -> bool {
         self.namespace == worker.namespace && (worker.model.is_none() || worker.model == self.model)
@@ -27,9 +27,9 @@ impl Place {
 
 /// What is known of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlaceState {
+pub struct ModelState {
     /// What exists. Nothing where nobody is here for this place itself: a place that is only remembered lends no worker its name.
-    pub census: Census,
+    pub census: WorkerCounts,
     /// What follows from it.
     pub state: State,
     /// Whether a worker of this very place takes new requests. Only then the place has a say in who is served.
@@ -41,7 +41,7 @@ pub struct PlaceState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
     /// Where.
-    pub place: Place,
+    pub place: ModelKey,
     /// From which state; none: the place is new.
     pub from: Option<State>,
     /// To which.
@@ -49,18 +49,18 @@ pub struct Transition {
 }
 
 /// Which places are meant.
-type Wanted<'w> = &'w dyn Fn(&Place, &PlaceState) -> bool;
+type Wanted<'w> = &'w dyn Fn(&ModelKey, &ModelState) -> bool;
 
 /// The states of all places.
 #[derive(Debug, Default)]
-pub struct PrefillRouters {
-    places: HashMap<Place, PlaceState>,
+pub struct ModelStates {
+    places: HashMap<ModelKey, ModelState>,
     /// The places that are only remembered, each with the number of the update that found nobody there any more.
-    left: HashMap<Place, u64>,
+    left: HashMap<ModelKey, u64>,
     updates: u64,
 }
 
-impl PrefillRouters {
+impl ModelStates {
     /// Computes every place's state anew from what exists, and tells what has changed.
     pub fn update(
         &mut self,
@@ -69,14 +69,14 @@ impl PrefillRouters {
         runs_whole: impl Fn(&Worker) -> bool,
     ) -> Vec<Transition> {
         let members = by_place(fleet);
-        let mut now: HashSet<Place> = members.keys().cloned().collect();
+        let mut now: HashSet<ModelKey> = members.keys().cloned().collect();
         now.extend(self.places.keys().cloned());
         let mut transitions = Vec::new();
         for place in now {
             let is_inhabited = members.get(&place).is_some_and(|here| !here.is_empty());
             let census = match is_inhabited {
                 true => census(&place, &members, &is_bound, &runs_whole),
-                false => Census::default(),
+                false => WorkerCounts::default(),
             };
             let before = self.places.get(&place).copied();
             let was_active = before.is_some_and(|before| before.was_active);
@@ -88,7 +88,7 @@ impl PrefillRouters {
                     to: state,
                 });
             }
-            let known = PlaceState {
+            let known = ModelState {
                 census,
                 state,
                 is_inhabited,
@@ -102,7 +102,7 @@ impl PrefillRouters {
         transitions
     }
 
-    fn note_who_left(&mut self, members: &HashMap<Place, Vec<&Worker>>) {
+    fn note_who_left(&mut self, members: &HashMap<ModelKey, Vec<&Worker>>) {
         self.updates = self.updates.saturating_add(1);
         self.left.retain(|place, _| !members.contains_key(place));
         for place in self.places.keys() {
@@ -117,7 +117,8 @@ impl PrefillRouters {
         if self.left.len() <= MAX_VACANT {
             return;
         }
-        let mut left: Vec<(u64, Place)> = self.left.drain().map(|(p, since)| (since, p)).collect();
+        let mut left: Vec<(u64, ModelKey)> =
+            self.left.drain().map(|(p, since)| (since, p)).collect();
         left.sort_by(|(a, first), (b, second)| b.cmp(a).then_with(|| first.cmp(second)));
         for (_, forgotten) in left.split_off(MAX_VACANT) {
             self.places.remove(&forgotten);
@@ -126,15 +127,15 @@ impl PrefillRouters {
     }
 
     /// All places and their states.
-    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> + Clone {
+    pub fn places(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
         self.places.iter()
     }
 
     /// The places that serve a model: its own, else those that serve any model. Without a model, all. Those that are only
     /// remembered have no say in that: they are told where nobody else is, so that the model is not taken for unknown.
-    pub fn of_model(&self, model: Option<&str>) -> Vec<(&Place, &PlaceState)> {
-        let is_own = |place: &Place| model.is_none() || place.model.as_deref() == model;
-        let is_any = |place: &Place| place.model.is_none();
+    pub fn of_model(&self, model: Option<&str>) -> Vec<(&ModelKey, &ModelState)> {
+        let is_own = |place: &ModelKey| model.is_none() || place.model.as_deref() == model;
+        let is_any = |place: &ModelKey| place.model.is_none();
         let tiers: [Wanted<'_>; 4] = [
             &|place, state| is_own(place) && state.is_inhabited,
             &|place, state| is_any(place) && state.is_inhabited,
@@ -145,7 +146,7 @@ impl PrefillRouters {
         found.find(|places| !places.is_empty()).unwrap_or_default()
     }
 
-    fn of(&self, is_wanted: Wanted<'_>) -> Vec<(&Place, &PlaceState)> {
+    fn of(&self, is_wanted: Wanted<'_>) -> Vec<(&ModelKey, &ModelState)> {
         let places = self.places.iter();
         places
             .filter(|(place, state)| is_wanted(place, state))
@@ -153,7 +154,7 @@ impl PrefillRouters {
     }
 }
 
-impl PlaceState {
+impl ModelState {
     /// Whether a worker of this very place takes new requests; else it is only remembered, or all who are there drain.
     pub fn is_inhabited(&self) -> bool {
         self.is_inhabited
@@ -164,7 +165,7 @@ impl PlaceState {
         &self,
         mode: Mode,
         on_prefill_absent: crate::config::OnPrefillAbsent,
-    ) -> Verdict {
+    ) -> ServingDecision {
         let rules = Rules {
             on_prefill_absent,
             whole_workers: self.census.whole_workers > 0,
@@ -181,18 +182,18 @@ impl PlaceState {
         on_prefill_absent: crate::config::OnPrefillAbsent,
     ) -> Result<(), NotServed> {
         match self.verdict(Mode::Normal, on_prefill_absent) {
-            Verdict::Refused(reason) => Err(reason),
-            Verdict::Pair | Verdict::Whole => Ok(()),
+            ServingDecision::Refused(reason) => Err(reason),
+            ServingDecision::Pair | ServingDecision::Whole => Ok(()),
         }
     }
 }
 
 /// The workers by the place that they make. One that serves any model makes a place of its own, and belongs to the others of
 /// its namespace too.
-fn by_place(fleet: &Fleet) -> HashMap<Place, Vec<&Worker>> {
-    let mut members: HashMap<Place, Vec<&Worker>> = HashMap::new();
+fn by_place(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
+    let mut members: HashMap<ModelKey, Vec<&Worker>> = HashMap::new();
     for worker in fleet.workers() {
-        let place = Place {
+        let place = ModelKey {
             model: worker.model.clone(),
             namespace: worker.namespace.clone(),
         };
@@ -206,12 +207,12 @@ fn by_place(fleet: &Fleet) -> HashMap<Place, Vec<&Worker>> {
 }
 
 fn census(
-    place: &Place,
-    members: &HashMap<Place, Vec<&Worker>>,
+    place: &ModelKey,
+    members: &HashMap<ModelKey, Vec<&Worker>>,
     is_bound: &impl Fn(WorkerId) -> bool,
     runs_whole: &impl Fn(&Worker) -> bool,
-) -> Census {
-    let any_model = Place {
+) -> WorkerCounts {
+    let any_model = ModelKey {
         model: None,
         namespace: place.namespace.clone(),
     };
@@ -226,7 +227,7 @@ fn census(
         let sets: HashSet<&str> = of_role(role).map(|worker| worker.set.as_str()).collect();
         sets.len()
     };
-    Census {
+    WorkerCounts {
         prefill_sets: sets(Role::Prefill),
         decode_sets: sets(Role::Decode),
         bound_prefills: of_role(Role::Prefill)

@@ -1,6 +1,6 @@
 //! Owns when prefill and decode have met: the state of one (model, namespace), and what each state answers.
 //!
-//! The state is a pure function of what exists now ([`Census`]). How it came about decides nothing: a waiter that is left
+//! The state is a pure function of what exists now ([`WorkerCounts`]). How it came about decides nothing: a waiter that is left
 //! behind, or an endpoint that is forgotten after the hand-shake, cannot be, since there is neither. History is kept for
 //! people only, as *deactivated*, which answers as *decode waiting* does.
 //!
@@ -11,7 +11,7 @@ use crate::config::OnPrefillAbsent;
 
 /// What exists of one model in one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Census {
+pub struct WorkerCounts {
     /// Sets of prefill workers.
     pub prefill_sets: usize,
     /// Sets of decode workers.
@@ -54,7 +54,7 @@ impl State {
     ];
 
     /// The state of what exists. `was_active` tells *deactivated* from *decode waiting*, for people.
-    pub fn of(census: Census, was_active: bool) -> Self {
+    pub fn of(census: WorkerCounts, was_active: bool) -> Self {
         match (census.prefill_sets, census.decode_sets) {
             (0, 0) => Self::Vacant,
             (prefill, decode) if prefill > 1 || decode > 1 => Self::Ambiguous,
@@ -80,17 +80,17 @@ impl State {
     }
 
     /// What a request gets.
-    pub fn verdict(self, mode: Mode, rules: Rules) -> Verdict {
+    pub fn verdict(self, mode: Mode, rules: Rules) -> ServingDecision {
         match (self, mode) {
-            (Self::Active, _) => Verdict::Pair,
+            (Self::Active, _) => ServingDecision::Pair,
             // A binding that is still being built is needed to run a request, not to name who would.
-            (Self::Pending, Mode::QueryOnly) => Verdict::Pair,
+            (Self::Pending, Mode::QueryOnly) => ServingDecision::Pair,
             // Readiness counts the prefill workers already; a decode worker must not get a bare request meanwhile.
-            (Self::Pending, _) => Verdict::Refused(NotServed::Pending),
-            (Self::Ambiguous, _) => Verdict::Refused(NotServed::Ambiguous),
+            (Self::Pending, _) => ServingDecision::Refused(NotServed::Pending),
+            (Self::Ambiguous, _) => ServingDecision::Refused(NotServed::Ambiguous),
             (absent, _) => match rules.on_prefill_absent {
-                OnPrefillAbsent::Aggregate if rules.whole_workers => Verdict::Whole,
-                _ => Verdict::Refused(absent.reason()),
+                OnPrefillAbsent::Aggregate if rules.whole_workers => ServingDecision::Whole,
+                _ => ServingDecision::Refused(absent.reason()),
             },
         }
     }
@@ -140,7 +140,7 @@ pub struct Rules {
 
 /// What a request gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ServingDecision {
     /// A prefill and a decode worker.
     Pair,
     /// One worker that runs it whole.

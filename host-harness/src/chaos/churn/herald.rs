@@ -59,7 +59,7 @@ impl Line {
 }
 
 /// Tells the gateway.
-pub struct Herald {
+pub struct DiscoveryPublisher {
     said: Vec<Line>,
     way: Way,
 }
@@ -79,7 +79,7 @@ struct Registry {
     heartbeat: Instant,
 }
 
-impl Herald {
+impl DiscoveryPublisher {
     /// One that has said nothing yet.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use routing::fleet::Role;
 use serde_json::Value;
 
-use super::herald::{Herald, Line};
+use super::herald::{DiscoveryPublisher, Line};
 use super::source::Source;
 use super::{Churned, GRACE, LOOK};
 use crate::chaos::fleet::{Census, FleetError, engine_config, unfetched};
@@ -40,10 +40,10 @@ const FEW: usize = 10;
 const MANY: usize = 150;
 
 /// The workers, and how the gateway learns of them.
-pub struct Herd {
+pub struct ChurnFleet {
     source: Source,
     dialect: Dialect,
-    herald: Herald,
+    herald: DiscoveryPublisher,
     http: Http,
     workers: Vec<Worker>,
     places: Vec<Place>,
@@ -101,7 +101,7 @@ enum Deed {
     Die,
 }
 
-impl Herd {
+impl ChurnFleet {
     /// Starts the first workers.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Herd {
         let mut herd = Self {
             source,
             dialect,
-            herald: Herald::of(source).await?,
+            herald: DiscoveryPublisher::of(source).await?,
             http: Http::new(),
             workers: Vec::new(),
             places,
@@ -471,7 +471,7 @@ impl Herd {
     }
 }
 
-impl Counted for Herd {
+impl Counted for ChurnFleet {
     async fn census(&self) -> Result<Census, FleetError> {
         self.counted().await
     }
@@ -549,15 +549,17 @@ mod tests {
 
     use super::*;
 
-    async fn herd(source: Source) -> Herd {
+    async fn herd(source: Source) -> ChurnFleet {
         let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let mut herd = Herd::start(source, Dialect::Vllm, ip, 1).await.unwrap();
+        let mut herd = ChurnFleet::start(source, Dialect::Vllm, ip, 1)
+            .await
+            .unwrap();
         // Nothing happens by itself.
         herd.next_deed = Instant::now() + Duration::from_secs(3600);
         herd
     }
 
-    async fn ask(herd: &Herd, address: SocketAddr) {
+    async fn ask(herd: &ChurnFleet, address: SocketAddr) {
         // Refused, for it is no leg; but it came.
         let asked = herd.http.post(address, "/v1/completions", &json!({})).await;
         assert!(asked.is_err());

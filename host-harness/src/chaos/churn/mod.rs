@@ -23,7 +23,7 @@ mod herd;
 mod page;
 mod source;
 
-use herd::Herd;
+use herd::ChurnFleet;
 pub use source::Source;
 
 /// How often the gateway asks a source.
@@ -63,7 +63,7 @@ pub async fn play(
     bar: &ProgressBar,
 ) -> Result<Verdict, PlayError> {
     source.check(setting.dialect)?;
-    let mut herd = Herd::start(source, setting.dialect, own_loopback(), seed).await?;
+    let mut herd = ChurnFleet::start(source, setting.dialect, own_loopback(), seed).await?;
     let document =
         pool::plugin_config_over(setting.dialect, herd.discovery(), source.destinations());
     let mut members = Members::of(&Config::parse(&document)?);
@@ -89,7 +89,7 @@ struct Left {
 }
 
 async fn course(
-    herd: &mut Herd,
+    herd: &mut ChurnFleet,
     at: Addresses,
     lasts: Duration,
 ) -> Result<(Seen, Aftermath, Left), PlayError> {

@@ -10,14 +10,14 @@ use std::time::Duration;
 use routing::config::Discovery;
 use routing::fleet::Worker;
 use routing::load::Load;
-use routing::prefill_router::{Place, PlaceState};
+use routing::prefill_router::{ModelKey, ModelState};
 use routing::route::{Report, Router};
 use serde::Serialize;
 
 use refusals::Refused;
 
 use crate::endpoints::Answer;
-use crate::gateway::Gateway;
+use crate::gateway::PoolRuntime;
 use crate::pools::Pools;
 use crate::shared::{self, SourceHealth};
 use crate::vm::Vm;
@@ -154,11 +154,11 @@ pub fn status(pools: &Pools) -> Answer {
     Answer::of(200, &status)
 }
 
-fn pool_status(gateway: &Gateway) -> Option<Box<serde_json::value::RawValue>> {
+fn pool_status(gateway: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>> {
     let router = &*gateway.router.borrow();
     let pool = router.pool();
     let absent = router.absent_policy();
-    let mut places: Vec<(&Place, &PlaceState)> = router.places().collect();
+    let mut places: Vec<(&ModelKey, &ModelState)> = router.places().collect();
     places.sort_by_key(|(place, _)| *place);
     let status = PoolStatus {
         pool: &pool.name,

@@ -70,7 +70,7 @@ impl Refusals {
                     self.0.borrow_mut().clear();
                     return;
                 }
-                Ok(Written::Outrun) => {}
+                Ok(Written::Stale) => {}
                 Err(error) => {
                     log::error!("refusals: {error}");
                     return;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::fleet::{Role, Worker};
-use routing::rendezvous::{Mode, Verdict};
+use routing::rendezvous::{Mode, ServingDecision};
 use routing::route::{Facts, Router, Tally};
 
 use super::metric::Metric;
@@ -168,7 +168,7 @@ impl PoolTelemetry {
         let absent = router.absent_policy();
         let disaggregates = router
             .places()
-            .any(|(_, place)| place.verdict(Mode::Normal, absent) == Verdict::Pair);
+            .any(|(_, place)| place.verdict(Mode::Normal, absent) == ServingDecision::Pair);
         let now = (router.fleet().version(), disaggregates);
         if self.told.replace(Some(now)) != Some(now) {
             self.fleet_version.record(now.0);

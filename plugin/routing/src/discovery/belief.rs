@@ -4,7 +4,7 @@ use crate::fleet::Worker;
 
 /// What the polled answers have led to so far.
 #[derive(Debug, Default)]
-pub struct Belief {
+pub struct PolledWorkers {
     workers: Vec<Worker>,
     empty_answers: u32,
 }
@@ -18,7 +18,7 @@ pub enum Believed {
     Unchanged,
 }
 
-impl Belief {
+impl PolledWorkers {
     /// Starts from what is already known, for one who takes over from another.
     pub fn starting_from(workers: Vec<Worker>) -> Self {
         Self {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn emptiness_is_believed_the_second_time() {
-        let mut belief = Belief::default();
+        let mut belief = PolledWorkers::default();
         assert_eq!(
             belief.hear(workers(&[1, 2])),
             Believed::Changed(workers(&[1, 2]))
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_given_up_is_gone_until_it_is_heard_of_again() {
-        let mut belief = Belief::starting_from(workers(&[1]));
+        let mut belief = PolledWorkers::starting_from(workers(&[1]));
         assert_eq!(belief.give_up(), Believed::Changed(workers(&[])));
         assert_eq!(belief.give_up(), Believed::Unchanged);
         assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);

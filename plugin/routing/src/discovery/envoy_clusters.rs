@@ -50,7 +50,10 @@ impl Clusters {
         }
     }
 
-    fn workers(&mut self, told: &Told<'_>) -> Result<(Vec<Worker>, Vec<String>), ClustersError> {
+    fn workers(
+        &mut self,
+        told: &AdminClusters<'_>,
+    ) -> Result<(Vec<Worker>, Vec<String>), ClustersError> {
         let mut before = std::mem::take(&mut self.records);
         let (mut workers, mut problems) = (Vec::new(), Vec::new());
         let mut seen = HashSet::new();
@@ -103,7 +106,8 @@ impl Source for Clusters {
         if answer.status != 200 {
             return Err(SourceError::Status(answer.status));
         }
-        let told: Told<'_> = serde_json::from_slice(answer.body).map_err(ClustersError::Format)?;
+        let told: AdminClusters<'_> =
+            serde_json::from_slice(answer.body).map_err(ClustersError::Format)?;
         let (workers, problems) = self.workers(&told)?;
         let (workers, said) = self.outside.leave_out(bounded(workers)?, problems);
         Ok(Heard::Workers(workers, said))
@@ -146,7 +150,7 @@ pub enum ClustersError {
 
 /// What Envoy answers, as far as it matters (`envoy.admin.v3.Clusters`). What is 0 or false it leaves out.
 #[derive(Deserialize)]
-struct Told<'a> {
+struct AdminClusters<'a> {
     #[serde(borrow, default)]
     cluster_statuses: Vec<Cluster<'a>>,
 }

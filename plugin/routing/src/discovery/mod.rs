@@ -1,7 +1,7 @@
 //! Owns where workers are known from: one file per source, and what of a source's answers is believed.
 //!
 //! A source says what is to be asked ([`Source::poll`]) and reads the answer ([`Source::heard`]); who asks, and when, is not
-//! its business. What it has read is not yet the fleet: [`Belief`] has a say in that, and [`Staleness`] in how long a fleet
+//! its business. What it has read is not yet the fleet: [`PolledWorkers`] has a say in that, and [`Staleness`] in how long a fleet
 //! outlives a source that has fallen silent.
 
 mod belief;
@@ -19,13 +19,14 @@ use std::net::SocketAddr;
 use crate::config::{Discovery, MAX_RANKS, MAX_WORKERS, Pool, ranks};
 use crate::fleet::Worker;
 
-pub use belief::{Belief, Believed};
+pub use belief::{Believed, PolledWorkers};
 pub use document::DocumentError;
 pub use dynamo::DynamoError;
 pub use envoy_clusters::ClustersError;
 pub use fixed::workers as static_workers;
 pub use registration::{
-    MAX_BODY, Office, Problem, Registration, Reply, authorised, office, read_delete, read_put,
+    MAX_BODY, Problem, Registration, RegistrationPool, Reply, authorised, office, read_delete,
+    read_put,
 };
 pub use registry::{Change, Entry, Leases, Named, Registry, RegistryError};
 pub use staleness::Staleness;

@@ -41,7 +41,7 @@ impl Source for Registration {
 
 /// Where a worker registers: a pool, and its rules.
 #[derive(Debug, Clone, Copy)]
-pub struct Office<'a> {
+pub struct RegistrationPool<'a> {
     /// The pool.
     pub pool: &'a Pool,
     /// Its rules.
@@ -161,10 +161,10 @@ pub fn office<'a>(
     pools: impl Iterator<Item = &'a Pool>,
     path: &str,
     authorization: Option<&[u8]>,
-) -> Result<Office<'a>, Problem> {
+) -> Result<RegistrationPool<'a>, Problem> {
     let name = named_pool(path);
     let offices = pools.filter_map(|pool| match &pool.discovery {
-        Discovery::Registration(rules) => Some(Office { pool, rules }),
+        Discovery::Registration(rules) => Some(RegistrationPool { pool, rules }),
         _ => None,
     });
     let mut offices =
@@ -194,7 +194,7 @@ fn named_pool(path: &str) -> Option<String> {
 ///
 /// # Errors
 /// [`Problem`] names the field.
-pub fn read_put(body: &[u8], office: Office<'_>) -> Result<Change, Problem> {
+pub fn read_put(body: &[u8], office: RegistrationPool<'_>) -> Result<Change, Problem> {
     /// Which of the two it is.
     #[derive(Deserialize)]
     struct Shape {
@@ -306,7 +306,7 @@ impl From<RegistryError> for Problem {
     }
 }
 
-impl Office<'_> {
+impl RegistrationPool<'_> {
     /// `changed` workers have been registered, or renewed.
     pub fn registered(&self, changed: usize) -> Reply {
         self.good(json!({"registered": changed}))

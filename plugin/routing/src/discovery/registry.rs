@@ -137,7 +137,7 @@ impl Registry {
 
     fn put(&mut self, workers: &[ListedWorker], max: usize) -> Result<usize, RegistryError> {
         let beat = self.beats.saturating_add(1);
-        let mut coming = Coming::of(workers, beat)?;
+        let mut coming = Upserts::of(workers, beat)?;
         let count = |is: &dyn Fn(&Entry) -> bool| self.entries.iter().filter(|e| is(e)).count();
         let renewed = count(&|entry| coming.renew(entry));
         let kept = count(&|entry| coming.renew(entry) || !coming.replace(entry));
@@ -212,14 +212,14 @@ impl Registry {
 }
 
 /// Workers that register.
-struct Coming {
+struct Upserts {
     entries: HashMap<WorkerId, Entry>,
     /// Their ids, each once.
     order: Vec<WorkerId>,
     addresses: HashSet<SocketAddr>,
 }
 
-impl Coming {
+impl Upserts {
     fn of(workers: &[ListedWorker], renewal: u64) -> Result<Self, RegistryError> {
         let mut coming = Self {
             entries: HashMap::with_capacity(workers.len()),

@@ -4,7 +4,7 @@
 //! prompt again. Ids are numbers up to 2^63 and pass as they are written. Source: TensorRT-LLM's disaggregated server.
 
 use super::{MAX_HANDOFF, hosts, one_token, usage};
-use crate::json::{Edits, Object, Place, edited, elements, length};
+use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
 use crate::request::{Generation, Request};
 
 const PARAMS: &str = "disaggregated_params";
@@ -41,7 +41,7 @@ pub fn context_only(id: u64) -> (&'static str, String) {
 pub struct DecodeLeg {
     edits: Edits,
     ids_name: &'static str,
-    ids_at: Vec<Place>,
+    ids_at: Vec<ValueSpan>,
 }
 
 impl DecodeLeg {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Ledger;
-use super::books::Books;
+use super::books::LoadTable;
 use crate::fleet::TargetKey;
 
 /// Thousandths of a block: weights shrink and grow by less than one, and still add up exactly.
@@ -97,7 +97,7 @@ impl Answer {
 /// An answer as it is booked.
 #[derive(Debug)]
 pub(super) struct Booking {
-    books: Rc<Books>,
+    books: Rc<LoadTable>,
     slot: usize,
     key: TargetKey,
     answer: Answer,
@@ -150,7 +150,7 @@ pub struct DecodeCharge {
 }
 
 impl DecodeCharge {
-    pub(super) fn new(books: &Rc<Books>, slot: usize, key: TargetKey, answer: Answer) -> Self {
+    pub(super) fn new(books: &Rc<LoadTable>, slot: usize, key: TargetKey, answer: Answer) -> Self {
         let booking = Rc::new(Booking {
             books: Rc::clone(books),
             slot,

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::pace::{Pace, Record};
+use super::pace::{PrefillRate, RateSamples};
 
 /// Names a prompt in its backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,7 +33,7 @@ pub struct Backlog {
     head_since: Duration,
     /// Up to when work has been observed.
     observed_until: Duration,
-    record: Record,
+    record: RateSamples,
 }
 
 impl Backlog {
@@ -128,7 +128,7 @@ impl Backlog {
     }
 
     /// What was observed of the worker.
-    pub fn record(&self) -> Record {
+    pub fn record(&self) -> RateSamples {
         self.record
     }
 }
@@ -158,7 +158,7 @@ impl Progress {
     /// What is thought to be left `now`, in seconds since 1970, in tokens: those of the prompts, and what each prompt takes
     /// beside them. The oldest one shrinks at the pace of workers like this one, this one being so many times slower.
     #[inline]
-    pub fn left(&self, now: f64, pace: Option<Pace>, slowness: f64) -> f64 {
+    pub fn left(&self, now: f64, pace: Option<PrefillRate>, slowness: f64) -> f64 {
         let Some(pace) = pace.filter(|_| self.prompts > 0) else {
             return self.tokens;
         };
@@ -174,7 +174,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    const PACE: Pace = Pace {
+    const PACE: PrefillRate = PrefillRate {
         per_prompt: 0.0,
         per_token: 1.0 / 2000.0,
     };
@@ -183,7 +183,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn left(backlog: &Backlog, now: Duration, pace: Option<Pace>) -> f64 {
+    fn left(backlog: &Backlog, now: Duration, pace: Option<PrefillRate>) -> f64 {
         backlog.progress().left(now.as_secs_f64(), pace, 1.0)
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let second = backlog.push(3000, at(200));
         backlog.push(500, at(300));
         backlog.finish(first, at(500));
-        assert_eq!(Pace::of(&backlog.record), Some(PACE));
+        assert_eq!(PrefillRate::of(&backlog.record), Some(PACE));
         assert_eq!(left(&backlog, at(1000), Some(PACE)), 2500.0);
         assert_eq!(left(&backlog, at(60_000), Some(PACE)), 500.0);
         backlog.finish(second, at(2_000));
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_each_prompt_takes_beside_its_tokens_waits_too() {
-        let pace = Pace {
+        let pace = PrefillRate {
             per_prompt: 0.1,
             per_token: 1.0 / 1000.0,
         };
@@ -247,10 +247,10 @@ mod tests {
         backlog.expire(at(1000), at(6000));
         assert_eq!((backlog.tokens(), backlog.prompts()), (50, 1));
         backlog.finish(old, at(7000));
-        assert_eq!(Pace::of(&backlog.record), None);
+        assert_eq!(PrefillRate::of(&backlog.record), None);
         backlog.finish(young, at(7000));
         assert_eq!(
-            Pace::of(&backlog.record).map(|pace| pace.per_token),
+            PrefillRate::of(&backlog.record).map(|pace| pace.per_token),
             Some(0.02)
         );
     }
@@ -262,7 +262,7 @@ mod tests {
         backlog.finish(first, at(1000));
         let second = backlog.push(1000, at(3_600_000));
         backlog.finish(second, at(3_601_000));
-        let pace = Pace::of(&backlog.record).unwrap();
+        let pace = PrefillRate::of(&backlog.record).unwrap();
         assert!((pace.per_token - 0.001).abs() < 1e-9);
     }
 }

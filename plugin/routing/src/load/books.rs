@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::answer::{Booking, Held, PARTS};
 use super::backlog::{Backlog, Progress, Ticket};
-use super::elsewhere::{Elsewhere, Foreign, Share};
-use super::pace::{Pace, Record};
+use super::elsewhere::{ExternalLoad, ThreadLoad, ThreadLoads};
+use super::pace::{PrefillRate, RateSamples};
 use crate::fleet::TargetKey;
 
 /// What is booked on one worker rank, or on all together.
@@ -46,7 +46,7 @@ impl Load {
 /// How things stand on one worker rank at this moment: what is booked here, what other VMs have booked as far as they have
 /// told, and what its engine has from elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Standing {
+pub struct LoadSnapshot {
     /// Prompt tokens booked on it.
     pub booked_tokens: u64,
     /// What is thought to be left of them now, with what each prompt takes beside its tokens.
@@ -65,7 +65,7 @@ pub struct Standing {
     pub slowness: f64,
 }
 
-impl Default for Standing {
+impl Default for LoadSnapshot {
     /// Nothing is booked, and nothing known.
     fn default() -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Default for Standing {
 /// What a choice looks at of an account, wherever it was booked; apart from the rest, and small, so that looking at a thousand
 /// is quick.
 #[derive(Debug, Clone, Copy, Default)]
-struct Glance {
+struct LoadRow {
     progress: Progress,
     decode_blocks: f64,
     decode_weight: f64,
@@ -94,9 +94,9 @@ struct Glance {
     foreign_requests: u32,
 }
 
-impl Glance {
-    fn of(account: &Account) -> Self {
-        let Elsewhere { shared, foreign } = &account.elsewhere;
+impl LoadRow {
+    fn of(account: &WorkerLoad) -> Self {
+        let ThreadLoads { shared, foreign } = &account.elsewhere;
         let own = Self {
             progress: account
                 .backlog
@@ -112,7 +112,7 @@ impl Glance {
         shared.as_ref().map_or(own, |shared| own.with(shared))
     }
 
-    fn with(self, shared: &Share) -> Self {
+    fn with(self, shared: &ThreadLoad) -> Self {
         Self {
             progress: self.progress.with_elsewhere(shared.queued_tokens as f64),
             decode_blocks: self.decode_blocks + shared.decoding.blocks as f64,
@@ -138,20 +138,20 @@ fn as_u32(number: u64) -> u32 {
 
 /// All accounts at one moment.
 pub struct Standings<'b> {
-    glances: Ref<'b, Vec<Glance>>,
+    glances: Ref<'b, Vec<LoadRow>>,
     /// Seconds since 1970.
     now: f64,
-    pace: Option<Pace>,
+    pace: Option<PrefillRate>,
 }
 
 impl Standings<'_> {
     /// How things stand on a slot, whose worker is so many times slower than the others.
     #[inline]
-    pub fn of(&self, slot: usize, slowness: f64) -> Standing {
+    pub fn of(&self, slot: usize, slowness: f64) -> LoadSnapshot {
         let Some(glance) = self.glances.get(slot) else {
-            return Standing::default();
+            return LoadSnapshot::default();
         };
-        Standing {
+        LoadSnapshot {
             booked_tokens: glance.booked_tokens.into(),
             queued_tokens: glance.progress.left(self.now, self.pace, slowness),
             decode_blocks: glance.decode_blocks,
@@ -165,25 +165,25 @@ impl Standings<'_> {
 }
 
 #[derive(Debug, Default)]
-struct Account {
+struct WorkerLoad {
     key: Option<TargetKey>,
     backlog: Backlog,
     decoding: Held,
     decodes: u64,
-    elsewhere: Elsewhere,
+    elsewhere: ThreadLoads,
 }
 
 /// The figures of one account, or of all together.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
+struct LoadTotals {
     prefill_tokens: u64,
     prefills: u64,
     decoding: Held,
     decodes: u64,
 }
 
-impl Sums {
-    fn of(account: &Account) -> Self {
+impl LoadTotals {
+    fn of(account: &WorkerLoad) -> Self {
         Self {
             prefill_tokens: account.backlog.tokens(),
             prefills: account.backlog.prompts(),
@@ -215,12 +215,12 @@ impl Sums {
 
 /// The accounts. Nothing is borrowed beyond a call.
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(super) struct LoadTable {
     now: Cell<Duration>,
-    accounts: RefCell<Vec<Account>>,
-    glances: RefCell<Vec<Glance>>,
-    records: RefCell<Vec<Record>>,
-    sums: Cell<Sums>,
+    accounts: RefCell<Vec<WorkerLoad>>,
+    glances: RefCell<Vec<LoadRow>>,
+    records: RefCell<Vec<RateSamples>>,
+    sums: Cell<LoadTotals>,
     answers: RefCell<Leases>,
     looked_at: Cell<Duration>,
 }
@@ -246,7 +246,7 @@ impl Leases {
     }
 }
 
-impl Books {
+impl LoadTable {
     pub(super) fn now(&self) -> Duration {
         self.now.get()
     }
@@ -275,18 +275,18 @@ impl Books {
     /// Another account, which must be opened.
     pub(super) fn add(&self) -> usize {
         let mut accounts = self.accounts.borrow_mut();
-        accounts.push(Account::default());
-        self.glances.borrow_mut().push(Glance::default());
-        self.records.borrow_mut().push(Record::default());
+        accounts.push(WorkerLoad::default());
+        self.glances.borrow_mut().push(LoadRow::default());
+        self.records.borrow_mut().push(RateSamples::default());
         accounts.len().saturating_sub(1)
     }
 
     pub(super) fn open(&self, slot: usize, key: TargetKey) {
         self.change(slot, |account| {
-            *account = Account {
+            *account = WorkerLoad {
                 key: Some(key),
                 backlog: account.backlog.successor(),
-                ..Account::default()
+                ..WorkerLoad::default()
             };
         });
     }
@@ -301,18 +301,18 @@ impl Books {
         let accounts = self.accounts.borrow();
         accounts
             .get(slot)
-            .map(|account| Sums::of(account).load())
+            .map(|account| LoadTotals::of(account).load())
             .unwrap_or_default()
     }
 
-    pub(super) fn elsewhere(&self, slot: usize) -> Elsewhere {
+    pub(super) fn elsewhere(&self, slot: usize) -> ThreadLoads {
         let accounts = self.accounts.borrow();
         let account = accounts.get(slot);
         account.map(|account| account.elsewhere).unwrap_or_default()
     }
 
     /// Other VMs have booked this on a slot, beside what was heard of it already.
-    pub(super) fn hear(&self, slot: usize, share: &Share) {
+    pub(super) fn hear(&self, slot: usize, share: &ThreadLoad) {
         self.change_elsewhere(slot, |elsewhere| elsewhere.add(share));
     }
 
@@ -320,23 +320,26 @@ impl Books {
         self.change_elsewhere(slot, |elsewhere| elsewhere.shared = None);
     }
 
-    pub(super) fn set_foreign(&self, slot: usize, foreign: Foreign) {
+    pub(super) fn set_foreign(&self, slot: usize, foreign: ExternalLoad) {
         self.change_elsewhere(slot, |elsewhere| elsewhere.foreign = foreign);
     }
 
     /// What is booked here on every slot that has anything, in the order of the slots.
-    pub(super) fn shares(&self, pace_of: impl Fn(usize) -> (Option<Pace>, f64)) -> Vec<Share> {
+    pub(super) fn shares(
+        &self,
+        pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64),
+    ) -> Vec<ThreadLoad> {
         let now = self.now.get().as_secs_f64();
         let accounts = self.accounts.borrow();
-        let share = |(slot, account): (usize, &Account)| {
+        let share = |(slot, account): (usize, &WorkerLoad)| {
             let key = account.key?;
-            let sums = Sums::of(account);
+            let sums = LoadTotals::of(account);
             if sums.load().is_idle() {
                 return None;
             }
             let (pace, slowness) = pace_of(slot);
             let left = account.backlog.progress().left(now, pace, slowness);
-            Some(Share {
+            Some(ThreadLoad {
                 key,
                 booked_tokens: sums.prefill_tokens,
                 queued_tokens: left.ceil() as u64,
@@ -353,7 +356,7 @@ impl Books {
         let all = records
             .iter()
             .copied()
-            .fold(Record::default(), Record::plus);
+            .fold(RateSamples::default(), RateSamples::plus);
         all.mean_tokens()
     }
 
@@ -361,7 +364,7 @@ impl Books {
         self.sums.get().load()
     }
 
-    pub(super) fn standings(&self, pace: Option<Pace>) -> Standings<'_> {
+    pub(super) fn standings(&self, pace: Option<PrefillRate>) -> Standings<'_> {
         Standings {
             glances: self.glances.borrow(),
             now: self.now.get().as_secs_f64(),
@@ -369,7 +372,7 @@ impl Books {
         }
     }
 
-    pub(super) fn slowness(&self, slot: usize, pace: Option<Pace>) -> f64 {
+    pub(super) fn slowness(&self, slot: usize, pace: Option<PrefillRate>) -> f64 {
         let records = self.records.borrow();
         match (pace, records.get(slot)) {
             (Some(pace), Some(record)) => pace.slowness(record, self.now.get().as_secs_f64()),
@@ -377,10 +380,10 @@ impl Books {
         }
     }
 
-    pub(super) fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<Pace> {
+    pub(super) fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
         let known = self.records.borrow();
         let records = slots.filter_map(|slot| known.get(slot).copied());
-        Pace::of_most(records)
+        PrefillRate::of_most(records)
     }
 
     pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {
@@ -431,31 +434,31 @@ impl Books {
     }
 
     /// Changes what is known of elsewhere: no booking of this VM's, so no part of the sums.
-    fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut Elsewhere)) {
+    fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut ThreadLoads)) {
         let mut accounts = self.accounts.borrow_mut();
         let Some(account) = accounts.get_mut(slot) else {
             return;
         };
         change(&mut account.elsewhere);
         if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
-            *glance = Glance::of(account);
+            *glance = LoadRow::of(account);
         }
     }
 
     /// Changes an account, and the sums with it.
-    fn change<T>(&self, slot: usize, change: impl FnOnce(&mut Account) -> T) -> Option<T> {
+    fn change<T>(&self, slot: usize, change: impl FnOnce(&mut WorkerLoad) -> T) -> Option<T> {
         let mut accounts = self.accounts.borrow_mut();
         let account = accounts.get_mut(slot)?;
-        let before = Sums::of(account);
+        let before = LoadTotals::of(account);
         let outcome = change(account);
         if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
-            *glance = Glance::of(account);
+            *glance = LoadRow::of(account);
         }
         if let Some(record) = self.records.borrow_mut().get_mut(slot) {
             *record = account.backlog.record();
         }
         self.sums
-            .set(self.sums.get().moved(before, Sums::of(account)));
+            .set(self.sums.get().moved(before, LoadTotals::of(account)));
         Some(outcome)
     }
 }

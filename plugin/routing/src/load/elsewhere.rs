@@ -7,12 +7,12 @@ use std::rc::Rc;
 
 use super::answer::{Held, PARTS};
 use super::books::Load;
-use super::{Ledger, Pace};
+use super::{Ledger, PrefillRate};
 use crate::fleet::{Target, TargetKey, Worker};
 
 /// What one VM, or several together, have booked on a worker rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct ThreadLoad {
     /// The rank.
     pub key: TargetKey,
     /// Prompt tokens booked.
@@ -27,7 +27,7 @@ pub struct Share {
     pub decodes: u32,
 }
 
-impl Share {
+impl ThreadLoad {
     /// Nothing, on that rank.
     pub fn nothing(key: TargetKey) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Share {
 
 /// What an engine has, on one rank, that no VM of this proxy has booked.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Foreign {
+pub struct ExternalLoad {
     /// Requests.
     pub requests: u32,
     /// Prompt tokens that are thought to wait.
@@ -73,15 +73,18 @@ pub struct Foreign {
 
 /// All that is on a rank beside what is booked here.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Elsewhere {
-    pub(super) shared: Option<Share>,
-    pub(super) foreign: Foreign,
+pub(super) struct ThreadLoads {
+    pub(super) shared: Option<ThreadLoad>,
+    pub(super) foreign: ExternalLoad,
 }
 
-impl Elsewhere {
+impl ThreadLoads {
     /// What other VMs have booked.
     pub(super) fn load(&self) -> Load {
-        self.shared.as_ref().map(Share::load).unwrap_or_default()
+        self.shared
+            .as_ref()
+            .map(ThreadLoad::load)
+            .unwrap_or_default()
     }
 
     /// The same, with the engine's own on top; what that does is not known, and counts as decoded.
@@ -94,20 +97,20 @@ impl Elsewhere {
         })
     }
 
-    pub(super) fn add(&mut self, share: &Share) {
-        let nothing = Share::nothing(share.key);
+    pub(super) fn add(&mut self, share: &ThreadLoad) {
+        let nothing = ThreadLoad::nothing(share.key);
         self.shared.get_or_insert(nothing).add(share);
     }
 }
 
 impl Ledger {
     /// What is booked here on every rank that has anything, what is left of it at the pace and slowness of its slot.
-    pub fn shares(&self, pace_of: impl Fn(usize) -> (Option<Pace>, f64)) -> Vec<Share> {
+    pub fn shares(&self, pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64)) -> Vec<ThreadLoad> {
         self.books.shares(pace_of)
     }
 
     /// What other VMs have booked, in place of what was heard before. Ranks that are not known here are passed over.
-    pub fn hear_shares(&mut self, others: &[Share]) {
+    pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
         for slot in self.heard.drain(..) {
             self.books.hear_nothing(slot);
         }
@@ -120,7 +123,7 @@ impl Ledger {
     }
 
     /// What the engine of a rank has that nobody here has booked, in place of what was known before.
-    pub fn set_foreign(&mut self, key: TargetKey, foreign: Foreign) {
+    pub fn set_foreign(&mut self, key: TargetKey, foreign: ExternalLoad) {
         if let Some(slot) = self.slots.get(&key) {
             self.books.set_foreign(*slot, foreign);
         }

@@ -11,9 +11,9 @@ mod elsewhere;
 mod pace;
 
 pub use answer::{Answer, DecodeCharge, Held};
-pub use books::{Load, Standing, Standings};
-pub use elsewhere::{Foreign, Share};
-pub use pace::Pace;
+pub use books::{Load, LoadSnapshot, Standings};
+pub use elsewhere::{ExternalLoad, ThreadLoad};
+pub use pace::PrefillRate;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use hashbrown::HashMap;
 
 use crate::fleet::{Fleet, Target, TargetKey, Worker, WorkerId};
 use backlog::Ticket;
-use books::Books;
+use books::LoadTable;
 
 /// All bookings of one VM.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub struct Ledger {
     retired: Vec<usize>,
     /// On whose ranks other VMs have booked something, as far as it was heard.
     heard: Vec<usize>,
-    books: Rc<Books>,
+    books: Rc<LoadTable>,
 }
 
 impl Ledger {
@@ -91,17 +91,17 @@ impl Ledger {
     }
 
     /// How quickly the workers of these slots read prompts all in all; none where nothing has been observed of any.
-    pub fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<Pace> {
+    pub fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
         self.books.pace(slots)
     }
 
     /// How many times slower than that pace the worker of a slot is.
-    pub fn slowness(&self, slot: usize, pace: Option<Pace>) -> f64 {
+    pub fn slowness(&self, slot: usize, pace: Option<PrefillRate>) -> f64 {
         self.books.slowness(slot, pace)
     }
 
     /// How things stand now, at the `pace` of all. Nothing may be booked while this is held.
-    pub fn standings(&self, pace: Option<Pace>) -> Standings<'_> {
+    pub fn standings(&self, pace: Option<PrefillRate>) -> Standings<'_> {
         self.books.standings(pace)
     }
 
@@ -171,7 +171,7 @@ impl Ledger {
 #[derive(Debug)]
 #[must_use = "dropping a charge ends it"]
 pub struct PrefillCharge {
-    books: Rc<Books>,
+    books: Rc<LoadTable>,
     slot: usize,
     ticket: Ticket,
 }

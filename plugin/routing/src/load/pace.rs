@@ -60,7 +60,7 @@ impl Recent {
     }
 
     /// How many times longer the middle one took than that pace would have it; none where there are too few.
-    fn ratio(&self, pace: &Pace) -> Option<f64> {
+    fn ratio(&self, pace: &PrefillRate) -> Option<f64> {
         let known = self.known();
         let count = known.len();
         if count < FEWEST {
@@ -87,7 +87,7 @@ fn middle(values: &mut [f64], count: usize) -> Option<f64> {
 
 /// What was observed of one worker's prefills, or of several workers'; the older ones count less.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Record {
+pub struct RateSamples {
     recent: Recent,
     prompts: f64,
     tokens: f64,
@@ -98,7 +98,7 @@ pub struct Record {
     last: f64,
 }
 
-impl Record {
+impl RateSamples {
     /// A prompt of which `tokens` had to be computed took so long.
     pub fn observe(&mut self, tokens: u64, took: Duration, now: Duration) {
         let (tokens, seconds) = (tokens as f64, took.as_secs_f64());
@@ -150,16 +150,16 @@ fn fading(age: f64) -> f64 {
 
 /// What reading a prompt takes, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pace {
+pub struct PrefillRate {
     /// Whatever its length.
     pub per_prompt: f64,
     /// For each token that must be computed.
     pub per_token: f64,
 }
 
-impl Pace {
+impl PrefillRate {
     /// The pace that fits what was observed best; none where nothing was.
-    pub fn of(all: &Record) -> Option<Self> {
+    pub fn of(all: &RateSamples) -> Option<Self> {
         if all.seconds <= 0.0 || all.tokens <= 0.0 {
             return None;
         }
@@ -199,11 +199,16 @@ impl Pace {
     /// The pace of most of these workers: of all together, but for those who are twice as slow as all together. One who had
     /// trouble must not make all others look quick, those most of which was seen lately before the rest. And it is as quick as
     /// the worker in the middle of them: sums are carried away by a few prompts that took very long.
-    pub fn of_most(records: impl Iterator<Item = Record> + Clone) -> Option<Self> {
-        let all = Self::of(&records.clone().fold(Record::default(), Record::plus))?;
-        let is_usual = |own: &Record| own.seconds <= 2.0 * all.seconds(own.prompts, own.tokens);
+    pub fn of_most(records: impl Iterator<Item = RateSamples> + Clone) -> Option<Self> {
+        let all = Self::of(
+            &records
+                .clone()
+                .fold(RateSamples::default(), RateSamples::plus),
+        )?;
+        let is_usual =
+            |own: &RateSamples| own.seconds <= 2.0 * all.seconds(own.prompts, own.tokens);
         let most = records.clone().filter(is_usual);
-        let fit = Self::of(&most.fold(Record::default(), Record::plus)).unwrap_or(all);
+        let fit = Self::of(&most.fold(RateSamples::default(), RateSamples::plus)).unwrap_or(all);
         let mut ratios: Vec<f64> = records.filter_map(|own| own.recent.ratio(&fit)).collect();
         let count = ratios.len();
         let typical = middle(&mut ratios, count).filter(|ratio| ratio.is_normal());
@@ -230,7 +235,7 @@ impl Pace {
 
     /// How many times slower than this a worker is, by what was observed of it, `now` in seconds since 1970; 1 where that is
     /// little, or long ago.
-    pub fn slowness(&self, own: &Record, now: f64) -> f64 {
+    pub fn slowness(&self, own: &RateSamples, now: f64) -> f64 {
         let is_forgotten = now - own.last >= FORGOTTEN_IN;
         let Some(ratio) = own.recent.ratio(self).filter(|_| !is_forgotten) else {
             return 1.0;
@@ -250,8 +255,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn record(observed: &[(u64, f64)], now: f64) -> Record {
-        let mut record = Record::default();
+    fn record(observed: &[(u64, f64)], now: f64) -> RateSamples {
+        let mut record = RateSamples::default();
         for (tokens, seconds) in observed {
             let took = Duration::from_secs_f64(*seconds);
             record.observe(*tokens, took, Duration::from_secs_f64(now));
@@ -259,7 +264,7 @@ mod tests {
         record
     }
 
-    fn is(pace: Option<Pace>, per_prompt: f64, per_token: f64) -> bool {
+    fn is(pace: Option<PrefillRate>, per_prompt: f64, per_token: f64) -> bool {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-9 + 1e-6 * b.abs();
         pace.is_some_and(|pace| {
             near(pace.per_prompt, per_prompt) && near(pace.per_token, per_token)
@@ -270,28 +275,28 @@ mod tests {
     fn both_parts_of_the_time_are_told_apart_where_lengths_differ() {
         let took = |tokens: u64| (tokens, 0.02 + tokens as f64 / 8000.0);
         let all = record(&[took(100), took(8000), took(500), took(64)], 1.0);
-        assert!(is(Pace::of(&all), 0.02, 1.0 / 8000.0));
+        assert!(is(PrefillRate::of(&all), 0.02, 1.0 / 8000.0));
         let same = record(&[(4000, 0.5), (4000, 0.5)], 1.0);
-        assert!(is(Pace::of(&same), 0.0, 1.0 / 8000.0));
-        assert_eq!(Pace::of(&Record::default()), None);
-        assert_eq!(Pace::of(&record(&[(100, 0.0)], 1.0)), None);
+        assert!(is(PrefillRate::of(&same), 0.0, 1.0 / 8000.0));
+        assert_eq!(PrefillRate::of(&RateSamples::default()), None);
+        assert_eq!(PrefillRate::of(&record(&[(100, 0.0)], 1.0)), None);
     }
 
     #[test]
     fn time_that_does_not_grow_with_length_is_the_prompts_own() {
         let all = record(&[(100, 0.03), (900, 0.03), (500, 0.03)], 1.0);
-        let pace = Pace::of(&all).unwrap();
+        let pace = PrefillRate::of(&all).unwrap();
         assert!((pace.overhead_tokens() - MOST_OVERHEAD_TOKENS).abs() < 1e-6);
         let mean = all.tokens / all.prompts;
         assert!((pace.seconds(1.0, mean) - 0.03).abs() < 1e-9);
         // Longer prompts that took less: by length alone.
         let odd = record(&[(100, 0.0), (8000, 4.0), (4000, 0.1)], 1.0);
-        assert_eq!(Pace::of(&odd).unwrap().per_prompt, 0.0);
+        assert_eq!(PrefillRate::of(&odd).unwrap().per_prompt, 0.0);
     }
 
     #[test]
     fn a_worker_is_slow_by_its_own_prompts_and_the_more_the_surer() {
-        let pace = Pace {
+        let pace = PrefillRate {
             per_prompt: 0.02,
             per_token: 1.0 / 8000.0,
         };
@@ -305,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_slow_start_or_a_hiccup_makes_nobody_slow() {
-        let pace = Pace {
+        let pace = PrefillRate {
             per_prompt: 0.02,
             per_token: 1.0 / 8000.0,
         };
@@ -323,7 +328,7 @@ mod tests {
         // Nor does it make all of them look slow, and so one of them quick.
         let started = record(&[odd, odd, usual, usual, usual, usual], 10.0);
         let other = record(&[usual; 9], 10.0);
-        let of_both = Pace::of_most([started, other].into_iter()).unwrap();
+        let of_both = PrefillRate::of_most([started, other].into_iter()).unwrap();
         for own in [started, other] {
             assert_eq!(of_both.slowness(&own, 10.0), 1.0);
         }
@@ -333,16 +338,16 @@ mod tests {
     fn one_who_had_trouble_does_not_make_the_others_look_quick() {
         let usual = record(&[(4000, 0.5); 6], 10.0);
         let trouble = record(&[(4000, 10.0); 6], 10.0);
-        let pace = Pace::of_most([usual, usual, trouble, usual].into_iter());
+        let pace = PrefillRate::of_most([usual, usual, trouble, usual].into_iter());
         assert!(is(pace, 0.0, 1.0 / 8000.0), "{pace:?}");
-        let two = Pace::of_most([usual, trouble].into_iter()).unwrap();
+        let two = PrefillRate::of_most([usual, trouble].into_iter()).unwrap();
         assert!(two.slowness(&trouble, 10.0) > two.slowness(&usual, 10.0));
-        assert_eq!(Pace::of_most([].into_iter()), None);
+        assert_eq!(PrefillRate::of_most([].into_iter()), None);
     }
 
     #[test]
     fn what_is_long_ago_says_nothing_and_no_one_is_slow_beyond_measure() {
-        let pace = Pace {
+        let pace = PrefillRate {
             per_prompt: 0.0,
             per_token: 1.0 / 8000.0,
         };

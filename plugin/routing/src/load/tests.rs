@@ -142,7 +142,7 @@ fn a_worker_is_slow_against_the_pace_of_all() {
     assert!(ledger.slowness(slots[1], pace) >= 1.0);
     let standings = ledger.standings(pace);
     assert_eq!(standings.of(slots[0], 2.0).slowness, 2.0);
-    assert_eq!(standings.of(77, 1.0), Standing::default());
+    assert_eq!(standings.of(77, 1.0), LoadSnapshot::default());
 }
 
 /// A charge that is open, and what it must count as.

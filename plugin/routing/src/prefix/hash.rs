@@ -5,7 +5,7 @@
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
-use super::{Grain, blocks_of};
+use super::{RunLength, blocks_of};
 
 /// Dynamo's seed, for blocks of ids and for their chain.
 const IDS_SEED: u64 = 1337;
@@ -61,7 +61,7 @@ pub fn ids(ids: &[u8], block_tokens: u32, salt: Salt) -> Vec<u64> {
 #[derive(Debug)]
 pub struct Text {
     block_bytes: usize,
-    grain: Grain,
+    grain: RunLength,
     /// Bytes of the run that is next.
     run_bytes: usize,
     /// The beginning of that run.
@@ -73,7 +73,7 @@ pub struct Text {
 
 impl Text {
     /// For blocks of `block_tokens` (0 counts as 1), of four bytes each, of which each run has as many as `grain` says.
-    pub fn new(block_tokens: u32, grain: Grain) -> Self {
+    pub fn new(block_tokens: u32, grain: RunLength) -> Self {
         let block_bytes = block_bytes(block_tokens);
         Self {
             block_bytes,
@@ -140,7 +140,7 @@ impl Text {
 
 /// What a prompt is known by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known<'a> {
+pub enum HashScope<'a> {
     /// Its token ids. Adapter and salt are in the blocks' hashes, as Dynamo has it.
     ByIds,
     /// Its text, sent to this adapter under this salt, and rendered so.
@@ -155,7 +155,7 @@ pub enum Known<'a> {
 }
 
 /// The scope of a prompt's blocks: prompts of two scopes share nothing, whatever their blocks are named.
-pub fn scope(model: &str, known: Known<'_>) -> u64 {
+pub fn scope(model: &str, known: HashScope<'_>) -> u64 {
     let mut hash = Xxh3Default::new();
     let mut add = |part: &[u8]| {
         hash.update(&(part.len() as u64).to_le_bytes());
@@ -163,8 +163,8 @@ pub fn scope(model: &str, known: Known<'_>) -> u64 {
     };
     add(model.as_bytes());
     match known {
-        Known::ByIds => add(b"ids"),
-        Known::ByText {
+        HashScope::ByIds => add(b"ids"),
+        HashScope::ByText {
             adapter,
             cache_salt,
             rendering,
@@ -276,7 +276,7 @@ mod tests {
         let none = Salt::new(None, None);
         for (count, blocks) in [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2)] {
             assert_eq!(ids(&bytes(0..count), 4, none).len(), blocks);
-            let mut text = Text::new(4, Grain::Even);
+            let mut text = Text::new(4, RunLength::Even);
             text.put(&bytes(0..count));
             assert_eq!(text.tokens(), u64::from(count.max(1)));
             assert_eq!(text.finish().len(), blocks);
@@ -291,7 +291,7 @@ mod tests {
         let text = |adapter, cache_salt| {
             scope(
                 "m",
-                Known::ByText {
+                HashScope::ByText {
                     adapter,
                     cache_salt,
                     rendering: None,
@@ -309,14 +309,14 @@ mod tests {
 
     #[test]
     fn scopes_tell_models_kinds_adapters_and_salts_apart() {
-        let text = |adapter, cache_salt| Known::ByText {
+        let text = |adapter, cache_salt| HashScope::ByText {
             adapter: Some(adapter),
             cache_salt: Some(cache_salt),
             rendering: None,
         };
         let scopes = [
-            scope("m", Known::ByIds),
-            scope("n", Known::ByIds),
+            scope("m", HashScope::ByIds),
+            scope("n", HashScope::ByIds),
             scope("m", text("", b"")),
             scope("n", text("", b"")),
             scope("m", text("a", b"")),
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn text_and_ids_of_equal_bytes_have_different_names() {
         let same = bytes(1..=12);
-        let mut text = Text::new(4, Grain::Even);
+        let mut text = Text::new(4, RunLength::Even);
         text.put(&same);
         let by_ids = ids(&same, 4, Salt::new(None, None));
         assert!(
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn equal_blocks_have_different_names_in_different_places() {
-        let mut text = Text::new(1, Grain::Even);
+        let mut text = Text::new(1, RunLength::Even);
         text.put(b"same".repeat(3).as_slice());
         let names = text.finish();
         assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
@@ -358,12 +358,12 @@ mod tests {
             cuts in proptest::collection::vec(0usize..600, 0..40),
             block_tokens in prop_oneof![0u32..9, Just(80), Just(512)],
         ) {
-            let mut whole = Text::new(block_tokens, Grain::Even);
+            let mut whole = Text::new(block_tokens, RunLength::Even);
             whole.put(&text);
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
             cuts.push(text.len());
             cuts.sort_unstable();
-            let mut pieces = Text::new(block_tokens, Grain::Even);
+            let mut pieces = Text::new(block_tokens, RunLength::Even);
             let mut from = 0;
             for cut in cuts {
                 match &text[from..cut] {
@@ -386,9 +386,9 @@ mod tests {
             let all = bytes(ids_of.iter().copied());
             let begun = bytes(ids_of.iter().copied().take(kept));
             prop_assert!(ids(&all, block_tokens, none).starts_with(&ids(&begun, block_tokens, none)));
-            let mut short = Text::new(block_tokens, Grain::Even);
+            let mut short = Text::new(block_tokens, RunLength::Even);
             short.put(&begun);
-            let mut long = Text::new(block_tokens, Grain::Even);
+            let mut long = Text::new(block_tokens, RunLength::Even);
             long.put(&all);
             prop_assert!(long.finish().starts_with(&short.finish()));
         }

@@ -22,7 +22,7 @@ pub struct Decision {
 
 /// A prompt's full blocks, each named together with all that goes before it.
 ///
-/// Of a long prompt not every block has a name of its own: see [`Grain`]. What a name stands for ends where its run of blocks ends, so
+/// Of a long prompt not every block has a name of its own: see [`RunLength`]. What a name stands for ends where its run of blocks ends, so
 /// that two prompts that share a name share all before that end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {
@@ -31,12 +31,12 @@ pub struct Blocks {
     /// One sequence hash for each run of full blocks; a partial run at the end has none.
     pub sequence: Vec<u64>,
     /// How many blocks the runs have.
-    pub grain: Grain,
+    pub grain: RunLength,
 }
 
 /// How many blocks each name of a prompt stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Grain {
+pub enum RunLength {
     /// One.
     #[default]
     Even,
@@ -64,7 +64,7 @@ pub(crate) fn blocks_of(kind: u32) -> u32 {
 /// Blocks of at least so many tokens have a name each: a prompt has few of them.
 const LARGE_BLOCK: u32 = 128;
 
-impl Grain {
+impl RunLength {
     /// For blocks of so many tokens.
     pub fn of(block_tokens: u32) -> Self {
         match block_tokens < LARGE_BLOCK {
@@ -128,10 +128,10 @@ impl Grain {
 
 impl Blocks {
     /// Of a prompt each block of which has a name: of these the ones that a prompt of this grain keeps.
-    pub fn named(scope: u64, names: Vec<u64>, grain: Grain) -> Self {
+    pub fn named(scope: u64, names: Vec<u64>, grain: RunLength) -> Self {
         let sequence = match grain {
-            Grain::Even => names,
-            Grain::Graded => ends_of_runs(&names),
+            RunLength::Even => names,
+            RunLength::Graded => ends_of_runs(&names),
         };
         Self {
             scope,
@@ -158,7 +158,7 @@ fn ends_of_runs(names: &[u64]) -> Vec<u64> {
     let mut ends = Vec::new();
     let mut end = 0_usize;
     loop {
-        let kind = Grain::Graded.kind(ends.len());
+        let kind = RunLength::Graded.kind(ends.len());
         end = end.saturating_add(blocks_of(kind) as usize);
         match end.checked_sub(1).and_then(|last| names.get(last)) {
             Some(name) => ends.push(*name),
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     fn graded(names: &[u64]) -> Blocks {
-        Blocks::named(1, names.to_vec(), Grain::Graded)
+        Blocks::named(1, names.to_vec(), RunLength::Graded)
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn names_and_blocks_are_counted_alike() {
-        for grain in [Grain::Even, Grain::Graded] {
+        for grain in [RunLength::Even, RunLength::Graded] {
             for names in [0, 1, 15, 16, 17, 43, 44, 45, 67, 68, 69, 91, 92, 93, 400] {
                 let blocks = grain.blocks(names);
                 assert_eq!(grain.names(blocks), names, "{grain:?}");
@@ -233,8 +233,8 @@ mod tests {
 
     #[test]
     fn even_names_stand_for_a_block_each() {
-        assert_eq!(Grain::Even.blocks(5000), 5000);
-        assert_eq!(Grain::Graded.blocks(92), 2048);
-        assert_eq!(Grain::Graded.blocks(usize::MAX), u32::MAX);
+        assert_eq!(RunLength::Even.blocks(5000), 5000);
+        assert_eq!(RunLength::Graded.blocks(92), 2048);
+        assert_eq!(RunLength::Graded.blocks(usize::MAX), u32::MAX);
     }
 }

@@ -19,8 +19,8 @@ use self::canonical::{Mark, Member, Shape, Sink, elements, find, members, plain,
 use self::ids::Ids;
 use super::{Generation, Request, embeds};
 use crate::json::Object;
-use crate::prefix::hash::{self, Known, Salt, Text};
-use crate::prefix::{Blocks, Grain};
+use crate::prefix::hash::{self, HashScope, Salt, Text};
+use crate::prefix::{Blocks, RunLength};
 
 /// Tokens an image, a sound or a film counts for, since its size cannot be seen: the 24 × 24 patches that a picture of 336
 /// pixels a side has in LLaVA. Models that keep the picture's own resolution take from some hundred to some thousand.
@@ -87,7 +87,7 @@ pub struct Identity<'a> {
     /// Tokens of one block.
     pub block_tokens: u32,
     /// How many blocks each of its names stands for.
-    pub grain: Grain,
+    pub grain: RunLength,
 }
 
 /// A prompt as the selection of a worker sees it.
@@ -160,7 +160,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
 impl Identity<'_> {
     fn by_ids(&self, ids: &Ids) -> Prompt {
         let salt = Salt::new(self.adapter, self.cache_salt);
-        let scope = hash::scope(self.model, Known::ByIds);
+        let scope = hash::scope(self.model, HashScope::ByIds);
         let names = hash::ids(ids.bytes(), self.block_tokens, salt);
         Prompt {
             blocks: Blocks::named(scope, names, self.grain),
@@ -169,7 +169,7 @@ impl Identity<'_> {
     }
 
     fn by_text(&self, text: Text, rendering: Option<u64>) -> Prompt {
-        let known = Known::ByText {
+        let known = HashScope::ByText {
             adapter: self.adapter,
             cache_salt: self.cache_salt,
             rendering,

@@ -3,14 +3,14 @@
 use std::rc::Rc;
 
 use super::explain;
-use super::roster::Roster;
+use super::roster::ModelWorkers;
 use super::trail::SharedTrail;
-use super::{Explain, Refusal, Router, Told};
+use super::{Explain, PlanInput, Refusal, Router};
 use crate::config::KvWeights;
 use crate::fleet::WorkerId;
 use crate::load::Answer;
-use crate::prefill_router::Place;
-use crate::prefix::{Blocks, Grain};
+use crate::prefill_router::ModelKey;
+use crate::prefix::{Blocks, RunLength};
 use crate::request::prompt::{self, Identity, Prompt};
 use crate::request::{Request, Steering};
 use crate::selection::Reads;
@@ -19,7 +19,7 @@ use crate::selection::eligibility::Subset;
 
 /// A request that has been read already: by a body's reader, a trace's or a benchmark's.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct SelectionRequest<'a> {
     /// The model, or an adapter of one.
     pub model: &'a str,
     /// The prompt's length in tokens.
@@ -41,10 +41,10 @@ const ONE_PROMPTS_PART: usize = 8;
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
-    grain: Grain::Even,
+    grain: RunLength::Even,
 };
 
-impl Default for Ask<'_> {
+impl Default for SelectionRequest<'_> {
     fn default() -> Self {
         Self {
             model: "",
@@ -59,7 +59,7 @@ impl Default for Ask<'_> {
 
 /// The same, to be kept: a request may have to be placed again after its body is gone.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct Demand {
     pub(super) prompt_tokens: u64,
     pub(super) blocks: Rc<Blocks>,
     pub(super) expected_tokens: Option<u64>,
@@ -71,13 +71,13 @@ pub(super) struct Asked {
     pub(super) tracking: Tracking,
 }
 
-impl Asked {
+impl Demand {
     /// What is asked by one of whom nothing is known.
     pub(super) fn nothing(weights: KvWeights) -> Self {
-        Self::of(&Ask::default(), weights)
+        Self::of(&SelectionRequest::default(), weights)
     }
 
-    pub(super) fn of(ask: &Ask<'_>, weights: KvWeights) -> Self {
+    pub(super) fn of(ask: &SelectionRequest<'_>, weights: KvWeights) -> Self {
         Self {
             prompt_tokens: ask.prompt_tokens,
             blocks: Rc::new(ask.blocks.clone()),
@@ -113,11 +113,11 @@ pub(super) enum Admit {
 
 /// One request at one place: what every step of a choice needs.
 #[derive(Debug, Clone)]
-pub(super) struct Case<'a> {
-    pub(super) place: &'a Place,
-    pub(super) roster: Rc<Roster>,
+pub(super) struct SelectionContext<'a> {
+    pub(super) place: &'a ModelKey,
+    pub(super) roster: Rc<ModelWorkers>,
     pub(super) steering: &'a Steering,
-    pub(super) asked: &'a Asked,
+    pub(super) asked: &'a Demand,
     pub(super) admit: Admit,
     /// Workers that have failed this request already.
     pub(super) excluded: &'a [WorkerId],
@@ -146,7 +146,7 @@ impl Router {
     pub(super) fn steering(
         &self,
         request: &Request<'_>,
-        told: Told<'_>,
+        told: PlanInput<'_>,
     ) -> Result<Steering, Refusal> {
         if !self.pool.trust_clients {
             return Ok(Steering::default());
@@ -175,13 +175,13 @@ impl Router {
         &self,
         request: &Request<'_>,
         steering: &Steering,
-        told: Told<'_>,
+        told: PlanInput<'_>,
         adapter: Option<Rc<str>>,
-    ) -> Asked {
+    ) -> Demand {
         let mut prompt = self.prompt(request, steering, told, adapter.as_deref());
         let most = self.pool.prefixes.max_blocks / ONE_PROMPTS_PART;
         prompt.blocks.sequence.truncate(most);
-        Asked {
+        Demand {
             prompt_tokens: prompt.tokens,
             blocks: Rc::new(prompt.blocks),
             expected_tokens: steering
@@ -202,7 +202,7 @@ impl Router {
         &self,
         request: &Request<'_>,
         steering: &Steering,
-        told: Told<'_>,
+        told: PlanInput<'_>,
         adapter: Option<&str>,
     ) -> Prompt {
         let reads = self.prefill_policy.reads().max(self.decode_policy.reads());
@@ -218,7 +218,7 @@ impl Router {
             cache_salt: told.tenant,
             token_data: steering.token_data.as_deref(),
             block_tokens: self.pool.block_tokens,
-            grain: Grain::of(self.pool.block_tokens),
+            grain: RunLength::of(self.pool.block_tokens),
         };
         prompt::read(request, &identity)
     }

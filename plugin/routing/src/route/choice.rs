@@ -2,17 +2,17 @@
 
 use std::rc::Rc;
 
-use super::ask::{Admit, Case};
+use super::ask::{Admit, SelectionContext};
 use super::binding::Binding;
 use super::eligible::{
     Narrowed, admitted, allowed, constraints, hands_over, is_restricted, most_preferred, on_rank,
 };
 use super::explain::Explained;
 use super::pinned::Pinned;
-use super::roster::Member;
+use super::roster::RankSlot;
 use super::{Refusal, Router};
 use crate::fleet::{Role, Target, TargetKey, Worker};
-use crate::load::{Pace, Standings};
+use crate::load::{PrefillRate, Standings};
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
 use crate::request::steering::header_for;
@@ -87,7 +87,7 @@ pub(super) enum Step {
 
 impl Router {
     /// Decides how the request is handed over, and picks and books nothing if it is not.
-    fn resolve(&mut self, case: &Case<'_>) -> Result<Resolution, Refusal> {
+    fn resolve(&mut self, case: &SelectionContext<'_>) -> Result<Resolution, Refusal> {
         if let Some(backpressure) = self.backpressure(case) {
             return Ok(backpressure);
         }
@@ -103,7 +103,10 @@ impl Router {
     }
 
     /// The pair, and what is known of its prefill worker where that must be.
-    pub(super) fn resolved(&mut self, case: &Case<'_>) -> Result<(Pair, Option<Binding>), Refusal> {
+    pub(super) fn resolved(
+        &mut self,
+        case: &SelectionContext<'_>,
+    ) -> Result<(Pair, Option<Binding>), Refusal> {
         match self.resolve(case)? {
             Resolution::Resolved { pair, binding } => Ok((pair, Some(binding))),
             Resolution::NoBootstrapEndpoint { pair } => Ok((pair, None)),
@@ -119,7 +122,7 @@ impl Router {
 
     /// Whether too many prompt tokens wait on those among whom would be picked. One who names the worker does not ask who it
     /// is to be, and one who has been let in is not turned away.
-    fn backpressure(&self, case: &Case<'_>) -> Option<Resolution> {
+    fn backpressure(&self, case: &SelectionContext<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
         let pin = case.steering.prefill_pin();
         if pin.worker.is_some() || case.admit == Admit::Anyone {
@@ -144,17 +147,20 @@ impl Router {
     }
 
     /// Picks a pair for good.
-    pub(super) fn pick_pair(&mut self, case: &Case<'_>) -> Result<Pair, Refusal> {
+    pub(super) fn pick_pair(&mut self, case: &SelectionContext<'_>) -> Result<Pair, Refusal> {
         self.choose_pair(case, Step::Commit)
     }
 
     /// The pair that would be picked; nothing moves.
-    pub(super) fn look_at_pair(&mut self, case: &Case<'_>) -> Result<(Target, Target), Refusal> {
+    pub(super) fn look_at_pair(
+        &mut self,
+        case: &SelectionContext<'_>,
+    ) -> Result<(Target, Target), Refusal> {
         let pair = self.choose_pair(case, Step::Peek)?;
         Ok((pair.prefill.target, pair.decode.target))
     }
 
-    fn choose_pair(&mut self, case: &Case<'_>, step: Step) -> Result<Pair, Refusal> {
+    fn choose_pair(&mut self, case: &SelectionContext<'_>, step: Step) -> Result<Pair, Refusal> {
         let decode = self.named_decode(case);
         let prefill = self.choose_prefill(case, decode.as_ref(), step)?;
         let constraints = constraints(case, &prefill.target.worker)?;
@@ -177,7 +183,10 @@ impl Router {
     }
 
     /// The prefill worker that would be picked; nothing moves.
-    pub(super) fn look_at_prefill(&mut self, case: &Case<'_>) -> Result<Chosen, Refusal> {
+    pub(super) fn look_at_prefill(
+        &mut self,
+        case: &SelectionContext<'_>,
+    ) -> Result<Chosen, Refusal> {
         let decode = self.named_decode(case);
         self.choose_prefill(case, decode.as_ref(), Step::Commit)
     }
@@ -185,20 +194,26 @@ impl Router {
     /// The decode worker that would be picked, whoever hands over to it; nothing moves.
     pub(super) fn look_at_decode(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
         self.choose_decode(case, &case.steering.constraints)
     }
 
     /// The decode worker that the caller names, where it is one: only a prefill worker that may hand over to it will do.
-    fn named_decode(&self, case: &Case<'_>) -> Option<Rc<Worker>> {
+    fn named_decode(&self, case: &SelectionContext<'_>) -> Option<Rc<Worker>> {
         let worker = self.fleet.get(case.steering.decode_pin().worker?)?;
         (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
     /// It is taken: the cursor moves on, and the trial of one that is ejected begins, unless the caller named the worker, who
     /// takes nobody's turn; and what it will hold is remembered, also where the caller named it.
-    pub(super) fn take(&mut self, role: Role, case: &Case<'_>, pin: Pin, chosen: &Chosen) {
+    pub(super) fn take(
+        &mut self,
+        role: Role,
+        case: &SelectionContext<'_>,
+        pin: Pin,
+        chosen: &Chosen,
+    ) {
         if pin.worker.is_none() {
             self.health
                 .picked(chosen.target.worker.id, self.ledger.now());
@@ -236,7 +251,7 @@ impl Router {
     /// Another prefill worker, for a decode worker that has been picked already.
     pub(super) fn choose_next_prefill(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         decode: &Rc<Worker>,
     ) -> Option<Chosen> {
         let next = self.choose_prefill(case, Some(decode), Step::Commit).ok()?;
@@ -248,7 +263,7 @@ impl Router {
     /// hand over to; where decode has been picked already, to just that worker.
     fn choose_prefill(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Chosen, Refusal> {
@@ -269,7 +284,7 @@ impl Router {
     /// Those prefill workers among whom one may be picked, whoever the gateway and the caller allow.
     fn prefill_candidates(
         &self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Eligible, Refusal> {
@@ -309,7 +324,7 @@ impl Router {
 
     fn choose_decode(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         constraints: &Constraints,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
         let members = case.roster.of_role(Role::Decode);
@@ -324,7 +339,7 @@ impl Router {
     /// Another decode worker, where the one that was picked has left before its leg was dispatched.
     pub(super) fn replace_decode(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         prefill: &Rc<Worker>,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
         let constraints = constraints(case, prefill)?;
@@ -334,7 +349,7 @@ impl Router {
     }
 
     /// A worker that runs the request whole.
-    pub(super) fn pick_whole(&mut self, case: &Case<'_>) -> Result<Whole, Refusal> {
+    pub(super) fn pick_whole(&mut self, case: &SelectionContext<'_>) -> Result<Whole, Refusal> {
         let constraints = &case.steering.constraints;
         let members = case.roster.of_role(Role::Aggregated);
         let pin = case.steering.decode_pin();
@@ -367,7 +382,7 @@ impl Router {
     /// is nobody. No cursor moves.
     fn choose(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         eligible: Eligible,
         pinned: Pinned,
         wanted: &Constraints,
@@ -391,7 +406,7 @@ impl Router {
         let Some(member) = index.and_then(|index| members.get(index)) else {
             return Ok(None);
         };
-        let depth = |member: &Member| self.depths.get(member.slot).copied().unwrap_or(0);
+        let depth = |member: &RankSlot| self.depths.get(member.slot).copied().unwrap_or(0);
         let possible = match self.depths.is_empty() {
             true => 0,
             false => {
@@ -412,8 +427,8 @@ impl Router {
     /// The index of the one that the policy picks among these, who are not too busy.
     fn pick(
         &mut self,
-        case: &Case<'_>,
-        members: &[Member],
+        case: &SelectionContext<'_>,
+        members: &[RankSlot],
         mut eligible: Eligible,
         role: Role,
         wanted: &Constraints,
@@ -433,7 +448,7 @@ impl Router {
             eligible = most_preferred(members, eligible, wanted);
         }
         let (pace, slowness) = case.roster.pace(role, &self.ledger);
-        let look = Look {
+        let look = CandidateBuilder {
             standings: self.ledger.standings(pace),
             depths: &self.depths,
             wanted,
@@ -473,7 +488,7 @@ impl Router {
     /// preferred first. One who names a worker means that worker.
     fn others(
         &mut self,
-        members: &[Member],
+        members: &[RankSlot],
         eligible: &Eligible,
         chosen: &Chosen,
         pin: Pin,
@@ -529,7 +544,7 @@ impl Router {
 }
 
 /// What makes a member a candidate.
-struct Look<'l> {
+struct CandidateBuilder<'l> {
     standings: Standings<'l>,
     depths: &'l [u32],
     wanted: &'l Constraints,
@@ -537,10 +552,10 @@ struct Look<'l> {
     prefers: bool,
 }
 
-impl Look<'_> {
+impl CandidateBuilder<'_> {
     /// Made and priced a thousand times a choice: only what the price needs is to be left of it.
     #[inline(always)]
-    fn at<'m>(&self, member: &'m Member, slowness: f32) -> Candidate<'m> {
+    fn at<'m>(&self, member: &'m RankSlot, slowness: f32) -> Candidate<'m> {
         Candidate {
             target: &member.target,
             standing: self.standings.of(member.slot, f64::from(slowness)),
@@ -555,9 +570,9 @@ impl Look<'_> {
 
 /// What a worker is wanted for.
 fn task<'c>(
-    case: &'c Case<'_>,
+    case: &'c SelectionContext<'_>,
     role: Role,
-    pace: Option<Pace>,
+    pace: Option<PrefillRate>,
     decode_credit: DecodeCredit,
     block_tokens: u32,
 ) -> Task<'c> {

@@ -3,7 +3,7 @@
 //! The rules are Dynamo's (routing semantics, A.5), with one of our own for prompts that are short in themselves. Nothing a
 //! client says forces or forges the outcome; one who names a prefill worker has decided already.
 
-use super::ask::Case;
+use super::ask::SelectionContext;
 use super::choice::{Chosen, Whole};
 use super::{Refusal, Router, capacity};
 use crate::config::{Conditional, ConditionalPolicy, PrefillBusy};
@@ -11,7 +11,7 @@ use crate::fleet::Role;
 
 impl Router {
     /// The decode worker that is to run the request whole, taken; none where a pair is to.
-    pub(super) fn stays(&mut self, case: &Case<'_>) -> Option<Whole> {
+    pub(super) fn stays(&mut self, case: &SelectionContext<'_>) -> Option<Whole> {
         let conditional = self.pool.conditional.clone()?;
         if case.steering.query || case.steering.prefill_pin().worker.is_some() {
             return None;
@@ -36,7 +36,12 @@ impl Router {
         Some(Whole { decode, others })
     }
 
-    fn is_short(&self, conditional: &Conditional, case: &Case<'_>, decode: &Chosen) -> bool {
+    fn is_short(
+        &self,
+        conditional: &Conditional,
+        case: &SelectionContext<'_>,
+        decode: &Chosen,
+    ) -> bool {
         let prompt = case.asked.prompt_tokens;
         let uncached = self.uncached_tokens(decode, case.asked);
         let is_small_share = (uncached as f64) < conditional.uncached_share * prompt as f64;
@@ -45,7 +50,7 @@ impl Router {
     }
 
     /// Whether the prefill worker that would be picked is too busy. Where all are, back-pressure says so.
-    fn prefill_is_busy(&mut self, conditional: &Conditional, case: &Case<'_>) -> bool {
+    fn prefill_is_busy(&mut self, conditional: &Conditional, case: &SelectionContext<'_>) -> bool {
         let prefill = match self.look_at_prefill(case) {
             Ok(prefill) => prefill,
             Err(refusal) => return matches!(refusal, Refusal::Overloaded { .. }),
@@ -59,7 +64,12 @@ impl Router {
     }
 
     /// A decode worker that would be too full keeps no prompt; nor one of which that is not known.
-    fn vetoes(&self, conditional: &Conditional, case: &Case<'_>, decode: &Chosen) -> bool {
+    fn vetoes(
+        &self,
+        conditional: &Conditional,
+        case: &SelectionContext<'_>,
+        decode: &Chosen,
+    ) -> bool {
         let Some(fraction) = conditional.decode_busy_fraction else {
             return false;
         };

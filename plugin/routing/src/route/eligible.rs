@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::ask::{Admit, Case};
+use super::ask::{Admit, SelectionContext};
 use super::choice::Step;
 use super::pinned::Pinned;
-use super::roster::{Member, Roster};
+use super::roster::{ModelWorkers, RankSlot};
 use super::{Refusal, Router};
 use crate::fleet::{Condition, Role, Worker};
 use crate::rendezvous::NotServed;
@@ -26,15 +26,15 @@ impl Router {
     pub(super) fn narrow_to_bound(
         &self,
         all: Eligible,
-        members: &[Member],
+        members: &[RankSlot],
         pin: Pin,
         step: Step,
     ) -> Result<Eligible, Filter> {
         if !self.pool.protocol.needs_binding() {
             return Ok(all);
         }
-        let is_bound = |member: &Member| self.bindings.contains_key(&member.target.worker.id);
-        let named = |member: &&Member| pin.worker == Some(member.target.worker.id);
+        let is_bound = |member: &RankSlot| self.bindings.contains_key(&member.target.worker.id);
+        let named = |member: &&RankSlot| pin.worker == Some(member.target.worker.id);
         let is_needed = match step {
             Step::Commit if members.iter().any(|m| named(&m) && !is_bound(m)) => {
                 return Err(Filter::Binding);
@@ -52,8 +52,8 @@ impl Router {
 
     /// Those who have not failed this request already.
     pub(super) fn not_excluded(
-        case: &Case<'_>,
-        members: &[Member],
+        case: &SelectionContext<'_>,
+        members: &[RankSlot],
         eligible: Eligible,
     ) -> Result<Eligible, Filter> {
         if case.excluded.is_empty() {
@@ -69,7 +69,7 @@ impl Router {
     /// The filters that are the same for all roles and do not apply to a worker that the caller names.
     pub(super) fn narrow_further(
         &self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         eligible: Eligible,
         pinned: Pinned,
     ) -> Result<Eligible, Refusal> {
@@ -105,7 +105,7 @@ impl Router {
 
     /// Those who could decode, and whom the caller names.
     pub(super) fn decoders(
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         constraints: &Constraints,
     ) -> Result<(Eligible, Pinned), Refusal> {
         let members = case.roster.of_role(Role::Decode);
@@ -127,7 +127,7 @@ impl Router {
 
     /// That not all who could decode are too busy: a request that waits for one of them is not compared with what prefill workers
     /// hold, which takes the longer the longer its prompt is. Whatever else is wrong is told in its turn.
-    pub(super) fn somebody_decodes(&self, case: &Case<'_>) -> Result<(), Refusal> {
+    pub(super) fn somebody_decodes(&self, case: &SelectionContext<'_>) -> Result<(), Refusal> {
         let has_threshold = self.pool.admission.has_threshold(Role::Decode);
         if !has_threshold || case.admit == Admit::Anyone {
             return Ok(());
@@ -143,7 +143,7 @@ impl Router {
     /// Those of one role who are left by what does not depend on the prompt.
     pub(super) fn narrowed(
         &self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         eligible: Eligible,
         pinned: Pinned,
     ) -> Result<Narrowed, Refusal> {
@@ -162,7 +162,7 @@ impl Router {
     /// Those who are not busier than the role's threshold.
     pub(super) fn not_busy(
         &self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         eligible: Eligible,
         role: Role,
     ) -> Result<Eligible, Refusal> {
@@ -184,12 +184,15 @@ impl Router {
 }
 
 /// Whether anything is demanded of a pair at all.
-pub(super) fn is_restricted(case: &Case<'_>) -> bool {
+pub(super) fn is_restricted(case: &SelectionContext<'_>) -> bool {
     case.roster.has_topology || !case.steering.constraints.required_taints.is_empty()
 }
 
 /// What the transfer from `prefill`, and the request itself, demand of the decode worker.
-pub(super) fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constraints, Refusal> {
+pub(super) fn constraints(
+    case: &SelectionContext<'_>,
+    prefill: &Worker,
+) -> Result<Constraints, Refusal> {
     if !case.roster.has_topology {
         return Ok(case.steering.constraints.clone());
     }
@@ -204,7 +207,7 @@ pub(super) fn constraints(case: &Case<'_>, prefill: &Worker) -> Result<Constrain
 
 /// Those whom the gateway and the caller allow: also one whom the caller names must be among them.
 pub(super) fn allowed(
-    case: &Case<'_>,
+    case: &SelectionContext<'_>,
     role: Role,
     eligible: Eligible,
 ) -> Result<Eligible, Refusal> {
@@ -224,7 +227,7 @@ pub(super) fn allowed(
 
 /// Those on the rank that is asked for.
 pub(super) fn on_rank(
-    members: &[Member],
+    members: &[RankSlot],
     role: Role,
     pin: Pin,
     eligible: Eligible,
@@ -242,7 +245,10 @@ pub(super) fn on_rank(
 }
 
 /// Those who have all that is required.
-pub(super) fn admitted(members: &[Member], constraints: &Constraints) -> Result<Eligible, Filter> {
+pub(super) fn admitted(
+    members: &[RankSlot],
+    constraints: &Constraints,
+) -> Result<Eligible, Filter> {
     let all = Eligible::all(members.len())?;
     if constraints.required_taints.is_empty() {
         return Ok(all);
@@ -257,10 +263,10 @@ pub(super) fn admitted(members: &[Member], constraints: &Constraints) -> Result<
 /// Whether a prefill worker may hand over to the decode worker that has been picked, or to any that is here; else why not.
 pub(super) fn hands_over(
     prefill: &Rc<Worker>,
-    case: &Case<'_>,
+    case: &SelectionContext<'_>,
     decode: Option<&Rc<Worker>>,
 ) -> Result<(), String> {
-    let Roster { workers, .. } = &*case.roster;
+    let ModelWorkers { workers, .. } = &*case.roster;
     let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
         .map_err(|error| error.to_string())?;
     let demanded = case.steering.constraints.clone().merged(derived);
@@ -284,7 +290,7 @@ pub(super) fn hands_over(
 }
 
 pub(super) fn most_preferred(
-    members: &[Member],
+    members: &[RankSlot],
     eligible: Eligible,
     wanted: &Constraints,
 ) -> Eligible {

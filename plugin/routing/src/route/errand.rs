@@ -4,20 +4,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
-use super::ask::{Admit, Asked, Case};
+use super::ask::{Admit, Demand, SelectionContext};
 use super::dispatch::Patience;
 use super::trail::SharedTrail;
 use crate::fleet::WorkerId;
 use crate::handoff::terminal::Form;
-use crate::prefill_router::Place;
+use crate::prefill_router::ModelKey;
 use crate::request::{Generation, Request, Steering};
 
 /// A request that has been placed once.
 #[derive(Debug, Clone)]
-pub(super) struct Errand {
-    pub(super) place: Place,
+pub(super) struct RetrySnapshot {
+    pub(super) place: ModelKey,
     pub(super) steering: Steering,
-    pub(super) asked: Asked,
+    pub(super) asked: Demand,
     pub(super) form: Form,
     pub(super) generation: Generation,
     /// The most tokens that the answer may have, where the client says so.
@@ -28,8 +28,8 @@ pub(super) struct Errand {
     pub(super) trail: SharedTrail,
 }
 
-impl Errand {
-    pub(super) fn of(case: &Case<'_>, request: &Request<'_>) -> Self {
+impl RetrySnapshot {
+    pub(super) fn of(case: &SelectionContext<'_>, request: &Request<'_>) -> Self {
         Self {
             place: case.place.clone(),
             steering: case.steering.clone(),
@@ -43,8 +43,12 @@ impl Errand {
     }
 
     /// It was let in before, and is placed again, on none of the workers that have failed it.
-    pub(super) fn case<'a>(&'a self, router: &mut Router, excluded: &'a [WorkerId]) -> Case<'a> {
-        Case {
+    pub(super) fn case<'a>(
+        &'a self,
+        router: &mut Router,
+        excluded: &'a [WorkerId],
+    ) -> SelectionContext<'a> {
+        SelectionContext {
             admit: Admit::Anyone,
             excluded,
             trail: Some(Rc::clone(&self.trail)),

@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use super::ask::Case;
+use super::ask::SelectionContext;
 use super::choice::{Pair, Whole};
-use super::errand::Errand;
+use super::errand::RetrySnapshot;
 use super::recovery::{Budget, Recovery, Way};
-use super::{Dispatch, Fallback, Plan, Router, Seat};
+use super::{Assignment, Dispatch, Fallback, Plan, Router};
 use crate::config::Protocol;
 use crate::fleet::TargetKey;
 use crate::handoff::{direct, llmd};
@@ -17,7 +17,7 @@ impl Router {
     pub(super) fn forward_pair(
         &mut self,
         pair: Pair,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         request: Option<&Request<'_>>,
     ) -> Plan {
         let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
@@ -38,7 +38,7 @@ impl Router {
     pub(super) fn forward_whole(
         &mut self,
         whole: Whole,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         fallback: Option<Fallback>,
         request: Option<&Request<'_>>,
     ) -> Plan {
@@ -49,7 +49,7 @@ impl Router {
         };
         dispatch.edits = self.unheard(request);
         let key = whole.decode.key();
-        let seat = Seat {
+        let seat = Assignment {
             fallback,
             ..self.seat_whole(whole, case.asked)
         };
@@ -60,15 +60,15 @@ impl Router {
     fn forward(
         &self,
         mut dispatch: Dispatch,
-        mut seat: Seat,
-        case: &Case<'_>,
+        mut seat: Assignment,
+        case: &SelectionContext<'_>,
         request: Option<&Request<'_>>,
         way: Way,
         key: TargetKey,
     ) -> Plan {
         // What an unknown path does may take as long as it likes, and must not be done twice.
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
-            let errand = Rc::new(Errand::of(case, request));
+            let errand = Rc::new(RetrySnapshot::of(case, request));
             let answers = seat.decode.as_ref().map_or(key.worker, |worker| worker.id);
             dispatch.patience = errand.patience(self, answers, self.reading(key));
             let budget = Budget::of(&self.pool.decode);

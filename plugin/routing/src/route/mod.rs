@@ -43,7 +43,7 @@ mod waiting;
 mod workers;
 
 pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-pub use ask::Ask;
+pub use ask::SelectionRequest;
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
 pub use handed::Lost;
@@ -55,7 +55,7 @@ pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use reports::Report;
-pub use seat::{Fallback, Seat};
+pub use seat::{Assignment, Fallback};
 pub use tally::{Facts, Picks, Tally};
 pub use waiting::{QueueTicket, QueuedRequest};
 
@@ -64,21 +64,21 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::admission::{Claim, Waiting};
+use crate::admission::{QueueKey, Waiting};
 use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::load::{Ledger, Load};
-use crate::prefill_router::{Place, PlaceState, PrefillRouters, Transition};
+use crate::prefill_router::{ModelKey, ModelState, ModelStates, Transition};
 use crate::prefix::index::Index;
-use crate::rendezvous::{Mode, NotServed, Verdict};
+use crate::rendezvous::{Mode, NotServed, ServingDecision};
 use crate::request::{Generation, Request, Steering, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
-use ask::{Asked, Case};
+use ask::{Demand, SelectionContext};
 use binding::Binding;
-use errand::Errand;
+use errand::RetrySnapshot;
 use explain::Explained;
 use handed::Noted;
 use health::Health;
@@ -86,7 +86,7 @@ use pinned::Pinned;
 use place::Placed;
 use recovery::{Budget, Way};
 use reports::Reports;
-use roster::Roster;
+use roster::ModelWorkers;
 use sharing::Kept;
 use waiting::Terms;
 use workers::Opened;
@@ -95,7 +95,7 @@ use workers::Opened;
 pub struct Router {
     pool: Pool,
     fleet: Fleet,
-    places: PrefillRouters,
+    places: ModelStates,
     bindings: HashMap<WorkerId, Binding>,
     ledger: Ledger,
     reports: Reports,
@@ -104,7 +104,7 @@ pub struct Router {
     kept: Kept,
     /// The ranks that are known to `prefixes`.
     opened: HashMap<TargetKey, Opened>,
-    rosters: HashMap<Place, Rc<Roster>>,
+    rosters: HashMap<ModelKey, Rc<ModelWorkers>>,
     /// Adapters by name, each with the model it is one of.
     adapters: HashMap<String, Option<String>>,
     health: Health,
@@ -132,9 +132,9 @@ pub struct Router {
 )]
 pub enum Plan {
     /// It is forwarded now.
-    Forward(Dispatch, Seat),
+    Forward(Dispatch, Assignment),
     /// A prefill worker is called; the client waits, at least until the call has been made.
-    Prefill(PrefillPhase, Seat),
+    Prefill(PrefillPhase, Assignment),
     /// It is answered here, and no backend is touched.
     Answer(LocalAnswer),
     /// All who could take it are too busy: it waits, and is tried again when it is called.
@@ -143,7 +143,7 @@ pub enum Plan {
 
 /// What a request says beside its body.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Told<'a> {
+pub struct PlanInput<'a> {
     /// The headers that steer, where the pool trusts its callers; empty otherwise.
     pub headers: &'a [(Vec<u8>, Vec<u8>)],
     /// The time since 1970.
@@ -179,7 +179,7 @@ impl Router {
         };
         let mut router = Self {
             fleet: Fleet::default(),
-            places: PrefillRouters::default(),
+            places: ModelStates::default(),
             bindings: HashMap::new(),
             ledger: Ledger::default(),
             reports: Reports::default(),
@@ -238,7 +238,7 @@ impl Router {
     }
 
     /// The places and their states.
-    pub fn places(&self) -> impl Iterator<Item = (&Place, &PlaceState)> + Clone {
+    pub fn places(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
         self.places.places()
     }
 
@@ -272,14 +272,14 @@ impl Router {
     ///
     /// # Errors
     /// When there is no worker.
-    pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
+    pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
         let outcome = self.plain_to_one(subset);
         self.or_anywhere(outcome, subset)
     }
 
-    fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Seat), Refusal> {
+    fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
         if self.pool.protocol == Protocol::Direct {
-            return Ok((self.through_frontends(Vec::new()), Seat::default()));
+            return Ok((self.through_frontends(Vec::new()), Assignment::default()));
         }
         let decoders = self
             .fleet
@@ -304,9 +304,9 @@ impl Router {
                 },
             });
         };
-        let seat = Seat {
+        let seat = Assignment {
             errand_charge: Some(self.charge_errand(first)),
-            ..Seat::default()
+            ..Assignment::default()
         };
         Ok((self.dispatch_to(first, others), seat))
     }
@@ -319,7 +319,7 @@ impl Router {
         &mut self,
         generation: Generation,
         body: &[u8],
-        told: Told<'_>,
+        told: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
         self.advance(told.now);
         self.explain(told.explain);
@@ -332,7 +332,7 @@ impl Router {
         &mut self,
         generation: Generation,
         body: &[u8],
-        told: Told<'_>,
+        told: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
         let generation = match generation {
             // Of the engines only SGLang hands over what is asked for so.
@@ -365,7 +365,7 @@ impl Router {
         } = self.placed(&request, &mut steering, told.subset)?;
         let asked = self.asked(&request, &steering, told, adapter);
         let rank = self.objective(told.headers);
-        let claim = Claim {
+        let claim = QueueKey {
             rank,
             flow: picker::flow(told.headers),
             priority: steering.hints.priority,
@@ -395,22 +395,22 @@ impl Router {
     /// The request's plan at its place.
     fn plan_at(
         &mut self,
-        case: &Case<'_>,
-        verdict: Verdict,
+        case: &SelectionContext<'_>,
+        verdict: ServingDecision,
         request: &Request<'_>,
         now: Duration,
     ) -> Result<Plan, Refusal> {
         match verdict {
-            Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
-            Verdict::Pair if request.hands_off_itself() => self.plan_decode(case, request),
-            Verdict::Pair => match split::obstacle(&self.pool, request) {
+            ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
+            ServingDecision::Pair if request.hands_off_itself() => self.plan_decode(case, request),
+            ServingDecision::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(case, request, now, obstacle),
                 None => {
                     length::check(self.pool.protocol, case.roster.longest, request)?;
                     self.plan_pair(case, request, now)
                 }
             },
-            Verdict::Whole => {
+            ServingDecision::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
                 self.plan_whole(case, request, now, otherwise)
             }
@@ -458,15 +458,15 @@ impl Router {
     ) -> Result<Plan, Refusal> {
         let nothing = Steering::default();
         let absent = self.absent_policy();
-        let places: Vec<(Place, PlaceState)> = self
+        let places: Vec<(ModelKey, ModelState)> = self
             .places
             .of_model(None)
             .into_iter()
             .map(|(place, state)| (place.clone(), *state))
             .collect();
-        let asked = Asked {
+        let asked = Demand {
             subset: subset.cloned().map(Rc::new),
-            ..Asked::nothing(self.pool.selection.kv)
+            ..Demand::nothing(self.pool.selection.kv)
         };
         // A pool that says "fail" wants no request to run whole.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
@@ -485,7 +485,7 @@ impl Router {
         }
         let served = places
             .iter()
-            .find(|(_, state)| state.verdict(Mode::Normal, absent) == Verdict::Pair);
+            .find(|(_, state)| state.verdict(Mode::Normal, absent) == ServingDecision::Pair);
         let (place, _) = served.ok_or(otherwise)?;
         let case = self.case(place, &nothing, &asked);
         let pair = self.pick_pair(&case)?;
@@ -494,7 +494,7 @@ impl Router {
 
     fn plan_pair(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         request: &Request<'_>,
         now: Duration,
     ) -> Result<Plan, Refusal> {
@@ -512,7 +512,11 @@ impl Router {
     }
 
     /// Picks and books a pair.
-    fn place_pair(&mut self, case: &Case<'_>, request: &Request<'_>) -> Result<Plan, Refusal> {
+    fn place_pair(
+        &mut self,
+        case: &SelectionContext<'_>,
+        request: &Request<'_>,
+    ) -> Result<Plan, Refusal> {
         let (pair, binding) = self.resolved(case)?;
         match self.pool.protocol.legs() {
             config::Legs::Elsewhere => Ok(self.forward_pair(pair, case, Some(request))),
@@ -523,27 +527,31 @@ impl Router {
     }
 
     /// The caller, who is trusted, has had its prompt prefilled already: the request goes to a decode worker as it came.
-    fn plan_decode(&mut self, case: &Case<'_>, request: &Request<'_>) -> Result<Plan, Refusal> {
+    fn plan_decode(
+        &mut self,
+        case: &SelectionContext<'_>,
+        request: &Request<'_>,
+    ) -> Result<Plan, Refusal> {
         Pinned::check_unused(case.steering, &self.fleet)?;
         let (decode, others) = self.look_at_decode(case)?;
         self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
         let mut dispatch = self.dispatch_to(&decode.target, &others);
-        let errand = Rc::new(Errand::of(case, request));
+        let errand = Rc::new(RetrySnapshot::of(case, request));
         dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
-        let seat = Seat {
+        let seat = Assignment {
             trail: Some(Rc::clone(&errand.trail)),
             decode_charge: Some(self.charge_decode(&decode, case.asked)),
             // Its hand-off serves once.
             recovery: Some(Recovery::new(errand, Way::Whole, Budget::default())),
             decode: Some(decode.target.worker),
-            ..Seat::default()
+            ..Assignment::default()
         };
         Ok(Plan::Forward(dispatch, seat))
     }
 
     fn plan_whole(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         request: &Request<'_>,
         now: Duration,
         otherwise: Refusal,

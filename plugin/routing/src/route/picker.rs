@@ -3,7 +3,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Dispatch, Fallback, Plan, Refusal, Router, Seat};
+use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
 use crate::config::OnEmpty;
 use crate::request::rename::{self, Renamed};
 use crate::request::steering::{self, FAIRNESS, MODEL_REWRITE, OBJECTIVE};
@@ -36,14 +36,14 @@ impl Router {
     /// Where the pool is open, a request goes wherever the cluster says, unless a gateway says who may be asked.
     pub(super) fn or_anywhere(
         &self,
-        outcome: Result<(Dispatch, Seat), Refusal>,
+        outcome: Result<(Dispatch, Assignment), Refusal>,
         subset: Option<&Subset>,
-    ) -> Result<(Dispatch, Seat), Refusal> {
+    ) -> Result<(Dispatch, Assignment), Refusal> {
         match outcome {
             Err(refusal) if refusal.is_emptiness() && subset.is_none() && self.is_open() => {
-                let seat = Seat {
+                let seat = Assignment {
                     fallback: Some(Fallback::FleetEmpty),
-                    ..Seat::default()
+                    ..Assignment::default()
                 };
                 Ok((Dispatch::anywhere(), seat))
             }

@@ -1,6 +1,6 @@
 //! Owns the worker that a caller names: whether it can be had, and on which rank.
 
-use super::roster::Member;
+use super::roster::RankSlot;
 use super::{PinProblem, Refusal};
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::load::Ledger;
@@ -29,7 +29,7 @@ impl Pinned {
     pub(super) fn ranks(
         &self,
         id: WorkerId,
-        members: &[Member],
+        members: &[RankSlot],
         eligible: &Eligible,
         fleet: &Fleet,
     ) -> Result<Eligible, Refusal> {
@@ -72,7 +72,7 @@ impl Pinned {
     /// written. No cursor moves.
     pub(super) fn least_busy(
         &self,
-        members: &[Member],
+        members: &[RankSlot],
         ranks: &Eligible,
         ledger: &Ledger,
     ) -> Option<usize> {

@@ -4,16 +4,16 @@ use std::rc::Rc;
 
 use super::{PinProblem, Refusal, Router, runs_whole};
 use crate::fleet::{Role, Worker};
-use crate::prefill_router::{Place, PlaceState};
-use crate::rendezvous::{NotServed, Verdict};
+use crate::prefill_router::{ModelKey, ModelState};
+use crate::rendezvous::{NotServed, ServingDecision};
 use crate::request::{Request, Steering};
 use crate::selection::Random;
 use crate::selection::eligibility::Subset;
 
 /// Where a request goes, and as what.
 pub(super) struct Placed {
-    pub(super) place: Place,
-    pub(super) verdict: Verdict,
+    pub(super) place: ModelKey,
+    pub(super) verdict: ServingDecision,
     /// The model, or that which the adapter asked for is one of; none: the interface names none.
     pub(super) model: Option<String>,
     /// The adapter that it asks for.
@@ -48,7 +48,7 @@ impl Router {
         model: Option<&str>,
         steering: &Steering,
         subset: Option<&Subset>,
-    ) -> Result<(Place, Verdict), Refusal> {
+    ) -> Result<(ModelKey, ServingDecision), Refusal> {
         let outcome = self.choose_place(model, steering, subset);
         checked(request, outcome, |(_, verdict)| *verdict)
     }
@@ -71,10 +71,10 @@ impl Router {
         model: Option<&str>,
         steering: &Steering,
         subset: Option<&Subset>,
-    ) -> Result<(Place, Verdict), Refusal> {
+    ) -> Result<(ModelKey, ServingDecision), Refusal> {
         let mode = steering.mode();
         let absent = self.absent_policy();
-        let mut places: Vec<(Place, PlaceState)> = self
+        let mut places: Vec<(ModelKey, ModelState)> = self
             .places
             .of_model(model)
             .into_iter()
@@ -88,10 +88,10 @@ impl Router {
         }
         self.keep_pinned(&mut places, steering)?;
 
-        let verdict = |state: &PlaceState| state.verdict(mode, absent);
-        let mut served: Vec<&(Place, PlaceState)> = places
+        let verdict = |state: &ModelState| state.verdict(mode, absent);
+        let mut served: Vec<&(ModelKey, ModelState)> = places
             .iter()
-            .filter(|(_, state)| !matches!(verdict(state), Verdict::Refused(_)))
+            .filter(|(_, state)| !matches!(verdict(state), ServingDecision::Refused(_)))
             .collect();
         if (subset.is_some() || steering.allowed.is_some()) && served.len() > 1 {
             let is_allowed = |worker: &Worker| {
@@ -113,8 +113,8 @@ impl Router {
             return Ok((place.clone(), verdict(state)));
         }
         let reasons = places.iter().filter_map(|(_, state)| match verdict(state) {
-            Verdict::Refused(reason) => Some(reason),
-            Verdict::Pair | Verdict::Whole => None,
+            ServingDecision::Refused(reason) => Some(reason),
+            ServingDecision::Pair | ServingDecision::Whole => None,
         });
         Err(Refusal::NotServed(
             reasons.min().unwrap_or(NotServed::Vacant),
@@ -124,7 +124,7 @@ impl Router {
     /// A worker that is named must exist; then only its places count.
     fn keep_pinned(
         &self,
-        places: &mut Vec<(Place, PlaceState)>,
+        places: &mut Vec<(ModelKey, ModelState)>,
         steering: &Steering,
     ) -> Result<(), Refusal> {
         for (field, id) in [
@@ -151,29 +151,29 @@ impl Router {
     /// Of several places those where everyone who is needed may be picked, if there are such.
     fn keep_allowed(
         &self,
-        places: &mut Vec<&(Place, PlaceState)>,
+        places: &mut Vec<&(ModelKey, ModelState)>,
         may_be_picked: impl Fn(&Worker) -> bool,
-        verdict: impl Fn(&PlaceState) -> Verdict,
+        verdict: impl Fn(&ModelState) -> ServingDecision,
     ) {
-        let has = |place: &Place, is_wanted: &dyn Fn(&Worker) -> bool| {
+        let has = |place: &ModelKey, is_wanted: &dyn Fn(&Worker) -> bool| {
             let here = self.fleet.open().filter(|worker| place.holds(worker));
             let mut allowed = here.filter(|worker| may_be_picked(worker));
             allowed.any(|worker| is_wanted(worker))
         };
-        let is_allowed = |place: &Place, state: &PlaceState| match verdict(state) {
-            Verdict::Pair => {
+        let is_allowed = |place: &ModelKey, state: &ModelState| match verdict(state) {
+            ServingDecision::Pair => {
                 has(place, &|worker| worker.role == Role::Prefill)
                     && has(place, &|worker| worker.role == Role::Decode)
             }
-            Verdict::Whole => has(place, &|worker| runs_whole(&self.pool, worker)),
-            Verdict::Refused(_) => false,
+            ServingDecision::Whole => has(place, &|worker| runs_whole(&self.pool, worker)),
+            ServingDecision::Refused(_) => false,
         };
         if places.iter().any(|(place, state)| is_allowed(place, state)) {
             places.retain(|(place, state)| is_allowed(place, state));
         }
     }
 
-    fn count_workers(&self, place: &Place) -> u64 {
+    fn count_workers(&self, place: &ModelKey) -> u64 {
         self.fleet
             .open()
             .filter(|worker| place.holds(worker))
@@ -185,10 +185,10 @@ impl Router {
 fn checked<T>(
     request: &Request<'_>,
     outcome: Result<T, Refusal>,
-    verdict: impl Fn(&T) -> Verdict,
+    verdict: impl Fn(&T) -> ServingDecision,
 ) -> Result<T, Refusal> {
     match &outcome {
-        Ok(placed) if verdict(placed) == Verdict::Whole => {}
+        Ok(placed) if verdict(placed) == ServingDecision::Whole => {}
         _ => request.check()?,
     }
     outcome

@@ -6,15 +6,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-use super::ask::Case;
+use super::ask::SelectionContext;
 use super::binding::Binding;
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
-use super::errand::Errand;
+use super::errand::RetrySnapshot;
 use super::handed::Allowed;
 use super::legs::{Legs, Staged};
 use super::recovery::{Budget, Recovery, Way};
-use super::{Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router, Seat};
+use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router};
 use crate::answer::Verdict;
 use crate::config::{self, OnPrefillFailure};
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
@@ -34,7 +34,7 @@ pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]
 pub struct PrefillPhase {
-    errand: Rc<Errand>,
+    errand: Rc<RetrySnapshot>,
     prefill: Chosen,
     decode: Chosen,
     others: Vec<Target>,
@@ -104,22 +104,22 @@ impl Router {
     /// Books a pair, and prepares what its legs are sent.
     pub(super) fn prefill_phase(
         &mut self,
-        case: &Case<'_>,
+        case: &SelectionContext<'_>,
         pair: Pair,
         binding: Option<Binding>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
         let legs = self.legs(&pair, binding, request)?;
-        let errand = Rc::new(Errand::of(case, request));
+        let errand = Rc::new(RetrySnapshot::of(case, request));
         let budget = Budget::of(&self.pool.decode);
         errand.trail.borrow_mut().placed();
-        let seat = Seat {
+        let seat = Assignment {
             trail: Some(Rc::clone(&errand.trail)),
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
             decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
             recovery: Some(Recovery::new(Rc::clone(&errand), Way::Pair, budget)),
-            ..Seat::default()
+            ..Assignment::default()
         };
         let charge = self.charge_prefill(&pair.prefill, case.asked);
         let phase = PrefillPhase {

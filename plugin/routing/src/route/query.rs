@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::ask::Case;
+use super::ask::SelectionContext;
 use crate::fleet::Target;
 use crate::handoff::terminal::Form;
 use crate::request::{Generation, Request};
@@ -22,7 +22,7 @@ pub struct LocalAnswer {
 /// them the prompt's token ids where the request carried them, else its length in blocks.
 pub(super) fn answer(
     request: &Request<'_>,
-    case: &Case<'_>,
+    case: &SelectionContext<'_>,
     prefill: Option<&Target>,
     decode: &Target,
     block_tokens: u32,

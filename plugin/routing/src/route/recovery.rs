@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::errand::Errand;
+use super::errand::RetrySnapshot;
 use super::legs::Staged;
-use super::seat::Seat;
+use super::seat::Assignment;
 use super::{Plan, Refusal, Router};
 use crate::config::{DecodeLeg, Protocol};
 use crate::fleet::{Role, Worker, WorkerId};
@@ -17,7 +17,7 @@ use crate::request::Request;
 /// How a request would be placed anew.
 #[derive(Debug, Clone)]
 pub struct Recovery {
-    errand: Rc<Errand>,
+    errand: Rc<RetrySnapshot>,
     way: Way,
     budget: Budget,
     /// What prefill has computed, for as long as its decode leg is not known to have begun.
@@ -96,7 +96,7 @@ pub(super) enum Way {
 
 impl Recovery {
     /// For a request that has just been placed for the first time.
-    pub(super) fn new(errand: Rc<Errand>, way: Way, budget: Budget) -> Self {
+    pub(super) fn new(errand: Rc<RetrySnapshot>, way: Way, budget: Budget) -> Self {
         Self {
             errand,
             way,
@@ -106,7 +106,7 @@ impl Recovery {
     }
 
     /// What is known of the request.
-    pub(super) fn errand(&self) -> Rc<Errand> {
+    pub(super) fn errand(&self) -> Rc<RetrySnapshot> {
         Rc::clone(&self.errand)
     }
 
@@ -121,7 +121,7 @@ impl Router {
     /// where nothing is left to try: the failure is the client's answer then, and a hand-off that waits stays with the seat.
     pub fn recover(
         &mut self,
-        seat: &mut Seat,
+        seat: &mut Assignment,
         failed: &Failed<'_>,
         body: &[u8],
         now: Duration,
@@ -149,8 +149,8 @@ impl Router {
     /// The hand-off that waits goes to another decode worker, whose leg carries the same bytes.
     fn place_same_bytes(
         &mut self,
-        seat: &mut Seat,
-        errand: &Rc<Errand>,
+        seat: &mut Assignment,
+        errand: &Rc<RetrySnapshot>,
         failed: &Failed<'_>,
     ) -> Option<Plan> {
         let recovery = seat.recovery.as_ref()?;
@@ -175,8 +175,8 @@ impl Router {
 
     fn offer_again(
         &mut self,
-        seat: &Seat,
-        errand: &Rc<Errand>,
+        seat: &Assignment,
+        errand: &Rc<RetrySnapshot>,
         staged: &Staged,
         budget: Budget,
         left_out: &[(Leg, WorkerId)],
@@ -191,7 +191,7 @@ impl Router {
         let mut dispatch = self.dispatch_to(&decode.target, &others);
         dispatch.edits = Some(staged.decode.clone());
         dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
-        let seat = Seat {
+        let seat = Assignment {
             prefill: Some(prefill),
             decode_charge: Some(self.charge_decode(&decode, &errand.asked)),
             decode: Some(decode.target.worker),
@@ -202,7 +202,7 @@ impl Router {
                 budget,
                 staged: Some(staged.clone()),
             }),
-            ..Seat::default()
+            ..Assignment::default()
         };
         Some(Plan::Forward(dispatch, seat))
     }
@@ -210,8 +210,8 @@ impl Router {
     /// The request is placed from its beginning.
     fn place_anew(
         &mut self,
-        seat: &Seat,
-        errand: &Rc<Errand>,
+        seat: &Assignment,
+        errand: &Rc<RetrySnapshot>,
         way: Way,
         left_out: LeftOut,
         failed: &Failed<'_>,
@@ -254,7 +254,7 @@ impl Router {
     }
 
     /// Who is left out at the next try of a leg: the sets to be tried in turn.
-    pub(super) fn excluded(&self, errand: &Errand, leg: Leg) -> [Vec<WorkerId>; 2] {
+    pub(super) fn excluded(&self, errand: &RetrySnapshot, leg: Leg) -> [Vec<WorkerId>; 2] {
         let role = leg.role();
         let is_prefills =
             |worker: &&Rc<Worker>| (worker.role == Role::Prefill) == (role == Role::Prefill);
@@ -267,7 +267,7 @@ impl Router {
 
     fn place_again(
         &mut self,
-        errand: &Rc<Errand>,
+        errand: &Rc<RetrySnapshot>,
         way: Way,
         excluded: &[WorkerId],
         request: &Request<'_>,

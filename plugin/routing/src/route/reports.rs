@@ -15,7 +15,7 @@ use self::beyond::{Beliefs, Beyond, Limits};
 use super::Router;
 use crate::engine_metrics::Figures;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
-use crate::load::{Foreign, Ledger, Load};
+use crate::load::{ExternalLoad, Ledger, Load};
 
 /// Times of one start that differ by no more are the same: some engines work theirs out from how long they have run.
 const SAME_START: Duration = Duration::from_secs(1);
@@ -308,11 +308,11 @@ impl Router {
 }
 
 /// The ranks of a worker share it evenly.
-fn set_foreign(ledger: &mut Ledger, worker: &Rc<Worker>, all: Foreign) {
+fn set_foreign(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
     let ranks = worker.dp_size.max(1);
     let (each, rest) = (all.requests / ranks, all.requests % ranks);
     for (nth, key) in (0..).zip(worker.targets().map(|target: Target| target.key())) {
-        let part = Foreign {
+        let part = ExternalLoad {
             requests: each.saturating_add(u32::from(nth < rest)),
             queued_tokens: all.queued_tokens / f64::from(ranks),
             decode_blocks: all.decode_blocks / f64::from(ranks),

@@ -3,12 +3,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::ask::{Ask, Asked};
+use super::ask::{Demand, SelectionRequest};
 use super::choice::{Chosen, Pair, Whole};
-use super::{Refusal, Router, Seat};
+use super::{Assignment, Refusal, Router};
 use crate::fleet::Target;
 use crate::load::{Answer, DecodeCharge, PrefillCharge};
-use crate::rendezvous::Verdict;
+use crate::rendezvous::ServingDecision;
 use crate::request::Steering;
 
 impl Router {
@@ -17,62 +17,66 @@ impl Router {
     ///
     /// # Errors
     /// The refusal that the request would get.
-    pub fn reserve(&mut self, ask: &Ask<'_>, now: Duration) -> Result<Seat, Refusal> {
+    pub fn reserve(
+        &mut self,
+        ask: &SelectionRequest<'_>,
+        now: Duration,
+    ) -> Result<Assignment, Refusal> {
         self.advance(now);
         let steering = Steering::default();
         let (model, adapter) = self.model_of(ask.model)?;
         let (place, verdict) = self.choose_place(Some(&model), &steering, None)?;
-        let asked = Asked {
+        let asked = Demand {
             adapter,
-            ..Asked::of(ask, self.pool.selection.kv)
+            ..Demand::of(ask, self.pool.selection.kv)
         };
         let case = self.case(&place, &steering, &asked);
         match verdict {
-            Verdict::Refused(reason) => Err(Refusal::NotServed(reason)),
-            Verdict::Pair => {
+            ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
+            ServingDecision::Pair => {
                 let (pair, _) = self.resolved(&case)?;
                 Ok(self.seat_pair(pair, &asked))
             }
-            Verdict::Whole => {
+            ServingDecision::Whole => {
                 let whole = self.pick_whole(&case)?;
                 Ok(self.seat_whole(whole, &asked))
             }
         }
     }
 
-    pub(super) fn seat_pair(&mut self, pair: Pair, asked: &Asked) -> Seat {
-        Seat {
+    pub(super) fn seat_pair(&mut self, pair: Pair, asked: &Demand) -> Assignment {
+        Assignment {
             prefill_charge: Some(self.charge_prefill(&pair.prefill, asked)),
             decode_charge: Some(self.charge_decode(&pair.decode, asked)),
             prefill: Some(pair.prefill.target.worker),
             decode: Some(pair.decode.target.worker),
-            ..Seat::default()
+            ..Assignment::default()
         }
     }
 
     /// One that runs a request whole has its prompt to read too.
-    pub(super) fn seat_whole(&mut self, whole: Whole, asked: &Asked) -> Seat {
-        Seat {
+    pub(super) fn seat_whole(&mut self, whole: Whole, asked: &Demand) -> Assignment {
+        Assignment {
             prefill_charge: Some(self.charge_prefill(&whole.decode, asked)),
             decode_charge: Some(self.charge_decode(&whole.decode, asked)),
             decode: Some(Rc::clone(&whole.decode.target.worker)),
-            ..Seat::default()
+            ..Assignment::default()
         }
     }
 
     /// What must be computed of the prompt on that worker: all but what it has cached.
-    pub(super) fn uncached_tokens(&self, chosen: &Chosen, asked: &Asked) -> u64 {
+    pub(super) fn uncached_tokens(&self, chosen: &Chosen, asked: &Demand) -> u64 {
         let cached = u64::from(chosen.overlap).saturating_mul(u64::from(self.pool.block_tokens));
         asked.prompt_tokens.saturating_sub(cached)
     }
 
     /// Books what must be computed of the prompt, at least one token.
-    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Asked) -> PrefillCharge {
+    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Demand) -> PrefillCharge {
         let tokens = self.uncached_tokens(chosen, asked).max(1);
         self.ledger.charge_prefill(chosen.key(), tokens)
     }
 
-    pub(super) fn charge_decode(&mut self, chosen: &Chosen, asked: &Asked) -> DecodeCharge {
+    pub(super) fn charge_decode(&mut self, chosen: &Chosen, asked: &Demand) -> DecodeCharge {
         let answer = asked.answer(self.pool.block_tokens);
         self.ledger.charge_decode(chosen.key(), answer)
     }

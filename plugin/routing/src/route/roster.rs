@@ -8,12 +8,12 @@ use super::reports::Reports;
 use super::{capacity, runs_whole};
 use crate::config::Pool;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
-use crate::load::{Ledger, Pace};
-use crate::prefill_router::Place;
+use crate::load::{Ledger, PrefillRate};
+use crate::prefill_router::ModelKey;
 
 /// A worker rank, and the number under which it is booked and remembered.
 #[derive(Debug)]
-pub struct Member {
+pub struct RankSlot {
     /// The rank.
     pub target: Target,
     /// Its number.
@@ -24,12 +24,12 @@ pub struct Member {
 
 /// The workers of one place, but for those who drain: nobody is picked among them.
 #[derive(Debug, Default)]
-pub struct Roster {
+pub struct ModelWorkers {
     /// All of them.
     pub workers: Vec<Rc<Worker>>,
-    prefill: Vec<Member>,
-    decode: Vec<Member>,
-    whole: Vec<Member>,
+    prefill: Vec<RankSlot>,
+    decode: Vec<RankSlot>,
+    whole: Vec<RankSlot>,
     /// Whether any of them has a topology: only then is anything demanded of a pair by itself.
     pub has_topology: bool,
     /// Whether any of them says which adapters it has.
@@ -45,13 +45,13 @@ pub struct Roster {
 #[derive(Debug, Default)]
 struct Observed {
     at: Cell<Option<Duration>>,
-    pace: Cell<Option<Pace>>,
+    pace: Cell<Option<PrefillRate>>,
     /// How many times slower than all together each of them is, in the order of the members.
     slowness: RefCell<Vec<f32>>,
 }
 
 /// The most tokens that any of these takes; none where that of one is not known.
-fn longest(members: &[Member]) -> Option<u64> {
+fn longest(members: &[RankSlot]) -> Option<u64> {
     let limits = members.iter().map(|member| member.capacity.max_model_len);
     limits.collect::<Option<Vec<u64>>>()?.into_iter().max()
 }
@@ -59,9 +59,9 @@ fn longest(members: &[Member]) -> Option<u64> {
 /// How long a pace is taken for the present one: it is the work of many prompts, and changes slowly.
 const PACE_LASTS: Duration = Duration::from_millis(20);
 
-impl Roster {
+impl ModelWorkers {
     pub(super) fn of(
-        place: &Place,
+        place: &ModelKey,
         fleet: &Fleet,
         pool: &Pool,
         reports: &Reports,
@@ -76,7 +76,7 @@ impl Roster {
             let mut members = || {
                 let targets = worker.targets();
                 let capacity = capacity(pool, reports, worker);
-                let member = |target: Target| Member {
+                let member = |target: Target| RankSlot {
                     capacity,
                     slot: ledger.slot(target.key()),
                     target,
@@ -100,7 +100,7 @@ impl Roster {
 
     /// How quickly those of a role read prompts all in all, none where that is not known; and how many times slower each of
     /// them is, in their order.
-    pub fn pace(&self, role: Role, ledger: &Ledger) -> (Option<Pace>, Ref<'_, Vec<f32>>) {
+    pub fn pace(&self, role: Role, ledger: &Ledger) -> (Option<PrefillRate>, Ref<'_, Vec<f32>>) {
         let [of_prefill, of_decode, of_whole] = &self.observed;
         let observed = match role {
             Role::Prefill => of_prefill,
@@ -126,7 +126,7 @@ impl Roster {
     }
 
     /// Those who can take that part. `Aggregated` stands for running a request whole, whoever does.
-    pub fn of_role(&self, role: Role) -> &[Member] {
+    pub fn of_role(&self, role: Role) -> &[RankSlot] {
         match role {
             Role::Prefill => &self.prefill,
             Role::Decode => &self.decode,

@@ -18,7 +18,7 @@ use crate::outcome::{Came, Leg, Meaning, judge};
 
 /// What a client's stream occupies while it lasts. Dropping it frees everything.
 #[derive(Debug, Default)]
-pub struct Seat {
+pub struct Assignment {
     /// The prefill worker, where there is one.
     pub prefill: Option<Rc<Worker>>,
     /// The worker that answers; none for a plain request.
@@ -71,7 +71,7 @@ impl Fallback {
     }
 }
 
-impl Seat {
+impl Assignment {
     /// The first token was seen at `now`, since 1970: prefill is over, and its worker is known to be as quick.
     pub fn first_token(&mut self, now: Duration) {
         if let Some(charge) = self.prefill_charge.take() {
@@ -122,7 +122,7 @@ impl Seat {
 
 impl Router {
     /// Moves the charge to the worker that really answered, when the proxy went on to another one of the list.
-    pub fn served_by(&mut self, seat: &mut Seat, address: SocketAddr) {
+    pub fn served_by(&mut self, seat: &mut Assignment, address: SocketAddr) {
         let Some(charge) = seat.decode_charge.take() else {
             return;
         };
@@ -149,7 +149,7 @@ impl Router {
 
     /// The leg that the client waits for has ended so, before anything of an answer was read or, if it was good, after. Notes
     /// against whom that is held, and says what it means.
-    pub fn leg_ended(&mut self, seat: &mut Seat, came: Came) -> Meaning {
+    pub fn leg_ended(&mut self, seat: &mut Assignment, came: Came) -> Meaning {
         let leg = seat.leg(self.pool.protocol);
         let trail = seat.trail.clone().unwrap_or_default();
         let meaning = judge(leg, came, trail.borrow().before(leg));
@@ -173,7 +173,7 @@ impl Router {
 
     /// The answer has begun: its client reads it. What failed the request before was not the request's doing, and the two workers
     /// of a pair get on with each other.
-    pub fn answer_begins(&mut self, seat: &mut Seat) {
+    pub fn answer_begins(&mut self, seat: &mut Assignment) {
         seat.recovery = None;
         let leg = seat.leg(self.pool.protocol);
         if let Some(trail) = &seat.trail {
@@ -187,7 +187,7 @@ impl Router {
     }
 
     /// The request has ended, however: what is still suspected is decided.
-    pub fn request_ended(&mut self, seat: &Seat) {
+    pub fn request_ended(&mut self, seat: &Assignment) {
         if let Some(trail) = &seat.trail {
             self.settle_trail(trail);
         }
@@ -195,7 +195,7 @@ impl Router {
 
     /// The leg that fetches a hand-off of which it is certain that no decode worker has begun with it; none where there is none, its
     /// lease is over, or no worker could fetch it. To another worker than those that have refused it, if there is one.
-    pub fn give_up_handoff(&mut self, seat: &mut Seat) -> Option<CleanUpLeg> {
+    pub fn give_up_handoff(&mut self, seat: &mut Assignment) -> Option<CleanUpLeg> {
         let now = self.ledger.now();
         let recovery = seat.recovery.as_mut()?;
         let staged = recovery.staged.take();
@@ -237,7 +237,7 @@ impl Router {
     /// The hand-off is kept for as long as the leg is not known to have begun.
     pub fn seat_decode(
         &mut self,
-        seat: &mut Seat,
+        seat: &mut Assignment,
         worker: &Rc<Worker>,
         target: TargetKey,
         staged: Staged,

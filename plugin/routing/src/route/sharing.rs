@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::Router;
 use super::choice::Chosen;
 use crate::fleet::{Role, TargetKey, Worker};
-use crate::load::{Load, Pace, Share};
+use crate::load::{Load, PrefillRate, ThreadLoad};
 use crate::prefix::index::Index;
 use crate::prefix::{Blocks, Decision, MOST_BLOCKS_TOLD};
 
@@ -44,11 +44,11 @@ impl Kept {
 impl Router {
     /// What is booked here, of every worker rank that has anything; what is left of its prompts as it is thought now. To be
     /// told to other VMs.
-    pub fn shares(&self) -> Vec<Share> {
+    pub fn shares(&self) -> Vec<ThreadLoad> {
         if self.ledger.total().is_idle() {
             return Vec::new();
         }
-        let mut paces: Vec<(Option<Pace>, f64)> = Vec::new();
+        let mut paces: Vec<(Option<PrefillRate>, f64)> = Vec::new();
         // A decode worker reads prompts only where it runs whole requests, and is among those then.
         for role in [Role::Prefill, Role::Aggregated] {
             for roster in self.rosters.values() {
@@ -69,7 +69,7 @@ impl Router {
 
     /// What all other VMs have booked, in place of what was heard before: choices, thresholds and back-pressure count it with
     /// what is booked here. Ranks that are not known here are passed over.
-    pub fn hear_shares(&mut self, others: &[Share]) {
+    pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
         self.ledger.hear_shares(others);
     }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::Router;
-use super::ask::Case;
+use super::ask::SelectionContext;
 use super::choice::Chosen;
 use crate::fleet::{Role, Worker, WorkerId};
 
@@ -60,7 +60,7 @@ impl Router {
     }
 
     /// A worker is taken for a request.
-    pub(super) fn count(&mut self, role: Role, case: &Case<'_>, chosen: &Chosen) {
+    pub(super) fn count(&mut self, role: Role, case: &SelectionContext<'_>, chosen: &Chosen) {
         let worker = &chosen.target.worker;
         let picks = self.tally.picks.entry((worker.id, role));
         let picks = picks.or_insert_with(|| Picks {

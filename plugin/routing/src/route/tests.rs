@@ -32,7 +32,7 @@ fn router_with(protocol: &str, workers: &[(&str, u16)], fields: &str) -> Router 
     Router::new(config.pools[0].clone(), 42, 7)
 }
 
-const UNTOLD: Told<'static> = Told {
+const UNTOLD: PlanInput<'static> = PlanInput {
     headers: &[],
     now: Duration::from_secs(1),
     session: None,
@@ -48,14 +48,14 @@ const TWO_BY_TWO: &[(&str, u16)] = &[
     ("decode", 12),
 ];
 
-fn prefill_first(router: &mut Router) -> (PrefillPhase, Seat) {
+fn prefill_first(router: &mut Router) -> (PrefillPhase, Assignment) {
     match router.plan(Generation::Chat, CHAT, UNTOLD).unwrap() {
         Plan::Prefill(phase, seat) => (phase, seat),
         Plan::Forward(..) | Plan::Answer(_) | Plan::Wait(_) => panic!("no prefill"),
     }
 }
 
-fn forwarded(plan: Plan) -> (Dispatch, Seat) {
+fn forwarded(plan: Plan) -> (Dispatch, Assignment) {
     match plan {
         Plan::Forward(dispatch, seat) => (dispatch, seat),
         Plan::Prefill(..) | Plan::Answer(_) | Plan::Wait(_) => panic!("not forwarded"),

@@ -6,10 +6,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::ask::Asked;
+use super::ask::Demand;
 use super::{Explain, Facts, Plan, Refusal, Router};
-use crate::admission::{Claim, Full, Waiter};
-use crate::prefill_router::Place;
+use crate::admission::{Full, QueueKey, Waiter};
+use crate::prefill_router::ModelKey;
 use crate::request::{BufferedRequest, ParsedRequest, Request, Steering};
 
 /// A request that is to wait, without its body.
@@ -34,7 +34,7 @@ pub struct QueuedRequest {
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) steering: Steering,
-    pub(super) asked: Asked,
+    pub(super) asked: Demand,
     /// The model, or that which the adapter asked for is one of; none: the interface names none.
     pub(super) model: Option<String>,
     /// The fleets that had been adopted when the model was looked up.
@@ -95,8 +95,8 @@ impl Router {
     /// It waits, if it may.
     pub(super) fn wait(
         &mut self,
-        place: &Place,
-        claim: Claim,
+        place: &ModelKey,
+        claim: QueueKey,
         request: &Request<'_>,
         terms: Terms,
         overloaded: Refusal,
@@ -170,7 +170,7 @@ impl Router {
 
 impl Facts {
     /// Of a request at its place. The model is the place's, not the client's: of those there are only so many.
-    pub(super) fn of(place: &Place, asked: &Asked) -> Self {
+    pub(super) fn of(place: &ModelKey, asked: &Demand) -> Self {
         Self {
             model: place.model.as_deref().map(Rc::from),
             prompt_tokens: asked.prompt_tokens,

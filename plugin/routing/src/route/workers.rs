@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::ask::{Admit, Asked, Case};
-use super::roster::Roster;
+use super::ask::{Admit, Demand, SelectionContext};
+use super::roster::ModelWorkers;
 use super::{Router, capacity, runs_whole};
 use crate::fleet::{Fleet, TargetKey, Worker, WorkerId};
 use crate::load::Load;
-use crate::prefill_router::Place;
+use crate::prefill_router::ModelKey;
 use crate::request::Steering;
 
 /// The adapters that workers have. A name that is a model's too is the model.
@@ -75,11 +75,11 @@ impl Router {
     /// One request at one place.
     pub(super) fn case<'a>(
         &mut self,
-        place: &'a Place,
+        place: &'a ModelKey,
         steering: &'a Steering,
-        asked: &'a Asked,
-    ) -> Case<'a> {
-        Case {
+        asked: &'a Demand,
+    ) -> SelectionContext<'a> {
+        SelectionContext {
             place,
             roster: self.roster(place),
             steering,
@@ -91,7 +91,7 @@ impl Router {
     }
 
     /// Who is at a place, listed when it is first asked for.
-    fn roster(&mut self, place: &Place) -> Rc<Roster> {
+    fn roster(&mut self, place: &ModelKey) -> Rc<ModelWorkers> {
         if let Some(roster) = self.rosters.get(place) {
             return Rc::clone(roster);
         }
@@ -102,7 +102,7 @@ impl Router {
             ledger,
             ..
         } = self;
-        let roster = Rc::new(Roster::of(place, fleet, pool, reports, ledger));
+        let roster = Rc::new(ModelWorkers::of(place, fleet, pool, reports, ledger));
         self.rosters.insert(place.clone(), Rc::clone(&roster));
         roster
     }

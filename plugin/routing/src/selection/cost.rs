@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::{Candidate, Task};
 use crate::fleet::Role;
-use crate::load::Standing;
+use crate::load::LoadSnapshot;
 
 /// Whether prefill counts in the cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -178,7 +178,7 @@ impl<'a> Prices<'a> {
 
 /// Requests being decoded: what an engine has from elsewhere is taken to be that.
 #[inline]
-fn decodes(standing: &Standing) -> f64 {
+fn decodes(standing: &LoadSnapshot) -> f64 {
     f64::from(standing.decodes.saturating_add(standing.foreign_requests))
 }
 

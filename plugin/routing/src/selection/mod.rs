@@ -15,7 +15,7 @@ mod session;
 
 use crate::config::{KvWeights, PolicyName};
 use crate::fleet::{Fleet, Role, Target, TargetKey};
-use crate::load::{Pace, Standing};
+use crate::load::{LoadSnapshot, PrefillRate};
 use crate::prefix::Blocks;
 use cost::{DecodeCredit, Terms, Tracking};
 pub use kv::cheapest;
@@ -43,7 +43,7 @@ pub struct Task<'a> {
     /// Whether blocks cached on a decode worker count for it.
     pub decode_credit: DecodeCredit,
     /// How quickly the candidates read prompts all in all; none where that is not known.
-    pub pace: Option<Pace>,
+    pub pace: Option<PrefillRate>,
 }
 
 /// One who could be picked.
@@ -52,7 +52,7 @@ pub struct Candidate<'a> {
     /// The worker, and its rank.
     pub target: &'a Target,
     /// What is booked on it.
-    pub standing: Standing,
+    pub standing: LoadSnapshot,
     /// Leading blocks of the prompt that it is thought to hold.
     pub overlap: u32,
     /// The factor on its cost by what the request prefers; 1 where nothing is preferred.
@@ -62,7 +62,7 @@ pub struct Candidate<'a> {
 impl Candidate<'_> {
     /// Requests under way that count in this role, whoever sent them.
     pub fn requests(&self, role: Role) -> u64 {
-        let Standing {
+        let LoadSnapshot {
             prefills, decodes, ..
         } = self.standing;
         let booked = match role {

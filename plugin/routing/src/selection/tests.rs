@@ -4,12 +4,12 @@ use std::rc::Rc;
 
 use super::*;
 use crate::fleet::{Worker, WorkerId};
-use crate::prefix::Grain;
+use crate::prefix::RunLength;
 
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
-    grain: Grain::Even,
+    grain: RunLength::Even,
 };
 
 /// A prompt of 1,000 tokens of which nothing is known.
@@ -55,7 +55,7 @@ pub fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
 pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
     let candidate = |target| Candidate {
         target,
-        standing: Standing::default(),
+        standing: LoadSnapshot::default(),
         overlap: 0,
         factor: 1.0,
     };
@@ -63,7 +63,7 @@ pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
 }
 
 /// A candidate of which this is known.
-fn candidate(target: &Target, overlap: u32, standing: Standing) -> Candidate<'_> {
+fn candidate(target: &Target, overlap: u32, standing: LoadSnapshot) -> Candidate<'_> {
     Candidate {
         target,
         standing,
@@ -73,22 +73,22 @@ fn candidate(target: &Target, overlap: u32, standing: Standing) -> Candidate<'_>
 }
 
 /// Waiting: that many tokens, in that many prompts.
-fn queued(tokens: u64, prefills: u32) -> Standing {
-    Standing {
+fn queued(tokens: u64, prefills: u32) -> LoadSnapshot {
+    LoadSnapshot {
         booked_tokens: tokens,
         queued_tokens: tokens as f64,
         prefills,
-        ..Standing::default()
+        ..LoadSnapshot::default()
     }
 }
 
 /// Being decoded: that many blocks, in that many requests.
-fn decoding(blocks: f64, decodes: u32) -> Standing {
-    Standing {
+fn decoding(blocks: f64, decodes: u32) -> LoadSnapshot {
+    LoadSnapshot {
         decode_blocks: blocks,
         decode_weight: blocks,
         decodes,
-        ..Standing::default()
+        ..LoadSnapshot::default()
     }
 }
 
@@ -116,7 +116,7 @@ mod costs {
         terms
     }
 
-    fn cost(task: &Task<'_>, overlap: u32, standing: Standing) -> f64 {
+    fn cost(task: &Task<'_>, overlap: u32, standing: LoadSnapshot) -> f64 {
         let targets = targets(0..1);
         terms(task, &[candidate(&targets[0], overlap, standing)]).cost
     }
@@ -124,11 +124,11 @@ mod costs {
     #[test]
     fn prefill_costs_what_waits_and_what_is_not_cached() {
         // 1,000 tokens are 62.5 blocks of 16.
-        assert_eq!(cost(&TASK, 0, Standing::default()), 62.5);
-        assert_eq!(cost(&TASK, 60, Standing::default()), 2.5);
+        assert_eq!(cost(&TASK, 0, LoadSnapshot::default()), 62.5);
+        assert_eq!(cost(&TASK, 60, LoadSnapshot::default()), 2.5);
         assert_eq!(cost(&TASK, 60, queued(1_600, 2)), 102.5);
         // It is never less than nothing, and blocks in use are no matter.
-        assert_eq!(cost(&TASK, 63, Standing::default()), 0.0);
+        assert_eq!(cost(&TASK, 63, LoadSnapshot::default()), 0.0);
         assert_eq!(cost(&TASK, 0, decoding(500.0, 9)), 62.5);
     }
 
@@ -138,7 +138,7 @@ mod costs {
             role: Role::Decode,
             ..TASK
         };
-        assert_eq!(cost(&task, 0, Standing::default()), 63.0);
+        assert_eq!(cost(&task, 0, LoadSnapshot::default()), 63.0);
         assert_eq!(cost(&task, 0, decoding(100.25, 3)), 163.25);
         // Neither a queue of prompts nor what is cached changes it.
         assert_eq!(cost(&task, 60, queued(1_600, 2)), 63.0);
@@ -147,7 +147,7 @@ mod costs {
             ..task
         };
         assert_eq!(cost(&counts, 60, decoding(100.0, 3)), 103.0);
-        assert_eq!(cost(&counts, 99, Standing::default()), 0.0);
+        assert_eq!(cost(&counts, 99, LoadSnapshot::default()), 0.0);
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod costs {
             },
             ..TASK
         };
-        let standing = Standing {
+        let standing = LoadSnapshot {
             decode_weight: 7.0,
             decodes: 3,
             ..queued(160, 1)
@@ -206,13 +206,13 @@ mod costs {
     #[test]
     fn a_slow_workers_wait_and_work_take_longer() {
         let task = Task {
-            pace: Some(Pace {
+            pace: Some(PrefillRate {
                 per_prompt: 0.0,
                 per_token: 1.0 / 8_000.0,
             }),
             ..TASK
         };
-        let slow = |slowness, tokens| Standing {
+        let slow = |slowness, tokens| LoadSnapshot {
             slowness,
             ..queued(tokens, 1)
         };
@@ -238,7 +238,7 @@ mod costs {
                     prompt_tokens: u64::MAX,
                     ..TASK
                 };
-                let standing = Standing {
+                let standing = LoadSnapshot {
                     decode_weight: 1e18,
                     decodes: u32::MAX,
                     ..queued(u64::MAX, u32::MAX)
@@ -274,7 +274,7 @@ fn kv_takes_the_least_cost_and_tells_all_of_them() {
     let mut random = Random::with_seed(1);
     let targets = targets(0..4);
     let candidates = [
-        candidate(&targets[0], 0, Standing::default()),
+        candidate(&targets[0], 0, LoadSnapshot::default()),
         candidate(&targets[1], 50, queued(400, 1)),
         candidate(&targets[2], 62, queued(2_000, 1)),
         Candidate {
@@ -299,15 +299,15 @@ fn requests_are_counted_by_what_the_role_does() {
     let targets = targets(0..2);
     let mut random = Random::with_seed(1);
     // One reads more prompts, the other writes more answers.
-    let reading = Standing {
+    let reading = LoadSnapshot {
         prefills: 3,
         decodes: 1,
-        ..Standing::default()
+        ..LoadSnapshot::default()
     };
-    let writing = Standing {
+    let writing = LoadSnapshot {
         prefills: 1,
         decodes: 2,
-        ..Standing::default()
+        ..LoadSnapshot::default()
     };
     let both = [
         candidate(&targets[0], 0, reading),
@@ -349,7 +349,7 @@ fn blocks(name: u64) -> Blocks {
     Blocks {
         scope: 1,
         sequence: (0..300).map(|index| name * 1_000 + index).collect(),
-        grain: Grain::Even,
+        grain: RunLength::Even,
     }
 }
 

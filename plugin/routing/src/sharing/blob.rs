@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 
 use super::bytes::{Input, put_count, put_most, put_u32, put_u64};
-use super::{BLOB_BYTES, Share};
+use super::{BLOB_BYTES, ThreadLoad};
 use crate::fleet::{TargetKey, WorkerId};
 use crate::load::Held;
 
@@ -28,7 +28,7 @@ pub struct PoolShares {
     /// The pool, as [`super::pool_number`] says.
     pub pool: u64,
     /// Each worker rank that has anything.
-    pub shares: Vec<Share>,
+    pub shares: Vec<ThreadLoad>,
 }
 
 /// What there is in one VM, or in several together, for gauges.
@@ -179,13 +179,13 @@ fn whole_body(totals: &Totals, pools: &[PoolShares], count: usize) -> Vec<u8> {
 }
 
 /// How much a share matters: by its requests, then by what they hold.
-fn weight(share: &Share) -> u128 {
+fn weight(share: &ThreadLoad) -> u128 {
     let requests = u128::from(share.prefills) + u128::from(share.decodes);
     let held = share.booked_tokens.saturating_add(share.decoding.weight);
     (requests << 64) | u128::from(held)
 }
 
-fn put_share(out: &mut Vec<u8>, share: &Share) {
+fn put_share(out: &mut Vec<u8>, share: &ThreadLoad) {
     put_u64(out, share.key.worker.0);
     put_u32(out, share.key.rank);
     put_most(out, share.booked_tokens);
@@ -206,8 +206,8 @@ fn read_pool(input: &mut Input<'_>) -> Option<PoolShares> {
     Some(PoolShares { pool, shares })
 }
 
-fn read_share(input: &mut Input<'_>) -> Option<Share> {
-    Some(Share {
+fn read_share(input: &mut Input<'_>) -> Option<ThreadLoad> {
+    Some(ThreadLoad {
         key: TargetKey {
             worker: WorkerId(input.u64()?),
             rank: input.u32()?,

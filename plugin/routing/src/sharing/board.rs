@@ -1,7 +1,7 @@
 //! Owns what a board is: a map of bytes that all VMs of a proxy read and write.
 
 /// The board. The host's shared data is one.
-pub trait Board {
+pub trait SharedStore {
     /// The value of a key, and its version, which is another after each write.
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)>;
 
@@ -15,7 +15,7 @@ pub enum Wrote {
     /// It is there.
     Done,
     /// Somebody else wrote since that version.
-    Outrun,
+    Stale,
     /// The host would not.
     Failed,
 }

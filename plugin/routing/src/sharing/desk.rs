@@ -3,9 +3,9 @@
 use hashbrown::HashMap;
 
 use super::blob::{self, Head, PoolShares, Totals};
-use super::board::{Board, Wrote, blob_key};
+use super::board::{SharedStore, Wrote, blob_key};
 use super::log::Log;
-use super::place::Place;
+use super::place::ThreadSlot;
 use super::{Decision, SLOTS};
 use crate::fleet::TargetKey;
 
@@ -20,7 +20,7 @@ const FREE_IN_A_ROW: usize = 4;
 
 /// One VM's place on the board, and its view of the others.
 #[derive(Debug)]
-pub struct Desk {
+pub struct ThreadSync {
     owner: u64,
     seat: Option<Seat>,
     beat: u64,
@@ -31,7 +31,7 @@ pub struct Desk {
     publications: u64,
     /// Where there was no place: when it is looked for one again, in publications.
     next_try: u64,
-    others: Vec<Place>,
+    others: Vec<ThreadSlot>,
     listened: u64,
     tick: u64,
     lapped: u64,
@@ -56,7 +56,7 @@ struct Seat {
 
 /// What the other VMs have told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Heard {
+pub struct ThreadUpdate {
     /// What all other living VMs have booked, for each pool and rank together.
     pub shares: Vec<PoolShares>,
     /// The decisions that are new since the last time, each with its pool.
@@ -67,7 +67,7 @@ pub struct Heard {
     pub vms: usize,
 }
 
-impl Desk {
+impl ThreadSync {
     /// The desk of a VM with this number, which no other VM has. It takes no place on the board yet.
     pub fn new(owner: u64) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Desk {
     /// later.
     pub fn publish(
         &mut self,
-        board: &dyn Board,
+        board: &dyn SharedStore,
         totals: &Totals,
         shares: &[PoolShares],
         decisions: &[(u64, Decision)],
@@ -120,7 +120,7 @@ impl Desk {
     }
 
     /// Gives the place back: what was booked here counts no more at once, and not only when the beat has stood still.
-    pub fn leave(&mut self, board: &dyn Board) {
+    pub fn leave(&mut self, board: &dyn SharedStore) {
         let Some(seat) = self.seat.take() else {
             return;
         };
@@ -133,7 +133,7 @@ impl Desk {
     }
 
     /// What the others have told. `tick` is to grow by one from one period to the next.
-    pub fn listen(&mut self, board: &dyn Board, tick: u64) -> Heard {
+    pub fn listen(&mut self, board: &dyn SharedStore, tick: u64) -> ThreadUpdate {
         let before = self.tick;
         self.tick = before.max(tick);
         if self.listened.is_multiple_of(LOOKS) {
@@ -153,7 +153,7 @@ impl Desk {
         }
         let shares = self.sum();
         let living = || self.others.iter().filter(|place| place.counts(tick, me));
-        Heard {
+        ThreadUpdate {
             shares,
             decisions,
             totals: living().fold(self.totals, |sum, place| sum.plus(place.totals)),
@@ -175,7 +175,7 @@ impl Desk {
     }
 
     /// This VM's place, if it has one still, else another one; and the version that is there.
-    fn own_place(&mut self, board: &dyn Board) -> Option<(Seat, Option<u32>)> {
+    fn own_place(&mut self, board: &dyn SharedStore) -> Option<(Seat, Option<u32>)> {
         let Some(seat) = self.seat else {
             return self.free_place(board);
         };
@@ -199,7 +199,7 @@ impl Desk {
     }
 
     /// The first place that is free, or whose VM is dead.
-    fn free_place(&mut self, board: &dyn Board) -> Option<(Seat, Option<u32>)> {
+    fn free_place(&mut self, board: &dyn SharedStore) -> Option<(Seat, Option<u32>)> {
         let seat = |slot| Seat {
             slot,
             hold: Hold::Claimed,
@@ -221,7 +221,7 @@ impl Desk {
         None
     }
 
-    fn write(&mut self, board: &dyn Board, seat: Seat, version: Option<u32>, body: Vec<u8>) {
+    fn write(&mut self, board: &dyn SharedStore, seat: Seat, version: Option<u32>, body: Vec<u8>) {
         if seat.hold == Hold::Held {
             self.log.write(board, seat.slot, self.owner);
         }
@@ -238,7 +238,7 @@ impl Desk {
                 self.said = body;
                 self.others.retain(|place| place.slot != seat.slot);
             }
-            Wrote::Outrun => self.lose_place(),
+            Wrote::Stale => self.lose_place(),
             Wrote::Failed => self.said.clear(),
         }
     }
@@ -254,7 +254,7 @@ impl Desk {
     }
 
     /// Reads the places of those who lived when it was listened last.
-    fn read_living(&mut self, board: &dyn Board, before: u64) {
+    fn read_living(&mut self, board: &dyn SharedStore, before: u64) {
         let tick = self.tick;
         for place in &mut self.others {
             if place.is_dead(before) {
@@ -267,7 +267,7 @@ impl Desk {
     }
 
     /// Reads all places that are taken.
-    fn look(&mut self, board: &dyn Board) {
+    fn look(&mut self, board: &dyn SharedStore) {
         let own = self.seat.map(|seat| seat.slot);
         let known = self.others.iter().map(|place| place.slot).chain(own);
         let mut first_unknown = known.max().map_or(0, |slot| slot.saturating_add(1));
@@ -297,7 +297,7 @@ impl Desk {
             place.see(bytes, version, tick);
             return;
         }
-        let mut place = Place::new(slot, tick);
+        let mut place = ThreadSlot::new(slot, tick);
         place.see(bytes, version, tick);
         self.others.push(place);
     }

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::board::{Board, Wrote, log_key};
+use super::board::{SharedStore, Wrote, log_key};
 use super::bytes::{Input, put_count, put_u32, put_u64};
 use super::{Decision, SEGMENT_BYTES, SEGMENTS};
 use crate::fleet::{TargetKey, WorkerId};
@@ -79,7 +79,7 @@ impl Log {
     }
 
     /// Writes what waits, as far as the board takes it.
-    pub(super) fn write(&mut self, board: &dyn Board, slot: u16, owner: u64) {
+    pub(super) fn write(&mut self, board: &dyn SharedStore, slot: u16, owner: u64) {
         for _ in 0..AT_ONCE {
             let Some(body) = self.waiting.front() else {
                 return;
@@ -109,7 +109,7 @@ impl Follower {
     /// Reads on up to the segment `next`, which is not there yet. Returns how many segments were lost on the way.
     pub(super) fn read(
         &mut self,
-        board: &dyn Board,
+        board: &dyn SharedStore,
         slot: u16,
         owner: u64,
         next: u64,

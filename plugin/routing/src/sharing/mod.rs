@@ -13,11 +13,11 @@ mod log;
 mod place;
 mod reports;
 
-pub use crate::load::Share;
+pub use crate::load::ThreadLoad;
 pub use crate::prefix::Decision;
 pub use blob::{PoolShares, Totals};
-pub use board::{Board, Wrote};
-pub use desk::{Desk, Heard};
+pub use board::{SharedStore, Wrote};
+pub use desk::{ThreadSync, ThreadUpdate};
 pub use reports::{decode_reports, encode_reports};
 
 use xxhash_rust::xxh3::xxh3_64;

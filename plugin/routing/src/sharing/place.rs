@@ -2,11 +2,11 @@
 
 use super::blob::{Blob, Head, PoolShares, Totals};
 use super::log::Follower;
-use super::{Board, DEAD_TICKS, Decision};
+use super::{DEAD_TICKS, Decision, SharedStore};
 
 /// A place on the board that is taken by somebody else.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ThreadSlot {
     pub(super) slot: u16,
     /// The version of the blob that was read last.
     version: u32,
@@ -21,7 +21,7 @@ pub(super) struct Place {
     followed: Option<u64>,
 }
 
-impl Place {
+impl ThreadSlot {
     pub(super) fn new(slot: u16, tick: u64) -> Self {
         Self {
             slot,
@@ -76,7 +76,11 @@ impl Place {
     }
 
     /// Reads what is new in the log. Returns how many segments of it were lost.
-    pub(super) fn follow(&mut self, board: &dyn Board, heard: &mut Vec<(u64, Decision)>) -> u64 {
+    pub(super) fn follow(
+        &mut self,
+        board: &dyn SharedStore,
+        heard: &mut Vec<(u64, Decision)>,
+    ) -> u64 {
         let Some(head) = self.head else {
             return 0;
         };

@@ -2,14 +2,14 @@
 
 use routing::fleet::WorkerId;
 use routing::load::Load;
-use routing::route::{Ask, Client, Plan, Refusal, Report, Router, Seat};
+use routing::route::{Assignment, Client, Plan, Refusal, Report, Router, SelectionRequest};
 use serde_json::json;
 
 use crate::support::*;
 
-fn reserve(router: &mut Router, tokens: u64, expected: Option<u64>, ms: u64) -> Seat {
+fn reserve(router: &mut Router, tokens: u64, expected: Option<u64>, ms: u64) -> Assignment {
     let prompt = Prompt::new(tokens, tokens, 16);
-    let ask = Ask {
+    let ask = SelectionRequest {
         expected_tokens: expected,
         ..prompt.ask()
     };

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use routing::fleet::Role;
 use routing::rendezvous::NotServed;
 use routing::request::Generation;
-use routing::route::{AfterPrefill, Client, Plan, Refusal, Told};
+use routing::route::{AfterPrefill, Client, Plan, PlanInput, Refusal};
 use routing::selection::eligibility::{Filter, Subset};
 use serde_json::{Value, json};
 
@@ -148,10 +148,10 @@ fn a_body_that_cannot_be_read_stays_within_the_subset() {
     let subset = Subset::parse("10.0.0.2:202");
     for seed in 0..20 {
         let mut router = router(&wholes(4), json!({}), seed);
-        let told = Told {
+        let told = PlanInput {
             now: at(1_000),
             subset: Some(&subset),
-            ..Told::default()
+            ..PlanInput::default()
         };
         let Ok(Plan::Forward(dispatch, seat)) = router.plan(Generation::Chat, b"\x1f\x8b", told)
         else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use routing::route::{Ask, Router, Seat};
+use routing::route::{Assignment, Router, SelectionRequest};
 
 use crate::support::*;
 
@@ -11,7 +11,7 @@ pub struct Engines {
     rates: Vec<f64>,
     overhead: f64,
     free_at: Vec<f64>,
-    under_way: Vec<(f64, Seat)>,
+    under_way: Vec<(f64, Assignment)>,
     pub now: f64,
     /// Requests so far, by worker.
     pub taken: Vec<u64>,
@@ -54,7 +54,7 @@ impl Engines {
     }
 
     /// A request arrives. What must be computed is what the router books.
-    pub fn take(&mut self, router: &mut Router, ask: &Ask<'_>) -> u64 {
+    pub fn take(&mut self, router: &mut Router, ask: &SelectionRequest<'_>) -> u64 {
         let before: Vec<u64> = (1..=self.rates.len() as u64)
             .map(|id| load(router, id).prefill_tokens)
             .collect();

@@ -63,7 +63,7 @@ fn report(worker: u64, ms: u64) -> Report {
 /// How much slower than all together a prefill worker is thought to be.
 fn slowness(router: &mut Router, id: u64) -> f64 {
     let body = wish(77, 640).body();
-    let told = routing::route::Told {
+    let told = routing::route::PlanInput {
         now: at(295_000),
         explain: routing::route::Explain::ForCaller,
         ..Default::default()

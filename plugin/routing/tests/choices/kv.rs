@@ -74,7 +74,7 @@ fn so_they_do_while_others_come_and_go() {
 #[test]
 fn chats_keep_their_workers_through_their_bodies() {
     use routing::request::Generation;
-    use routing::route::{Plan, Told};
+    use routing::route::{Plan, PlanInput};
     for seed in 0..10 {
         let mut router = router(&pairs(8, 8), json!({}), seed);
         let mut now = 1_000;
@@ -85,9 +85,9 @@ fn chats_keep_their_workers_through_their_bodies() {
                 let text = |of: &str| format!("{of} {name} {turn} ").repeat(60);
                 messages.push(json!({"role": "user", "content": text("question")}));
                 let body = json!({"model": "m", "messages": messages}).to_string();
-                let told = Told {
+                let told = PlanInput {
                     now: at(now),
-                    ..Told::default()
+                    ..PlanInput::default()
                 };
                 let Ok(Plan::Prefill(phase, seat)) =
                     router.plan(Generation::Chat, body.as_bytes(), told)

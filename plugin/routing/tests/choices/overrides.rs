@@ -102,7 +102,7 @@ fn told(weights: &str) -> Refusal {
     let body = format!(
         r#"{{"model":"m","prompt":[1,2,3],"nvext":{{"router_config_override":{weights}}}}}"#
     );
-    let told = routing::route::Told::default();
+    let told = routing::route::PlanInput::default();
     let plan = router.plan(
         routing::request::Generation::Completions,
         body.as_bytes(),

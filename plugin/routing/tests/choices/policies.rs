@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use routing::route::{Refusal, Router, Seat};
+use routing::route::{Assignment, Refusal, Router};
 use serde_json::json;
 
 use crate::support::*;
 
-fn reserve(router: &mut Router, prompt: &Prompt) -> Seat {
+fn reserve(router: &mut Router, prompt: &Prompt) -> Assignment {
     router.reserve(&prompt.ask(), at(1_000)).unwrap()
 }
 
@@ -15,7 +15,7 @@ fn reserve(router: &mut Router, prompt: &Prompt) -> Seat {
 fn of_session(router: &mut Router, session: u64) -> u64 {
     let prompt = Prompt::new(session, 100, 16);
     let session = session.to_le_bytes();
-    let ask = routing::route::Ask {
+    let ask = routing::route::SelectionRequest {
         session: Some(&session),
         ..prompt.ask()
     };
@@ -33,7 +33,7 @@ fn random_is_uniform_whatever_the_load() {
                 .prefill(&mut router)
         })
         .collect();
-    let seats: Vec<Seat> = (0..4_000)
+    let seats: Vec<Assignment> = (0..4_000)
         .map(|name| reserve(&mut router, &Prompt::new(name, 100, 16)))
         .collect();
     for counts in [
@@ -114,7 +114,7 @@ fn round_robin_takes_everyone_once_per_turn() {
     let mut router = router(&pairs(5, 3), policy("round_robin"), 1);
     let mut met = HashSet::new();
     for turn in 0..30u64 {
-        let seats: Vec<Seat> = (0..15)
+        let seats: Vec<Assignment> = (0..15)
             .map(|name| reserve(&mut router, &Prompt::new(turn * 100 + name, 100, 16)))
             .collect();
         for of in seats.chunks(5) {
@@ -191,7 +191,8 @@ fn a_burst_of_one_prompt_keeps_to_the_bound() {
         for burst in [1u64, 7, 64, 200] {
             let mut router = router(&pairs(size, 1), policy("prefix_hash"), 1);
             let prompt = Prompt::new(1, 4_000, 16);
-            let seats: Vec<Seat> = (0..burst).map(|_| reserve(&mut router, &prompt)).collect();
+            let seats: Vec<Assignment> =
+                (0..burst).map(|_| reserve(&mut router, &prompt)).collect();
             let counts = counts(seats.iter().map(prefill_id), 1, size);
             let bound = 1.25 * burst as f64 / size as f64 + 1.0;
             assert!(

@@ -5,9 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use routing::load::Load;
-use routing::prefix::Grain;
-use routing::route::{Refusal, Router, Seat};
-use routing::sharing::{Board, Desk, PoolShares, Totals, Wrote};
+use routing::prefix::RunLength;
+use routing::route::{Assignment, Refusal, Router};
+use routing::sharing::{PoolShares, SharedStore, ThreadSync, Totals, Wrote};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -16,7 +16,7 @@ use crate::support::*;
 #[derive(Default)]
 struct Map(RefCell<HashMap<String, (Vec<u8>, u32)>>, Cell<u32>);
 
-impl Board for Map {
+impl SharedStore for Map {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.0.borrow().get(key).cloned()
     }
@@ -25,7 +25,7 @@ impl Board for Map {
         let mut values = self.0.borrow_mut();
         let there = values.get(key).map(|(_, version)| *version);
         if version.is_some() && there.is_some() && there != version {
-            return Wrote::Outrun;
+            return Wrote::Stale;
         }
         self.1.set(self.1.get() + 1);
         values.insert(key.to_owned(), (value.to_vec(), self.1.get()));
@@ -36,7 +36,7 @@ impl Board for Map {
 /// A router, and its desk.
 struct Vm {
     router: Router,
-    desk: Desk,
+    desk: ThreadSync,
     tick: u64,
 }
 
@@ -46,7 +46,7 @@ impl Vm {
         router.keep_decisions();
         Self {
             router,
-            desk: Desk::new(owner),
+            desk: ThreadSync::new(owner),
             tick: 0,
         }
     }
@@ -127,11 +127,11 @@ fn met(sharing: Sharing, fields: &Value) -> usize {
         .map(|nth| long(nth).prefill(&mut two.a.router))
         .collect();
     two.tick();
-    let seats: Vec<Seat> = (100..116)
+    let seats: Vec<Assignment> = (100..116)
         .map(|nth| wish(nth, 64).prefill(&mut two.b.router).1)
         .collect();
     drop(held);
-    let on_its_half = |seat: &&Seat| [101, 102].contains(&decode_id(seat));
+    let on_its_half = |seat: &&Assignment| [101, 102].contains(&decode_id(seat));
     seats.iter().filter(on_its_half).count()
 }
 
@@ -160,7 +160,7 @@ fn stuck(sharing: Sharing) -> usize {
     let told = two.b.router.take_decisions();
     assert!(
         told.iter()
-            .all(|it| it.path.len() > Grain::Graded.names(4096 / 16))
+            .all(|it| it.path.len() > RunLength::Graded.names(4096 / 16))
     );
     count
 }

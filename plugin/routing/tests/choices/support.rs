@@ -7,8 +7,8 @@ use routing::fleet::{Fleet, Worker, WorkerId};
 use routing::prefix::Blocks;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Ask, Client, Dispatch, Plan, PrefillAnswer, PrefillPhase, Refusal, Router, Seat,
-    Told,
+    AfterPrefill, Assignment, Client, Dispatch, Plan, PlanInput, PrefillAnswer, PrefillPhase,
+    Refusal, Router, SelectionRequest,
 };
 use routing::selection::eligibility::Subset;
 use serde_json::{Value, json};
@@ -120,12 +120,12 @@ impl Prompt {
         }
     }
 
-    pub fn ask(&self) -> Ask<'_> {
-        Ask {
+    pub fn ask(&self) -> SelectionRequest<'_> {
+        SelectionRequest {
             model: "m",
             prompt_tokens: self.tokens,
             blocks: &self.blocks,
-            ..Ask::default()
+            ..SelectionRequest::default()
         }
     }
 }
@@ -215,11 +215,11 @@ impl Wish {
     }
 
     fn plan_body(&self, router: &mut Router, body: &[u8]) -> Result<Plan, Refusal> {
-        let told = Told {
+        let told = PlanInput {
             now: self.now,
             session: self.session.as_deref(),
             subset: self.subset.as_ref(),
-            ..Told::default()
+            ..PlanInput::default()
         };
         router.plan(Generation::Completions, body, told)
     }
@@ -232,7 +232,7 @@ impl Wish {
     }
 
     /// Prefill is called.
-    pub fn prefill(&self, router: &mut Router) -> (PrefillPhase, Seat) {
+    pub fn prefill(&self, router: &mut Router) -> (PrefillPhase, Assignment) {
         match self.plan(router) {
             Ok(Plan::Prefill(phase, seat)) => (phase, seat),
             Ok(_) => panic!("no prefill"),
@@ -241,7 +241,7 @@ impl Wish {
     }
 
     /// One worker runs it whole.
-    pub fn forward(&self, router: &mut Router) -> (Dispatch, Seat) {
+    pub fn forward(&self, router: &mut Router) -> (Dispatch, Assignment) {
         match self.plan(router) {
             Ok(Plan::Forward(dispatch, seat)) => (dispatch, seat),
             Ok(_) => panic!("not forwarded"),
@@ -319,11 +319,11 @@ pub fn unevenness(counts: &[u64]) -> f64 {
     squares.sum::<f64>() / mean
 }
 
-pub fn prefill_id(seat: &Seat) -> u64 {
+pub fn prefill_id(seat: &Assignment) -> u64 {
     seat.prefill.as_ref().unwrap().id.0
 }
 
-pub fn decode_id(seat: &Seat) -> u64 {
+pub fn decode_id(seat: &Assignment) -> u64 {
     seat.decode.as_ref().unwrap().id.0
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use routing::config::Config;
 use routing::json::MAX_VALUES;
 use routing::request::Generation;
-use routing::route::{Plan, Refusal, Router, Told};
+use routing::route::{Plan, PlanInput, Refusal, Router};
 use serde_json::json;
 
 use crate::peak::peak_of;
@@ -20,9 +20,9 @@ fn router(protocol: &str) -> Router {
 }
 
 fn plan(protocol: &str, generation: Generation, body: &[u8]) -> Result<Plan, Refusal> {
-    let told = Told {
+    let told = PlanInput {
         now: Duration::from_secs(1),
-        ..Told::default()
+        ..PlanInput::default()
     };
     router(protocol).plan(generation, body, told)
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use routing::request::Generation;
-use routing::route::{AfterPrefill, Client, Explain, Plan, QueuedRequest, Refusal, Router, Told};
+use routing::route::{
+    AfterPrefill, Client, Explain, Plan, PlanInput, QueuedRequest, Refusal, Router,
+};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -157,9 +159,9 @@ fn found_b2_a_request_that_waits_is_read_once_however_often_it_is_tried() {
         assert_eq!(before, body(&json!({})).len() as u64);
 
         let long = long_body(&json!({}));
-        let told = Told {
+        let told = PlanInput {
             now: Duration::from_secs(1),
-            ..Told::default()
+            ..PlanInput::default()
         };
         let plan = router.plan(Generation::Chat, &long, told);
         let mut queued = waits_with(plan, long.clone());
@@ -192,9 +194,9 @@ fn found_b2_what_waits_is_sent_as_it_would_have_been_at_once() {
         let admission = json!({"prefill": {"tokens": 0}, "queue": {}});
         let mut router = router(protocol, &workers, json!({"admission": admission}));
         let long = long_body(&json!({"hints": {}}));
-        let told = Told {
+        let told = PlanInput {
             now: Duration::from_secs(1),
-            ..Told::default()
+            ..PlanInput::default()
         };
         let (first, seat) = prefill(router.plan(Generation::Chat, &long, told));
         let plan = router.plan(Generation::Chat, &long, told);

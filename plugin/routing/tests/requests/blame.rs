@@ -6,7 +6,7 @@ use routing::fleet::WorkerId;
 use routing::outcome::{Came, Follows};
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Client, Dispatch, Failed, Plan, PrefillAnswer, Router, Seat, Told,
+    AfterPrefill, Assignment, Client, Dispatch, Failed, Plan, PlanInput, PrefillAnswer, Router,
 };
 use serde_json::{Value, json};
 
@@ -38,9 +38,9 @@ impl World {
     /// One request from its beginning to its end: whether it was answered.
     fn serves(&mut self, router: &mut Router, body: &Value, now: Duration) -> bool {
         let body = body.to_string().into_bytes();
-        let told = Told {
+        let told = PlanInput {
             now,
-            ..Told::default()
+            ..PlanInput::default()
         };
         let mut plan = router.plan(Generation::Chat, &body, told).ok();
         while let Some(next) = plan {
@@ -76,7 +76,7 @@ impl World {
     }
 
     /// Both legs of one try: how decode's ended; none where prefill's was the end.
-    fn run(&mut self, router: &mut Router, plan: Plan) -> (Seat, Option<Came>) {
+    fn run(&mut self, router: &mut Router, plan: Plan) -> (Assignment, Option<Came>) {
         match plan {
             Plan::Forward(dispatch, seat) => self.decoded(dispatch, seat),
             Plan::Prefill(mut phase, mut seat) => loop {
@@ -101,7 +101,7 @@ impl World {
         }
     }
 
-    fn decoded(&mut self, dispatch: Dispatch, seat: Seat) -> (Seat, Option<Came>) {
+    fn decoded(&mut self, dispatch: Dispatch, seat: Assignment) -> (Assignment, Option<Came>) {
         assert!(!dispatch.destinations.is_empty());
         let prefill = seat.prefill.as_ref().map(|worker| worker.id.0);
         let decode = seat.decode.as_ref().expect("who decodes").id.0;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use routing::request::Generation;
-use routing::route::{Fallback, Plan, Refusal, Router, Told};
+use routing::route::{Fallback, Plan, PlanInput, Refusal, Router};
 use serde_json::{Value, json};
 
 use crate::support::{forward, prefill, router, two_by_two, with};
@@ -27,9 +27,9 @@ fn pool(conditional: Value, fields: Value) -> Router {
 /// Asks with a prompt of so many words, each more than a token's length.
 fn ask(router: &mut Router, words: usize, nvext: Value) -> Result<Plan, Refusal> {
     let body = json!({"model": "m", "prompt": TURN.repeat(words), "nvext": nvext}).to_string();
-    let told = Told {
+    let told = PlanInput {
         now: Duration::from_secs(1),
-        ..Told::default()
+        ..PlanInput::default()
     };
     router.plan(Generation::Completions, body.as_bytes(), told)
 }
@@ -92,7 +92,11 @@ fn busy_prefill_workers_leave_it_to_decode() {
         let first = prefill(ask(&mut router, 400, json!({})));
         let second = prefill(ask(&mut router, 401, json!({})));
         let body = json!({"model": "m", "prompt": "other ".repeat(400)}).to_string();
-        let plan = router.plan(Generation::Completions, body.as_bytes(), Told::default());
+        let plan = router.plan(
+            Generation::Completions,
+            body.as_bytes(),
+            PlanInput::default(),
+        );
         forward(plan);
         drop((first, second));
     }

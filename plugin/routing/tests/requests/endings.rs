@@ -3,8 +3,8 @@
 use routing::fleet::WorkerId;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Client, Plan, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal, Router, Seat,
-    Told,
+    AfterPrefill, Assignment, Client, Plan, PlanInput, PrefillAnswer, PrefillFailure, PrefillPhase,
+    Refusal, Router,
 };
 use serde_json::{Value, json};
 
@@ -19,11 +19,11 @@ fn whole(body: &str) -> PrefillAnswer<'_> {
     }
 }
 
-fn start(router: &mut Router, body: &Value) -> (PrefillPhase, Seat) {
-    let told = Told {
+fn start(router: &mut Router, body: &Value) -> (PrefillPhase, Assignment) {
+    let told = PlanInput {
         headers: &[],
         now: std::time::Duration::from_secs(1),
-        ..Told::default()
+        ..PlanInput::default()
     };
     prefill(router.plan(Generation::Chat, body.to_string().as_bytes(), told))
 }
@@ -112,10 +112,10 @@ fn found_l2_one_token_is_no_whole_answer_of_the_responses_interface() {
     let answer = r#"{"object":"response","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"No"}]}],"usage":{"input_tokens":9,"output_tokens":1}}"#;
     let mut router = router("nixl", &two_by_two(), json!({}));
     let asked = json!({"model": "m", "input": "p"}).to_string();
-    let told = Told {
+    let told = PlanInput {
         headers: &[],
         now: std::time::Duration::from_secs(1),
-        ..Told::default()
+        ..PlanInput::default()
     };
     let (phase, _seat) = prefill(router.plan(Generation::Responses, asked.as_bytes(), told));
     let AfterPrefill::Again(phase) = phase.answered(whole(answer), Client::Waits, &mut router)

@@ -1,15 +1,15 @@
 //! A choice, told term by term.
 
 use routing::request::Generation;
-use routing::route::{Explain, Router, Told};
+use routing::route::{Explain, PlanInput, Router};
 use serde_json::{Value, json};
 
 use crate::support::{body, prefill, router, two_by_two, with};
 
 fn explained(router: &mut Router, explain: Explain) -> Option<Value> {
-    let told = Told {
+    let told = PlanInput {
         explain,
-        ..Told::default()
+        ..PlanInput::default()
     };
     let plan = router.plan(Generation::Chat, &body(&json!({})), told);
     drop(prefill(plan));

@@ -1,7 +1,8 @@
 //! What a hand-off may name, and what is noted of those that nobody fetches.
 
 use routing::route::{
-    AfterPrefill, Client, Lost, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal, Router, Seat,
+    AfterPrefill, Assignment, Client, Lost, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
+    Router,
 };
 use serde_json::{Value, json};
 
@@ -34,7 +35,7 @@ fn whole(body: &str) -> PrefillAnswer<'_> {
     }
 }
 
-fn begin(router: &mut Router) -> (PrefillPhase, Seat) {
+fn begin(router: &mut Router) -> (PrefillPhase, Assignment) {
     prefill(ask(router, json!({})))
 }
 

@@ -4,7 +4,7 @@ use routing::config::Config;
 use routing::discovery::{self, Answer, SourceError};
 use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
-use routing::route::{Client, MAX_PREFILL_ANSWER, Plan, PrefillAnswer, Refusal, Router, Told};
+use routing::route::{Client, MAX_PREFILL_ANSWER, Plan, PlanInput, PrefillAnswer, Refusal, Router};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -16,7 +16,7 @@ fn for_strangers(protocol: &str) -> Router {
 }
 
 fn plan(router: &mut Router, kind: Generation, body: &[u8]) -> Result<Plan, Refusal> {
-    router.plan(kind, body, Told::default())
+    router.plan(kind, body, PlanInput::default())
 }
 
 /// A chat whose content lies that deep, the body itself counted.

@@ -262,7 +262,7 @@ fn a_name_without_a_rank_goes_to_the_rank_that_has_least_to_do() {
     let mut router = router("nixl", &workers, json!({}));
     let long = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(40_000)}],
         "nvext": {"prefill_worker_id": 1, "prefill_dp_rank": 0}});
-    let told = routing::route::Told {
+    let told = routing::route::PlanInput {
         now: std::time::Duration::from_secs(1),
         ..Default::default()
     };

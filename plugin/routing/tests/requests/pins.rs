@@ -3,7 +3,7 @@
 use routing::fleet::WorkerId;
 use routing::rendezvous::NotServed;
 use routing::request::Generation;
-use routing::route::{AfterPrefill, Client, PinProblem, Plan, Refusal, Told};
+use routing::route::{AfterPrefill, Client, PinProblem, Plan, PlanInput, Refusal};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -309,10 +309,10 @@ fn direct_selection_asks_for_the_header_that_is_missing() {
 #[test]
 fn a_query_is_answered_in_the_form_that_was_asked_for() {
     let mut router = router("nixl", &fleet(), json!({}));
-    let told = Told {
+    let told = PlanInput {
         headers: &[],
         now: std::time::Duration::from_secs(5),
-        ..Told::default()
+        ..PlanInput::default()
     };
     let mut answer = |body: Value| {
         let generation = match body.get("prompt") {

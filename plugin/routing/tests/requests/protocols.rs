@@ -3,14 +3,14 @@
 use routing::fleet::WorkerId;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Client, Plan, PrefillAnswer, PrefillPhase, Refusal, Router, Told,
+    AfterPrefill, Client, Plan, PlanInput, PrefillAnswer, PrefillPhase, Refusal, Router,
 };
 use serde_json::{Value, json};
 
 use crate::support::*;
 
 fn plan(router: &mut Router, kind: Generation, body: &Value) -> Result<Plan, Refusal> {
-    router.plan(kind, body.to_string().as_bytes(), Told::default())
+    router.plan(kind, body.to_string().as_bytes(), PlanInput::default())
 }
 
 fn parsed(bytes: &[u8]) -> Value {

@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use routing::fleet::WorkerId;
 use routing::outcome::{Came, Leg};
-use routing::route::{AfterPrefill, Client, Failed, Plan, PrefillAnswer, Router, Seat};
+use routing::route::{AfterPrefill, Assignment, Client, Failed, Plan, PrefillAnswer, Router};
 use serde_json::{Value, json};
 
 use crate::support::*;
 
 const NOW: Duration = Duration::from_secs(2);
 
-fn decoder(seat: &Seat) -> WorkerId {
+fn decoder(seat: &Assignment) -> WorkerId {
     seat.decode.as_ref().expect("a decode worker").id
 }
 
 /// The request is placed again after its decode worker has failed: with an error, after work that may have been done.
-fn recover(router: &mut Router, seat: &mut Seat) -> Option<Plan> {
+fn recover(router: &mut Router, seat: &mut Assignment) -> Option<Plan> {
     recover_after(router, seat, Came::Status(500))
 }
 
 /// The same after such an end of the leg.
-fn recover_after(router: &mut Router, seat: &mut Seat, came: Came) -> Option<Plan> {
+fn recover_after(router: &mut Router, seat: &mut Assignment, came: Came) -> Option<Plan> {
     let workers = [decoder(seat)];
     place_again(router, seat, came, &workers)
 }
@@ -29,7 +29,7 @@ fn recover_after(router: &mut Router, seat: &mut Seat, came: Came) -> Option<Pla
 /// The same where these may have been asked.
 fn place_again(
     router: &mut Router,
-    seat: &mut Seat,
+    seat: &mut Assignment,
     came: Came,
     workers: &[WorkerId],
 ) -> Option<Plan> {
@@ -233,7 +233,7 @@ fn found_v4_so_may_a_decode_worker_over_its_first_token() {
     let mut router = router("aggregated", &[worker("aggregated", 21)], json!({}));
     let streamed = |router: &mut Router| {
         let body = json!({"model": "m", "messages": [], "stream": true}).to_string();
-        let told = routing::route::Told::default();
+        let told = routing::route::PlanInput::default();
         let kind = routing::request::Generation::Chat;
         forward(router.plan(kind, body.as_bytes(), told))
     };
@@ -248,7 +248,7 @@ fn found_v4_so_may_a_decode_worker_over_its_first_token() {
 fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
     let deadline = |members: Value| {
         let mut router = router("nixl", &two_by_two(), warm());
-        let told = routing::route::Told::default();
+        let told = routing::route::PlanInput::default();
         let body = with(json!({"model": "m", "messages": []}), members).to_string();
         let plan = router.plan(routing::request::Generation::Chat, body.as_bytes(), told);
         let (phase, _seat) = prefill(plan);
@@ -272,7 +272,7 @@ fn a_prefills_deadline_grows_with_what_is_booked_before_it() {
     let mut router = router("nixl", &workers, warm());
     let (first, _one) = prefill(ask(&mut router, json!({})));
     let long = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(40_000)}]});
-    let told = routing::route::Told::default();
+    let told = routing::route::PlanInput::default();
     let kind = routing::request::Generation::Chat;
     let (second, _two) = prefill(router.plan(kind, long.to_string().as_bytes(), told));
     let (third, _three) = prefill(ask(&mut router, json!({})));
@@ -338,9 +338,9 @@ fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
     ] {
         let fields = json!({"handoff": {"lease_ms": lease_ms}});
         let mut router = router("nixl", &two_by_two(), fields);
-        let told = routing::route::Told {
+        let told = routing::route::PlanInput {
             now: start,
-            ..routing::route::Told::default()
+            ..routing::route::PlanInput::default()
         };
         let client = body(&json!({}));
         let plan = router.plan(routing::request::Generation::Chat, &client, told);
@@ -377,9 +377,9 @@ fn found_v3_a_hand_off_that_comes_too_late_is_none() {
         body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4]],"remote_blocks_expiry_time":1600000000}}"#,
     };
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let told = routing::route::Told {
+    let told = routing::route::PlanInput {
         now: Duration::from_secs(1_700_000_000),
-        ..routing::route::Told::default()
+        ..routing::route::PlanInput::default()
     };
     let client = body(&json!({}));
     let (phase, _seat) = prefill(router.plan(routing::request::Generation::Chat, &client, told));

@@ -5,7 +5,8 @@ use routing::discovery::static_workers;
 use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Dispatch, Plan, PrefillAnswer, PrefillPhase, Refusal, Router, Seat, Told,
+    AfterPrefill, Assignment, Dispatch, Plan, PlanInput, PrefillAnswer, PrefillPhase, Refusal,
+    Router,
 };
 use serde_json::{Value, json};
 
@@ -95,15 +96,15 @@ pub fn ask_with(
         .iter()
         .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
         .collect();
-    let told = Told {
+    let told = PlanInput {
         headers: &headers,
         now: std::time::Duration::from_secs(1),
-        ..Told::default()
+        ..PlanInput::default()
     };
     router.plan(Generation::Chat, &body(&nvext), told)
 }
 
-pub fn prefill(plan: Result<Plan, Refusal>) -> (PrefillPhase, Seat) {
+pub fn prefill(plan: Result<Plan, Refusal>) -> (PrefillPhase, Assignment) {
     match plan {
         Ok(Plan::Prefill(phase, seat)) => (phase, seat),
         Ok(_) => panic!("no prefill"),
@@ -111,7 +112,7 @@ pub fn prefill(plan: Result<Plan, Refusal>) -> (PrefillPhase, Seat) {
     }
 }
 
-pub fn forward(plan: Result<Plan, Refusal>) -> (Dispatch, Seat) {
+pub fn forward(plan: Result<Plan, Refusal>) -> (Dispatch, Assignment) {
     match plan {
         Ok(Plan::Forward(dispatch, seat)) => (dispatch, seat),
         Ok(_) => panic!("not forwarded"),

@@ -2,13 +2,13 @@
 
 use routing::fleet::Role;
 use routing::request::{Generation, Head, Kind};
-use routing::route::{AboutModels, Plan, Refusal, Router, Told};
+use routing::route::{AboutModels, Plan, PlanInput, Refusal, Router};
 use serde_json::{Value, json};
 
 use crate::support::*;
 
 fn plan(router: &mut Router, generation: Generation, body: &[u8]) -> Result<Plan, Refusal> {
-    router.plan(generation, body, Told::default())
+    router.plan(generation, body, PlanInput::default())
 }
 
 fn strict(protocol: &str) -> Router {

@@ -12,7 +12,7 @@ use routing::config::{Config, Destinations, ListedWorker, Pool};
 use routing::discovery::{Change, Named, Registry, static_workers};
 use routing::fleet::{Fleet, Role, Worker, WorkerId};
 use routing::request::Generation;
-use routing::route::{Plan, Refusal, Router, Told};
+use routing::route::{Plan, PlanInput, Refusal, Router};
 use serde_json::{Value, json};
 
 const MODELS: [Option<&str>; 3] = [None, Some("sim"), Some("other")];
@@ -242,9 +242,9 @@ enum Answer {
 
 fn answer(router: &mut Router, model: &str, nvext: &Value) -> Answer {
     let body = json!({"model": model, "messages": [], "nvext": nvext}).to_string();
-    let told = Told {
+    let told = PlanInput {
         now: Duration::from_secs(1),
-        ..Told::default()
+        ..PlanInput::default()
     };
     match router.plan(Generation::Chat, body.as_bytes(), told) {
         Ok(Plan::Prefill(..)) => Answer::Served("pair"),

@@ -6,7 +6,7 @@ use routing::fleet::{Role, WorkerId};
 use routing::rendezvous::Mode;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Client, Dispatch, Plan, PrefillAnswer, PrefillPhase, Seat, Told,
+    AfterPrefill, Assignment, Client, Dispatch, Plan, PlanInput, PrefillAnswer, PrefillPhase,
 };
 
 use crate::check::{check, fits};
@@ -99,7 +99,7 @@ fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
 /// A request under way.
 struct Flight {
     phase: Option<PrefillPhase>,
-    seat: Seat,
+    seat: Assignment,
     tried: Vec<WorkerId>,
     /// Whether the caller named its decode worker.
     named: bool,
@@ -175,10 +175,10 @@ impl History {
             prefill: None,
             decode: named,
         };
-        let told = Told {
+        let told = PlanInput {
             headers: &[],
             now: std::time::Duration::from_secs(1),
-            ..Told::default()
+            ..PlanInput::default()
         };
         let outcome = self
             .subject

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use routing::config::{Config, OnPrefillAbsent, Protocol};
 use routing::fleet::{Fleet, Incarnation, Role, WorkerId};
-use routing::prefill_router::Place;
+use routing::prefill_router::ModelKey;
 use routing::rendezvous::State;
 use routing::request::Generation;
-use routing::route::{Plan, Refusal, Router, Told};
+use routing::route::{Plan, PlanInput, Refusal, Router};
 use serde_json::{Value, json};
 
 use crate::oracle::Setup;
@@ -61,7 +61,7 @@ pub struct Real {
     pub router: Router,
     setup: Setup,
     version: u64,
-    told: BTreeMap<Place, State>,
+    told: BTreeMap<ModelKey, State>,
     complaint: Option<String>,
     /// Those who have been there.
     lives: BTreeMap<u64, Incarnation>,
@@ -111,7 +111,7 @@ impl Real {
                 self.complaint = Some(format!("{transition:?} after {known:?}"));
             }
         }
-        let now: BTreeMap<Place, State> = self
+        let now: BTreeMap<ModelKey, State> = self
             .router
             .places()
             .map(|(place, state)| (place.clone(), state.state))
@@ -121,7 +121,7 @@ impl Real {
         }
     }
 
-    fn of_space(&self, space: usize) -> Option<&routing::prefill_router::PlaceState> {
+    fn of_space(&self, space: usize) -> Option<&routing::prefill_router::ModelState> {
         let mut places = self.router.places();
         places
             .find(|(place, _)| place.namespace == SPACES[space])
@@ -161,10 +161,10 @@ impl Subject for Real {
 
     fn ask(&mut self, ask: &Ask) -> Got {
         let body = ask.body();
-        let told = Told {
+        let told = PlanInput {
             headers: &[],
             now: std::time::Duration::from_secs(1),
-            ..Told::default()
+            ..PlanInput::default()
         };
         match self.router.plan(Generation::Chat, &body, told) {
             Ok(plan) => planned(&plan),

@@ -6,7 +6,7 @@ use crate::discovery::tests::pool;
 const RULES: &str = r#""protocol":"nixl","destinations":{"original_dst":{"networks":["10.0.0.0/8","fd00::/8"]}},
     "discovery":{"registration":{"token":"s3cret"}}"#;
 
-fn open(pool: &Pool) -> Office<'_> {
+fn open(pool: &Pool) -> RegistrationPool<'_> {
     office(
         [pool].into_iter(),
         "/pd-router/workers",

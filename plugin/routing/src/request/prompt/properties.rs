@@ -255,8 +255,8 @@ proptest! {
     fn what_is_no_json_ends_all_the_same(text in "[\\[\\]{}\",:\\\\u0-9a é]{0,40}") {
         members(&text, &[]);
         elements(&text, |_| ());
-        canonical::value(&text, &mut Text::new(1, Grain::Graded));
-        canonical::text(&text, &mut Text::new(1, Grain::Graded));
+        canonical::value(&text, &mut Text::new(1, RunLength::Graded));
+        canonical::text(&text, &mut Text::new(1, RunLength::Graded));
         Ids::read(&text);
     }
 }

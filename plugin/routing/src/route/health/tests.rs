@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::Config;
 use crate::fleet::Role;
-use crate::route::seat::Seat;
-use crate::route::{Ask, Refusal};
+use crate::route::seat::Assignment;
+use crate::route::{Refusal, SelectionRequest};
 
 const EJECT: Duration = Duration::from_secs(5);
 const MOST: Duration = Duration::from_secs(60);
@@ -90,12 +90,12 @@ impl Rig {
 
     /// The pair that a request gets; none while all decode workers are full.
     fn picked(&mut self) -> Result<(u64, u64), Refusal> {
-        let ask = Ask {
+        let ask = SelectionRequest {
             model: "m",
             prompt_tokens: 64,
-            ..Ask::default()
+            ..SelectionRequest::default()
         };
-        let Seat {
+        let Assignment {
             prefill, decode, ..
         } = self.router.reserve(&ask, self.now)?;
         Ok((prefill.unwrap().id.0, decode.unwrap().id.0))

@@ -8,14 +8,14 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
-use crate::load::Foreign;
+use crate::load::ExternalLoad;
 
 /// What is told of: requests, prompt tokens that wait, KV blocks in use.
 const FIGURES: usize = 3;
 
 /// One figure of a worker, of all its ranks together.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Told {
+struct Reading {
     value: f64,
     at: Duration,
 }
@@ -31,7 +31,7 @@ pub(super) struct Limits {
 
 /// What a worker's engine had beyond what was booked, figure by figure as it told last of each.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Beyond([Option<Told>; FIGURES]);
+pub(super) struct Beyond([Option<Reading>; FIGURES]);
 
 impl Beyond {
     /// What was told at one time; none: it was not.
@@ -41,7 +41,7 @@ impl Beyond {
         queued_tokens: Option<f64>,
         decode_blocks: Option<f64>,
     ) -> Self {
-        let told = |value| Told { value, at };
+        let told = |value| Reading { value, at };
         Self([requests.map(f64::from), queued_tokens, decode_blocks].map(|it| it.map(told)))
     }
 
@@ -126,11 +126,11 @@ impl<'w> Beliefs<'w> {
     }
 
     /// What is believed of one worker, on all its ranks together.
-    pub(super) fn of(&self, worker: &'w Worker, beyond: Option<Beyond>) -> Foreign {
+    pub(super) fn of(&self, worker: &'w Worker, beyond: Option<Beyond>) -> ExternalLoad {
         let medians = self.medians.get(&peers(worker)).copied();
         let medians = medians.unwrap_or_default();
         let Beyond(told) = beyond.unwrap_or_default();
-        let believed = |(told, median): (Option<Told>, f64)| {
+        let believed = |(told, median): (Option<Reading>, f64)| {
             let median = median * ranks(worker);
             match told {
                 Some(told) if is_within(told.at, self.limits.stale_after, self.now) => told.value,
@@ -142,7 +142,7 @@ impl<'w> Beliefs<'w> {
         };
         let [requests, queued, blocks] = told;
         let [of_requests, of_queued, of_blocks] = medians;
-        Foreign {
+        ExternalLoad {
             requests: believed((requests, of_requests)).ceil() as u32,
             queued_tokens: believed((queued, of_queued)),
             decode_blocks: believed((blocks, of_blocks)),
@@ -172,7 +172,7 @@ mod tests {
         let first = Beyond::told(at(1), Some(3), Some(5.0), None);
         let Beyond([requests, queued, blocks]) =
             Beyond::told(at(2), Some(4), None, None).after(first);
-        let told = |value, s| Some(Told { value, at: at(s) });
+        let told = |value, s| Some(Reading { value, at: at(s) });
         assert_eq!(
             (requests, queued, blocks),
             (told(4.0, 2), told(5.0, 1), None)

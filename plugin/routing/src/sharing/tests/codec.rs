@@ -10,13 +10,13 @@ use crate::sharing::blob::{self, Blob, Head};
 use crate::sharing::board::log_key;
 use crate::sharing::log::{self, Log};
 use crate::sharing::{
-    BLOB_BYTES, Board, Decision, PoolShares, SEGMENT_BYTES, SEGMENTS, Share, Totals,
+    BLOB_BYTES, Decision, PoolShares, SEGMENT_BYTES, SEGMENTS, SharedStore, ThreadLoad, Totals,
 };
 
-fn shares() -> impl Strategy<Value = Share> {
+fn shares() -> impl Strategy<Value = ThreadLoad> {
     let numbers = any::<[u32; 5]>();
     (any::<u64>(), any::<u32>(), numbers, any::<u32>()).prop_map(|(worker, rank, it, decodes)| {
-        Share {
+        ThreadLoad {
             key: TargetKey {
                 worker: WorkerId(worker),
                 rank,
@@ -134,7 +134,7 @@ fn counts_that_are_made_up_reserve_nothing() {
 #[test]
 fn of_too_many_shares_those_that_weigh_least_are_left_out() {
     let light = |count: u64| (0..count).map(|worker| share(worker, 1)).collect();
-    let pool = |pool, shares: Vec<Share>| PoolShares { pool, shares };
+    let pool = |pool, shares: Vec<ThreadLoad>| PoolShares { pool, shares };
     let mut first = pool(1, light(9_000));
     let mut heavy = share(1 << 40, 1);
     heavy.decodes = 40;
@@ -151,7 +151,7 @@ fn of_too_many_shares_those_that_weigh_least_are_left_out() {
 
 #[test]
 fn what_is_more_than_can_be_said_is_said_as_the_most() {
-    let most = Share {
+    let most = ThreadLoad {
         booked_tokens: u64::MAX,
         queued_tokens: 1 << 32,
         decoding: Held {

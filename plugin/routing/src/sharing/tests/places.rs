@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use super::world::{Interrupted, Map, decision, in_pool, share, sorted};
-use crate::sharing::{BLOB_BYTES, Board, DEAD_TICKS, Desk, SEGMENTS, SLOTS, Share, Totals};
+use crate::sharing::{
+    BLOB_BYTES, DEAD_TICKS, SEGMENTS, SLOTS, SharedStore, ThreadLoad, ThreadSync, Totals,
+};
 
 const STREAMS: Totals = Totals {
     streams: 3,
@@ -13,11 +15,11 @@ const STREAMS: Totals = Totals {
     ejected: 0,
 };
 
-fn publish(desk: &mut Desk, board: &dyn Board, shares: &[Share]) {
+fn publish(desk: &mut ThreadSync, board: &dyn SharedStore, shares: &[ThreadLoad]) {
     desk.publish(board, &STREAMS, &in_pool(1, shares), &[]);
 }
 
-fn decide(desk: &mut Desk, board: &dyn Board, numbers: impl IntoIterator<Item = u32>) {
+fn decide(desk: &mut ThreadSync, board: &dyn SharedStore, numbers: impl IntoIterator<Item = u32>) {
     let decisions: Vec<_> = numbers.into_iter().map(decision).collect();
     desk.publish(board, &STREAMS, &[], &decisions);
 }
@@ -25,7 +27,7 @@ fn decide(desk: &mut Desk, board: &dyn Board, numbers: impl IntoIterator<Item = 
 #[test]
 fn loads_are_summed_over_all_others_and_totals_over_all() {
     let board = Map::default();
-    let mut desks: Vec<Desk> = (1..=3).map(Desk::new).collect();
+    let mut desks: Vec<ThreadSync> = (1..=3).map(ThreadSync::new).collect();
     for (desk, tokens) in desks.iter_mut().zip([10, 200, 3000]) {
         publish(desk, &board, &[share(1, tokens), share(tokens, 4)]);
     }
@@ -43,8 +45,8 @@ fn loads_are_summed_over_all_others_and_totals_over_all() {
 #[test]
 fn of_two_who_take_a_place_at_once_one_moves_and_none_is_counted_twice() {
     let board = Map::default();
-    let (mut late, early) = (Desk::new(1), RefCell::new(Desk::new(2)));
-    let mut other = Desk::new(3);
+    let (mut late, early) = (ThreadSync::new(1), RefCell::new(ThreadSync::new(2)));
+    let mut other = ThreadSync::new(3);
     let meanwhile = Interrupted::new(&board, || {
         publish(&mut early.borrow_mut(), &board, &[share(2, 20)]);
     });
@@ -70,7 +72,7 @@ fn of_two_who_take_a_place_at_once_one_moves_and_none_is_counted_twice() {
 #[test]
 fn one_whose_beat_stands_still_counts_no_more_until_it_moves() {
     let board = Map::default();
-    let (mut mute, mut other) = (Desk::new(1), Desk::new(2));
+    let (mut mute, mut other) = (ThreadSync::new(1), ThreadSync::new(2));
     publish(&mut mute, &board, &[share(1, 10)]);
     for tick in 0..DEAD_TICKS {
         assert_eq!(other.listen(&board, tick).vms, 2, "{tick}");
@@ -87,7 +89,7 @@ fn one_whose_beat_stands_still_counts_no_more_until_it_moves() {
 #[test]
 fn an_idle_vm_writes_its_beat_only_now_and_then_and_is_not_taken_for_dead() {
     let board = Map::default();
-    let (mut idle, mut other) = (Desk::new(1), Desk::new(2));
+    let (mut idle, mut other) = (ThreadSync::new(1), ThreadSync::new(2));
     publish(&mut idle, &board, &[]);
     publish(&mut idle, &board, &[]);
     let (writes, reads) = (board.writes.get(), board.reads.get());
@@ -103,11 +105,13 @@ fn an_idle_vm_writes_its_beat_only_now_and_then_and_is_not_taken_for_dead() {
 #[test]
 fn the_place_of_one_who_died_is_taken_only_when_there_is_no_free_one_before_it() {
     let board = Map::default();
-    let mut dead: Vec<Desk> = (0..SLOTS).map(|owner| Desk::new(owner.into())).collect();
+    let mut dead: Vec<ThreadSync> = (0..SLOTS)
+        .map(|owner| ThreadSync::new(owner.into()))
+        .collect();
     for desk in &mut dead {
         publish(desk, &board, &[share(1, 1)]);
     }
-    let mut late = Desk::new(100);
+    let mut late = ThreadSync::new(100);
     publish(&mut late, &board, &[share(2, 1)]);
     assert_eq!(board.keys().len(), usize::from(SLOTS));
     for tick in 0..=DEAD_TICKS {
@@ -118,7 +122,7 @@ fn the_place_of_one_who_died_is_taken_only_when_there_is_no_free_one_before_it()
         publish(&mut late, &board, &[share(2, 1)]);
     }
     assert_eq!(board.keys().len(), usize::from(SLOTS));
-    let mut other = Desk::new(101);
+    let mut other = ThreadSync::new(101);
     let heard = other.listen(&board, 0);
     let shares = sorted(heard.shares).remove(0).shares;
     assert_eq!(shares[1], share(2, 1));
@@ -131,7 +135,8 @@ fn the_place_of_one_who_died_is_taken_only_when_there_is_no_free_one_before_it()
 #[test]
 fn a_log_is_heard_once_from_wherever_one_begins() {
     let board = Map::default();
-    let (mut writer, mut reader, mut late) = (Desk::new(1), Desk::new(2), Desk::new(3));
+    let (mut writer, mut reader, mut late) =
+        (ThreadSync::new(1), ThreadSync::new(2), ThreadSync::new(3));
     let numbers = |heard: Vec<(u64, crate::sharing::Decision)>| -> Vec<u32> {
         heard.iter().map(|(_, decision)| decision.path[0]).collect()
     };
@@ -149,7 +154,7 @@ fn a_log_is_heard_once_from_wherever_one_begins() {
 #[test]
 fn a_reader_that_was_lapped_skips_and_counts() {
     let board = Map::default();
-    let (mut writer, mut reader) = (Desk::new(1), Desk::new(2));
+    let (mut writer, mut reader) = (ThreadSync::new(1), ThreadSync::new(2));
     decide(&mut writer, &board, []);
     decide(&mut writer, &board, [0]);
     assert_eq!(reader.listen(&board, 0).decisions.len(), 1);
@@ -166,7 +171,7 @@ fn a_reader_that_was_lapped_skips_and_counts() {
 #[test]
 fn what_the_board_does_not_take_is_told_later() {
     let board = Map::default();
-    let (mut writer, mut reader) = (Desk::new(1), Desk::new(2));
+    let (mut writer, mut reader) = (ThreadSync::new(1), ThreadSync::new(2));
     decide(&mut writer, &board, []);
     decide(&mut writer, &board, []);
     reader.listen(&board, 0);
@@ -184,20 +189,20 @@ fn what_the_board_does_not_take_is_told_later() {
 #[test]
 fn one_who_leaves_counts_no_more_at_once_and_its_place_is_free() {
     let board = Map::default();
-    let (mut leaver, mut other) = (Desk::new(1), Desk::new(2));
+    let (mut leaver, mut other) = (ThreadSync::new(1), ThreadSync::new(2));
     publish(&mut leaver, &board, &[share(1, 10)]);
     assert_eq!(other.listen(&board, 0).vms, 2);
     leaver.leave(&board);
     let heard = other.listen(&board, 1);
     assert_eq!((heard.vms, heard.shares), (1, Vec::new()));
-    publish(&mut Desk::new(3), &board, &[share(3, 10)]);
+    publish(&mut ThreadSync::new(3), &board, &[share(3, 10)]);
     assert_eq!(board.keys(), ["pd_router.vm.0"]);
 }
 
 #[test]
 fn a_place_with_other_bytes_is_left_alone_while_somebody_writes_them() {
     let board = Map::default();
-    let mut desk = Desk::new(1);
+    let mut desk = ThreadSync::new(1);
     board.put("pd_router.vm.0", b"another format");
     publish(&mut desk, &board, &[share(1, 1)]);
     assert_eq!(board.keys(), ["pd_router.vm.0", "pd_router.vm.1"]);
@@ -205,7 +210,7 @@ fn a_place_with_other_bytes_is_left_alone_while_somebody_writes_them() {
         board.put("pd_router.vm.0", b"another format");
         assert_eq!(desk.listen(&board, tick).vms, 1);
     }
-    let mut next = Desk::new(2);
+    let mut next = ThreadSync::new(2);
     for tick in 0..=DEAD_TICKS {
         next.listen(&board, tick);
     }
@@ -216,8 +221,8 @@ fn a_place_with_other_bytes_is_left_alone_while_somebody_writes_them() {
 #[test]
 fn everything_is_bounded() {
     let board = Map::default();
-    let mut desks: Vec<Desk> = (0..70).map(Desk::new).collect();
-    let many: Vec<Share> = (0..20_000).map(|worker| share(worker, worker)).collect();
+    let mut desks: Vec<ThreadSync> = (0..70).map(ThreadSync::new).collect();
+    let many: Vec<ThreadLoad> = (0..20_000).map(|worker| share(worker, worker)).collect();
     for round in 0..3 {
         for desk in &mut desks {
             publish(desk, &board, &many[round..]);

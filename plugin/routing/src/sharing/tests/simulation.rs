@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::world::{Interrupted, Map, decision, in_pool, share, sorted};
-use crate::sharing::{Board, DEAD_TICKS, Desk, Share, Totals};
+use crate::sharing::{DEAD_TICKS, SharedStore, ThreadLoad, ThreadSync, Totals};
 
 const VMS: usize = 4;
 
@@ -45,7 +45,7 @@ fn step(may_restart: u32) -> impl Strategy<Value = Step> {
 /// One VM from its start to its end.
 struct Vm {
     owner: u64,
-    desk: Desk,
+    desk: ThreadSync,
     booked: Option<u64>,
     tick: u64,
     to_tell: Vec<u32>,
@@ -57,7 +57,7 @@ impl Vm {
     fn new(owner: u64) -> Self {
         Self {
             owner,
-            desk: Desk::new(owner),
+            desk: ThreadSync::new(owner),
             booked: None,
             tick: 0,
             to_tell: Vec::new(),
@@ -67,7 +67,7 @@ impl Vm {
     }
 
     /// Each books on a worker of its own, so that it can be told whose share is heard.
-    fn share(&self) -> Option<Share> {
+    fn share(&self) -> Option<ThreadLoad> {
         self.booked.map(|tokens| share(self.owner, tokens))
     }
 
@@ -78,8 +78,8 @@ impl Vm {
         }
     }
 
-    fn publish(&mut self, board: &dyn Board) {
-        let shares: Vec<Share> = self.share().into_iter().collect();
+    fn publish(&mut self, board: &dyn SharedStore) {
+        let shares: Vec<ThreadLoad> = self.share().into_iter().collect();
         let told: Vec<_> = self.to_tell.drain(..).map(decision).collect();
         let totals = self.totals();
         self.desk
@@ -176,7 +176,7 @@ impl World {
         for _ in 0..DEAD_TICKS + 20 {
             self.round(None);
         }
-        let all: Vec<(u64, Option<Share>, u64)> = self
+        let all: Vec<(u64, Option<ThreadLoad>, u64)> = self
             .vms
             .iter()
             .map(|vm| {
@@ -189,7 +189,7 @@ impl World {
             let tick = vm.tick + 1;
             let heard = vm.desk.listen(&self.board, tick);
             let others = all.iter().filter(|(owner, ..)| *owner != vm.owner);
-            let shares: Vec<Share> = others.filter_map(|(_, share, _)| *share).collect();
+            let shares: Vec<ThreadLoad> = others.filter_map(|(_, share, _)| *share).collect();
             assert_eq!(sorted(heard.shares), sorted(in_pool(1, &shares)));
             assert_eq!(heard.vms, VMS);
             assert_eq!(

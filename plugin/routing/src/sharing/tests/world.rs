@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use crate::fleet::{TargetKey, WorkerId};
 use crate::load::Held;
-use crate::sharing::{Board, Decision, PoolShares, Share, Wrote};
+use crate::sharing::{Decision, PoolShares, SharedStore, ThreadLoad, Wrote};
 
 /// A board that does as Envoy's shared data does.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Map {
     }
 }
 
-impl Board for Map {
+impl SharedStore for Map {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.reads.set(self.reads.get() + 1);
         self.values.borrow().get(key).cloned()
@@ -56,7 +56,7 @@ impl Board for Map {
         if let (Some(there), Some(wanted)) = (there, version)
             && there != wanted
         {
-            return Wrote::Outrun;
+            return Wrote::Stale;
         }
         self.version.set(self.version.get() + 1);
         self.writes.set(self.writes.get() + 1);
@@ -80,7 +80,7 @@ impl<'a> Interrupted<'a> {
     }
 }
 
-impl Board for Interrupted<'_> {
+impl SharedStore for Interrupted<'_> {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.board.read(key)
     }
@@ -101,8 +101,8 @@ pub fn key(worker: u64) -> TargetKey {
 }
 
 /// One request being decoded, and as many tokens as are said.
-pub fn share(worker: u64, tokens: u64) -> Share {
-    Share {
+pub fn share(worker: u64, tokens: u64) -> ThreadLoad {
+    ThreadLoad {
         booked_tokens: tokens,
         queued_tokens: tokens / 2,
         prefills: 1,
@@ -115,7 +115,7 @@ pub fn share(worker: u64, tokens: u64) -> Share {
     }
 }
 
-pub fn in_pool(pool: u64, shares: &[Share]) -> Vec<PoolShares> {
+pub fn in_pool(pool: u64, shares: &[ThreadLoad]) -> Vec<PoolShares> {
     vec![PoolShares {
         pool,
         shares: shares.to_vec(),

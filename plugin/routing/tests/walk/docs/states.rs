@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use routing::config::OnPrefillAbsent;
-use routing::rendezvous::{Mode, Rules, State, Verdict};
+use routing::rendezvous::{Mode, Rules, ServingDecision, State};
 
 use crate::oracle::{resolve, rows};
 use crate::search::Edges;
@@ -74,13 +74,13 @@ fn cells(state: State, (on_prefill_absent, whole_workers): (OnPrefillAbsent, boo
         whole_workers,
     };
     let cell = |mode| match state.verdict(mode, rules) {
-        Verdict::Pair => "a pair".to_owned(),
-        Verdict::Whole => "a whole worker".to_owned(),
-        Verdict::Refused(reason) => format!("503 `{}`", reason.code()),
+        ServingDecision::Pair => "a pair".to_owned(),
+        ServingDecision::Whole => "a whole worker".to_owned(),
+        ServingDecision::Refused(reason) => format!("503 `{}`", reason.code()),
     };
     let ready = match state.verdict(Mode::Normal, rules) {
-        Verdict::Refused(reason) => format!("503 `{}`", reason.code()),
-        Verdict::Pair | Verdict::Whole => "ready".to_owned(),
+        ServingDecision::Refused(reason) => format!("503 `{}`", reason.code()),
+        ServingDecision::Pair | ServingDecision::Whole => "ready".to_owned(),
     };
     let modes = Mode::ALL.map(cell);
     format!("{} | {ready}", modes.join(" | "))
@@ -144,9 +144,9 @@ fn every_cell_is_the_oracles() {
                     whole_workers,
                 };
                 let got = match state.verdict(mode, rules) {
-                    Verdict::Pair => Ok(false),
-                    Verdict::Whole => Ok(true),
-                    Verdict::Refused(reason) => Err(reason.code()),
+                    ServingDecision::Pair => Ok(false),
+                    ServingDecision::Whole => Ok(true),
+                    ServingDecision::Refused(reason) => Err(reason.code()),
                 };
                 let right = resolve(row.cell(mode), on_prefill_absent, whole_workers);
                 assert_eq!(got, right, "{} {}", row.state, mode.name());
