@@ -1,4 +1,4 @@
-//! Owns how what must be known of prefill workers, and nobody has told, becomes known: they are asked.
+//! Owns the questions to prefill workers for what routing must know and discovery does not say.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,21 +10,22 @@ use routing::route::Question;
 use crate::calls;
 use crate::gateway::PoolRuntime;
 
-/// How long a worker may take to tell.
+/// Timeout of a question to a worker.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Questions under way, and when each worker is asked next.
 #[derive(Default)]
 pub struct Asker {
     asked: HashMap<u32, Incarnation>,
-    /// With whether the worker had told when it was asked last: one that must tell anew is asked at once.
+    /// Time of the next question, and whether the worker's answer was known at the last one: a worker whose answer is no longer
+    /// known is asked at once.
     again: HashMap<WorkerId, (Duration, bool)>,
-    /// Workers that did not tell: only the first time is logged.
+    /// Workers without a usable answer: only the first failure is logged.
     silent: HashSet<WorkerId>,
 }
 
 impl Asker {
-    /// Asks the prefill workers of whom something must be known.
+    /// Asks the prefill workers whose questions are due.
     pub fn tick(&mut self, gateway: &PoolRuntime) {
         let questions = gateway.router.borrow().questions();
         let is_asked = |id: &WorkerId| questions.iter().any(|question| question.worker.id == *id);
@@ -60,7 +61,7 @@ impl Asker {
         }
     }
 
-    /// Takes the answer to a question; false where the token is another call's.
+    /// Handles the answer to a question; false if the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<PoolRuntime>) -> bool {
         let Some(life) = self.asked.remove(&token) else {
             return false;

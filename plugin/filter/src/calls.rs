@@ -1,8 +1,8 @@
-//! Owns the calls of one root context: who waits to make one, and whose answer comes to which token.
+//! Owns the calls of one root context: tasks that wait to make one, and calls under way by token.
 //!
-//! A call belongs to the root context, and so must its answer: the SDK drops the answer to a call made from a stream that
-//! is gone, and with it the only knowledge of the KV blocks that a worker holds. So a stream puts its task into a list,
-//! wakes the root through a shared queue that only this VM listens to, and the root makes the call.
+//! A call belongs to the root context, and so must its answer: the SDK drops the answer to a call made from a stream that is
+//! gone, and with it the only knowledge of the KV blocks that a worker holds. So a stream puts its task into a list, wakes the
+//! root through a shared queue that only this VM listens to, and the root makes the call.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,13 +24,13 @@ use crate::recovery::{self, DecodeCall, End, Failure};
 use crate::shared;
 use crate::stream::{Stream, destination_headers};
 
-/// What a stream wants of the root.
+/// A stream's task for the root.
 pub enum Task {
-    /// Its prefill worker is to be called.
+    /// Call the prefill worker.
     Prefill(Box<Job>),
-    /// Its decode leg has failed before the client read anything.
+    /// Replace a decode leg that failed before the client read anything.
     Recover(Rc<Stream>, Failure, End),
-    /// What its prefill worker has computed is to be fetched for nobody.
+    /// Fetch and drop the blocks that the prefill worker has computed.
     CleanUp(Rc<Stream>, Box<CleanUpLeg>, Rc<Worker>),
 }
 
@@ -40,9 +40,9 @@ pub enum Call {
     Prefill(Box<Job>),
     /// A decode leg in place of one that failed.
     Decode(DecodeCall),
-    /// The leg that fetches what a client has left behind.
+    /// A clean-up leg, for blocks that a client has left behind.
     CleanUp(CleanUp),
-    /// A worker drops what it does for a request that was given up.
+    /// An abort: the worker drops its work for a request.
     Abort,
 }
 
@@ -55,8 +55,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// The queue that wakes the root, registered when it is first needed: registering leaves a trace in the proxy, and
-    /// a configuration may only be on trial.
+    /// The queue that wakes the root, registered at first use: registering leaves a trace in the proxy, and a configuration may
+    /// only be on trial.
     fn queue(&mut self) -> Result<u32, HostError> {
         if let Some(queue) = self.queue {
             return Ok(queue);
@@ -67,7 +67,7 @@ impl Calls {
         Ok(queue)
     }
 
-    /// A call has been made.
+    /// Notes a call that has been made.
     pub fn run(&mut self, token: u32, call: Call) {
         self.running.insert(token, call);
     }
@@ -81,10 +81,10 @@ impl Calls {
     }
 }
 
-/// Hands a task to the root. To be called from the stream's own callback.
+/// Hands a task to the root. Called from the stream's own callback.
 ///
 /// # Errors
-/// When the host would not carry the message: the task is gone then.
+/// If the host would not carry the message: the task is dropped.
 pub fn submit(gateway: &PoolRuntime, task: Task) -> Result<(), HostError> {
     let mut calls = gateway.calls.borrow_mut();
     let queue = calls.queue()?;
@@ -93,7 +93,7 @@ pub fn submit(gateway: &PoolRuntime, task: Task) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Does what waits. Called on the root, when its queue has a message.
+/// Runs the waiting tasks. Called on the root, when its queue has a message.
 pub fn start_waiting(gateway: &PoolRuntime, queue: u32) {
     while host::dequeue(queue).is_some() {}
     loop {
@@ -111,7 +111,7 @@ pub fn start_waiting(gateway: &PoolRuntime, queue: u32) {
     }
 }
 
-/// Takes the answer to a call; false where the token is another's.
+/// Handles the answer to a call; false if the token is another call's.
 pub fn answered(gateway: &PoolRuntime, token: u32, has_headers: bool) -> bool {
     let call = gateway.calls.borrow_mut().running.remove(&token);
     let Some(call) = call else {
@@ -130,13 +130,13 @@ pub fn answered(gateway: &PoolRuntime, token: u32, has_headers: bool) -> bool {
         Call::Prefill(job) => prefill_call::answered(gateway, *job, answer),
         Call::Decode(call) => recovery::answered(gateway, call, answer),
         Call::CleanUp(leg) => cleanup::answered(gateway, &leg, answer),
-        // Whatever it says: there is nothing more to be done.
+        // An abort's answer has no consequence.
         Call::Abort => {}
     }
     true
 }
 
-/// The status of the answer; 502 where there is none that can be read.
+/// The status of the answer; 502 if it cannot be read.
 fn call_status() -> u16 {
     let status = host::header(Map::CallResponse, ":status");
     status
@@ -144,7 +144,7 @@ fn call_status() -> u16 {
         .unwrap_or(502)
 }
 
-/// The headers of an answer, for a client who gets its body.
+/// The headers of an answer that go to the client together with its body.
 pub fn headers_for_client() -> Vec<Header> {
     let connection = host::header(Map::CallResponse, "connection").unwrap_or_default();
     let all = host::headers(Map::CallResponse).unwrap_or_default();
@@ -154,11 +154,11 @@ pub fn headers_for_client() -> Vec<Header> {
     theirs.collect()
 }
 
-/// Calls a worker with a leg that is not forwarded: the client's headers and body, changed as the leg says. The context that was
-/// the effective one is so no more.
+/// Calls a worker with a leg that is not forwarded: the client's headers and body, changed as the leg says. Changes the effective
+/// context.
 ///
 /// # Errors
-/// How a call that is not made ends.
+/// The outcome of a call that was not made.
 pub fn call_decode(
     gateway: &PoolRuntime,
     dispatch: &Dispatch,
@@ -174,14 +174,14 @@ pub fn call_decode(
         .as_ref()
         .map(|edits| edits.apply(request.body));
     let cluster = gateway.router.borrow().pool().clusters.decode.clone();
-    // The call must be the root's: the client's context may be gone when the answer comes.
+    // The root makes the call: the client's context may be gone when the answer comes.
     host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = edited.as_deref().unwrap_or(request.body);
     host::call(&cluster, sent, Some(body), timeout).map_err(not_made)
 }
 
-/// How a call ends that the proxy would not make: it takes no argument of ours that is not text where it must be; all else is about
-/// where the call goes.
+/// Outcome of a call that the proxy would not make. `BadArgument`: an argument that must be text is not; all other statuses are
+/// about the destination.
 pub fn not_made(status: host::Status) -> PrefillAnswer<'static> {
     match status {
         host::Status::BadArgument => PrefillAnswer::Unsendable,
@@ -189,10 +189,11 @@ pub fn not_made(status: host::Status) -> PrefillAnswer<'static> {
     }
 }
 
-/// Asks with `GET`: one member of a cluster or, where none is named, whom the cluster picks. To be called on the root.
+/// Makes a `GET` call: to the cluster's member `destination` or, without one, to a member that the cluster picks. Called on the
+/// root.
 ///
 /// # Errors
-/// When the proxy would not make the call.
+/// If the proxy would not make the call.
 pub fn get(
     cluster: &str,
     destination: Option<SocketAddr>,
@@ -214,24 +215,23 @@ pub fn get(
     host::call(cluster, sent, None, timeout)
 }
 
-/// The body of the answer to what a worker was asked, which is as long as one byte beyond [`MAX_TEXT`] at most; none where that
-/// is no success.
+/// The body of a worker's answer, at most one byte longer than [`MAX_TEXT`]; `None` unless the status is 200.
 pub fn good_answer(has_headers: bool) -> Option<Vec<u8>> {
     let is_good = has_headers && call_status() == 200;
     is_good.then(|| host::call_response(MAX_TEXT).unwrap_or_default())
 }
 
-/// What a client has asked.
+/// A client's request.
 pub struct ClientRequest<'a> {
-    /// The id of its request.
+    /// The request id.
     pub id: &'a str,
-    /// As it sent them.
+    /// Headers as the client sent them.
     pub headers: &'a [Header],
-    /// As it sent it.
+    /// Body as the client sent it.
     pub body: &'a [u8],
 }
 
-/// The head of a call that is made for a client: of its headers those that go along, and our `own`, which stand in their place.
+/// The headers of a call made for a client: those of the client's that are forwarded, and our `own`, which replace them.
 pub fn head<'h>(
     pool: &'h Pool,
     clients: &'h [Header],
@@ -247,7 +247,7 @@ pub fn head<'h>(
     along.chain(own).chain([headers::CONTENT_TYPE]).collect()
 }
 
-/// The SDK's calls carry text only; a header that is not text stays behind.
+/// The SDK's calls carry text only: a header that is not text is left out.
 fn as_text((name, value): &Header) -> Option<(&str, &str)> {
     Some((
         std::str::from_utf8(name).ok()?,

@@ -1,4 +1,4 @@
-//! Owns the leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
+//! Owns the clean-up leg: fetches KV blocks that a client has left behind, so that the prefill worker can free them.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::headers;
 use crate::host;
 use crate::stream::{CleanupRequest, Stream};
 
-/// A leg under way.
+/// A clean-up leg under way.
 pub struct CleanUp {
-    /// Blocks that it frees.
+    /// Blocks that the leg frees.
     blocks: u64,
-    /// What its line of the log begins with.
+    /// Ids that its log line begins with.
     ids: String,
-    /// Its bytes count until the call has ended: the proxy holds them.
+    /// The request's bytes count until the call has ended: the proxy holds them.
     _estate: Option<CleanupRequest>,
 }
 
-/// How long a worker may take to drop a request.
+/// Timeout of the call that makes a worker drop a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Tells a prefill worker to drop what it has computed for a request that was given up. To be called on the root.
+/// Makes a prefill worker drop what it has computed for a request that was given up. Called on the root.
 pub fn call_off(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: u64) {
     let called = host::enter_context(gateway.root_id)
         .ok()
@@ -44,7 +44,7 @@ pub fn call_off(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: 
     }
 }
 
-/// Makes the call that tells a worker to drop a request, from whichever context is the effective one.
+/// Makes a worker drop a request, by a call from the present effective context.
 pub fn send(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
     let destination = leg.destination.to_string();
@@ -65,7 +65,7 @@ pub fn send(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u3
         .ok()
 }
 
-/// Fetches blocks that nobody waits for any more. To be called on the root.
+/// Fetches blocks that are no longer needed. Called on the root.
 pub fn start(gateway: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
     let Some(estate) = client.estate.take() else {
         leaked(gateway, client, leg.blocks, prefill);
@@ -73,7 +73,7 @@ pub fn start(gateway: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
     };
     let timeout_ms = gateway.router.borrow().pool().cleanup.timeout_ms;
     let timeout = Duration::from_millis(u64::from(timeout_ms));
-    // Decode may run under the other one at the same time, at the same worker.
+    // Decode may run under the request's own id at the same time, at the same worker.
     let id = format!("{}-left", client.request_id());
     let asked = ClientRequest {
         id: &id,
@@ -95,8 +95,7 @@ pub fn start(gateway: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
     }
 }
 
-/// What prefill has computed for a decode leg that did not begin with it is fetched, for nobody. From whichever context is the
-/// effective one.
+/// Fetches and drops what prefill has computed for a decode leg that did not begin with it. Called from any effective context.
 pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>) {
     let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
@@ -118,7 +117,7 @@ pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>) {
     }
 }
 
-/// Takes the leg's answer.
+/// Handles the answer to a clean-up leg.
 pub fn answered(gateway: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>) {
     let fate = Fate::after_a_call(answer);
     gateway.telemetry.handed_off(fate, leg.blocks);
@@ -132,7 +131,7 @@ pub fn answered(gateway: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>)
     );
 }
 
-/// Nobody can fetch the blocks.
+/// Counts and logs blocks that cannot be fetched.
 pub fn leaked(gateway: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Worker) {
     gateway.telemetry.handed_off(Fate::Leaked, blocks);
     log::info!(
@@ -142,7 +141,7 @@ pub fn leaked(gateway: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Wor
     );
 }
 
-/// Tells what has become of what prefill handed over to a client's decode. To be called when that has ended.
+/// Counts the fate of the hand-off to a client's decode. Called when decode has ended.
 pub fn tell_of_handed(gateway: &PoolRuntime, client: &Stream) {
     let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
@@ -157,7 +156,7 @@ pub fn tell_of_handed(gateway: &PoolRuntime, client: &Stream) {
 }
 
 impl Stream {
-    /// The prefill beside decode has handed over so many blocks.
+    /// Notes that the concurrent prefill has handed over `blocks` blocks.
     pub fn handed_beside(&self, blocks: u64) {
         let handed = Handed::over(blocks);
         self.handed.set(Some(match self.answer_has_begun() {

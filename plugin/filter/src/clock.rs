@@ -1,4 +1,4 @@
-//! Owns how long one answer may take, and how long it has taken.
+//! Owns the deadlines of one answer: first token, silence and total.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -7,43 +7,43 @@ use routing::route::Patience;
 
 use crate::stream::Response;
 
-/// How long an answer may take, and how long it has taken. Chunks only leave a mark: the time is asked for at ticks.
+/// Deadlines of one answer, and the times they count from. A chunk only sets a mark: the clock is read in rounds.
 #[derive(Default)]
 pub struct Clock {
     patience: Cell<Patience>,
     /// When the leg was dispatched.
     started: Cell<Duration>,
-    /// When something of the answer came last.
+    /// When a piece of the answer last came, as noticed in a round.
     since: Cell<Duration>,
     stirred: Cell<bool>,
 }
 
 impl Clock {
-    /// A leg is dispatched.
+    /// Starts the deadlines of a dispatched leg.
     pub fn start(&self, patience: Patience, now: Duration) {
         self.patience.set(patience);
         self.started.set(now);
         self.since.set(now);
     }
 
-    /// Whether there is any limit.
+    /// Whether there is any deadline.
     pub fn runs(&self) -> bool {
         let patience = self.patience.get();
         patience.first.is_some() || patience.silence.is_some() || patience.total.is_some()
     }
 
-    /// Whether something came after all that came by another one.
+    /// Whether this answer has moved since the other one last did.
     pub fn moved_after(&self, other: &Self) -> bool {
         let has_moved = self.stirred.get() || self.since.get() > self.started.get();
         has_moved && (self.stirred.get() || self.since.get() > other.since.get())
     }
 
-    /// A piece of the answer has come.
+    /// Notes that a piece of the answer has come.
     pub fn stir(&self) {
         self.stirred.set(true);
     }
 
-    /// Whether the answer has kept its reader waiting for longer than it may. To be asked at each tick.
+    /// Whether the answer has passed a deadline. Called in each round.
     pub fn has_run_out(&self, response: Response, now: Duration) -> bool {
         if self.stirred.take() {
             self.since.set(now);
@@ -58,7 +58,7 @@ impl Clock {
             limit.is_some_and(|limit| now.saturating_sub(from.get()) >= limit)
         };
         match response {
-            // What has come so far says nothing.
+            // Nothing received so far is content.
             Response::Awaited | Response::Held => passed(first, &self.started),
             Response::Flowing => passed(silence, &self.since) || passed(total, &self.started),
             Response::Complete | Response::EndHeld => false,

@@ -1,4 +1,4 @@
-//! Owns one request's callbacks: what the proxy says of it becomes a question to `routing`, the answer becomes host calls.
+//! Owns one request's callbacks: turns them into calls on `routing`, and the answers into host calls.
 
 use std::rc::Rc;
 
@@ -19,21 +19,21 @@ use crate::registration::RegistrationRequest;
 use crate::response::Reading;
 use crate::stream::{Stage, Stream};
 
-/// The filter's part in one stream.
+/// The filter's context of one stream.
 pub struct StreamContext {
     id: u32,
     pools: Rc<Pools>,
-    /// The pool that its route belongs to, once that is known.
+    /// The pool that the stream's route belongs to, once that is known.
     gateway: Rc<PoolRuntime>,
     stream: Option<Rc<Stream>>,
-    /// Where it is no request to a worker, but one of a worker's.
+    /// A request to the registry, if the stream is one.
     visit: Option<RegistrationRequest>,
-    /// What is known of its response.
+    /// State of the response.
     reading: Reading,
 }
 
 impl StreamContext {
-    /// A stream that has just begun.
+    /// The context of a stream that has just begun.
     pub fn new(id: u32, pools: Rc<Pools>, gateway: Rc<PoolRuntime>) -> Self {
         Self {
             id,
@@ -45,7 +45,7 @@ impl StreamContext {
         }
     }
 
-    /// Takes up a request: what a client must not set is removed, and its id is made sure of.
+    /// Opens a request: removes headers that a client must not set, and sets the request id.
     fn open(&self, received: &Rc<[Header]>) -> Result<Rc<Stream>, HostError> {
         let steering = received
             .iter()
@@ -73,14 +73,14 @@ impl StreamContext {
         Ok(Rc::new(stream))
     }
 
-    /// Gives it an id of our own towards the engines, which may key what they hand over by it: a client may send its own twice.
+    /// Sets a request id of our own for the engines, which may key hand-offs by it: a client may send its own id twice.
     fn give_id(&self) -> Result<String, HostError> {
         let id = self.gateway.new_id();
         host::set_header(Map::Request, headers::REQUEST_ID, id.as_bytes())?;
         Ok(id)
     }
 
-    /// What a request's head leads to, once it is taken up.
+    /// Acts on the head of an opened request.
     fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
         let kind = self.gateway.router.borrow().kind(head);
         let generation = match kind {
@@ -102,7 +102,7 @@ impl StreamContext {
         }
     }
 
-    /// One worker answers; the body, if there is one, is not looked at.
+    /// Forwards to one worker, without reading the body.
     fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
         let outcome = {
             let subset = stream.spoken.borrow().subset();
@@ -112,7 +112,7 @@ impl StreamContext {
         action(planning::carry_out(&self.gateway, stream, plan, Vec::new()))
     }
 
-    /// A body is to come. One that says that it is too long need not come at all.
+    /// Prepares for a body. A request whose declared length is over the limit is refused at once.
     fn expect_body(&self, stream: &Rc<Stream>) -> Action {
         let headers = stream.headers();
         let told = find(&headers, "content-length").and_then(|told| std::str::from_utf8(told).ok());
@@ -122,7 +122,7 @@ impl StreamContext {
         Action::Pause
     }
 
-    /// Whether a body of so many bytes is longer than one may be: then it has been refused.
+    /// Whether a body of `bytes` is longer than allowed: such a request is refused here.
     fn is_too_long(&self, stream: &Stream, bytes: usize) -> bool {
         let allowed_bytes = self.pools.config.limits.body_bytes;
         if bytes > allowed_bytes {
@@ -132,7 +132,7 @@ impl StreamContext {
         bytes > allowed_bytes
     }
 
-    /// What is generated is asked for in JSON: to a request that says gRPC the proxy would tell its own errors as successes.
+    /// Sets the content type of a gRPC request to JSON: otherwise the proxy would send its own errors as successes.
     fn speak_json(&self, stream: &Stream) {
         let (name, json) = headers::CONTENT_TYPE;
         let headers = stream.headers();
@@ -144,7 +144,7 @@ impl StreamContext {
         }
     }
 
-    /// The body is complete: the request is routed.
+    /// Routes a request whose body is complete.
     fn route(&self, stream: &Rc<Stream>) -> Action {
         self.pools.vm.receiving.end(stream.id());
         let now = self.gateway.tell_time();
@@ -164,7 +164,7 @@ impl StreamContext {
         action(next)
     }
 
-    /// Takes up a request to the registry.
+    /// Starts a request to the registry.
     fn receive(&mut self, visit: RegistrationRequest, end_of_stream: bool) -> Action {
         let reply = match visit.early_answer(&self.pools) {
             None if end_of_stream => Some(visit.answer(&self.pools, &[])),
@@ -177,7 +177,7 @@ impl StreamContext {
         Action::Pause
     }
 
-    /// A piece of the body of a request to the registry.
+    /// Handles a piece of the body of a request to the registry.
     fn receive_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         let is_over = end_of_stream || RegistrationRequest::is_too_long(size);
         if let Some(visit) = self.visit.take_if(|_| is_over) {
@@ -276,7 +276,7 @@ impl HttpContext for StreamContext {
         }
     }
 
-    /// A request with trailers never shows the end of its stream with its body: this is the second edge.
+    /// A request with trailers ends here: its body callbacks never report the end of the stream.
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         let Some(stream) = self.stream.clone() else {
             return self.receive_body(0, true);
@@ -305,7 +305,7 @@ impl HttpContext for StreamContext {
         }
     }
 
-    /// A response with trailers never shows the end of its stream with its body.
+    /// A response with trailers ends here: its body callbacks never report the end of the stream.
     fn on_http_response_trailers(&mut self, _count: usize) -> Action {
         match &self.stream {
             Some(stream) => self.reading.trailers(&self.gateway, stream),

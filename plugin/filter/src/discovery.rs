@@ -1,4 +1,4 @@
-//! Owns the polling of a pool's source of workers by the VM that leads, and what is told of how that goes.
+//! Owns the polling of a pool's source of workers by the leading VM, and the health of that source.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,25 +16,25 @@ use crate::shared::{self, SourceHealth};
 #[derive(Default)]
 pub struct Poller {
     leading: Option<Leading>,
-    /// A poll under way whose answer nobody waits for any more.
+    /// A poll under way whose answer is no longer wanted.
     abandoned: Option<u32>,
 }
 
-/// What only a leader keeps.
+/// State of a leader.
 struct Leading {
     source: Box<dyn Source>,
     belief: PolledWorkers,
     staleness: Staleness,
     call: Option<u32>,
     due: Duration,
-    /// Which of the destinations is asked next.
+    /// Index of the destination that is polled next.
     place: usize,
-    /// What the others were told last.
+    /// Health that was last published.
     told: Option<SourceHealth>,
 }
 
 impl Poller {
-    /// Polls if this VM leads and a poll is due. To be called in each round.
+    /// Polls if this VM leads and a poll is due. Called in each round.
     pub fn tick(&mut self, gateway: &PoolRuntime) {
         if !gateway.vm.leads() {
             self.rest();
@@ -52,14 +52,14 @@ impl Poller {
         leading.look_at_silence(gateway);
     }
 
-    /// Polls no more: another VM leads, or another configuration acts. An answer that comes late tells of what is no more.
+    /// Stops polling: another VM leads, or another configuration acts. A late answer is out of date.
     pub fn rest(&mut self) {
         if let Some(leading) = self.leading.take() {
             self.abandoned = leading.call.or(self.abandoned);
         }
     }
 
-    /// Takes the answer to a poll; false where the token is another call's.
+    /// Handles the answer to a poll; false if the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<PoolRuntime>) -> bool {
         if self
             .abandoned
@@ -85,7 +85,7 @@ impl Poller {
 }
 
 impl Leading {
-    /// A new leader goes on from what all have adopted. None where there is nothing to poll.
+    /// A new leader starts from the fleet that all VMs have adopted. `None` if there is nothing to poll.
     fn over(gateway: &PoolRuntime) -> Option<Self> {
         let router = gateway.router.borrow();
         let source = discovery::source(&gateway.pool)?;
@@ -135,7 +135,7 @@ impl Leading {
         }
     }
 
-    /// A poll failed: what is known stays, the next address is asked. Said once, not at every poll.
+    /// Handles a failed poll: the fleet stays, the next address is polled. Logged once, not at every poll.
     fn failed(&mut self, gateway: &PoolRuntime, problem: &str) {
         self.place = self.place.wrapping_add(1);
         self.staleness.failed(gateway.now());
@@ -148,7 +148,7 @@ impl Leading {
         self.tell(gateway, Some(problem));
     }
 
-    /// A fleet whose source has been silent for too long is given up.
+    /// Expires the fleet of a source that has been silent for too long.
     fn look_at_silence(&mut self, gateway: &PoolRuntime) {
         if !self.staleness.gives_up(gateway.now()) {
             return;
@@ -166,7 +166,7 @@ impl Leading {
         self.tell(gateway, Some("given up"));
     }
 
-    /// Tells the other VMs how the source does, where that has changed.
+    /// Publishes the source's health to the other VMs, if it has changed.
     fn tell(&mut self, gateway: &PoolRuntime, problem: Option<&str>) {
         let now = SourceHealth {
             stale: self.staleness.is_stale(),
@@ -186,7 +186,7 @@ impl Leading {
     }
 }
 
-/// Publishes workers as the fleet of today.
+/// Publishes workers as the current fleet.
 pub fn publish(gateway: &PoolRuntime, workers: Vec<Worker>) {
     let version = gateway.router.borrow().fleet().version().saturating_add(1);
     let fleet = Fleet::new(version, workers);
@@ -200,7 +200,7 @@ pub fn publish(gateway: &PoolRuntime, workers: Vec<Worker>) {
     gateway.tell_of_changes();
 }
 
-/// Asks. Where the source names destinations it is the one at `place`, over and over; else the cluster picks.
+/// Polls the destination at index `place`, modulo the number of destinations; without any, the cluster picks.
 fn call(poll: &Poll, place: usize) -> Result<u32, host::Status> {
     let at = place.checked_rem(poll.destinations.len()).unwrap_or(0);
     let destination = poll.destinations.get(at).copied();

@@ -1,4 +1,4 @@
-//! Owns what the filter answers itself: readiness, the models that are ready, and the status where it is turned on.
+//! Owns the filter's own endpoints: readiness, the models that are ready and, if enabled, the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -18,8 +18,7 @@ use crate::status;
 
 const PREFIX: &[u8] = b"/pd-router";
 
-/// Answers a request to a path of the filter's own; false where it is another's. What is told of models is told of the pool
-/// that the route belongs to.
+/// Answers a request to one of the filter's own paths; false for other paths. Answers about models are about the route's pool.
 pub fn answer(pools: &Pools, of_route: Option<&Rc<PoolRuntime>>, head: Head<'_>) -> bool {
     let path = head
         .path
@@ -44,7 +43,7 @@ pub fn answer(pools: &Pools, of_route: Option<&Rc<PoolRuntime>>, head: Head<'_>)
     true
 }
 
-/// The page for people.
+/// Sends the status page.
 fn send_page() -> bool {
     let headers = [
         ("content-type", &b"text/html; charset=utf-8"[..]),
@@ -70,7 +69,7 @@ fn send(status: u32, further: &[(&'static str, &'static str)], body: &str) {
     }
 }
 
-/// Answers a worker that registers.
+/// Answers a worker's request to the registry.
 pub fn reply(reply: &Reply) {
     send(reply.status, &reply.headers, &reply.body);
 }
@@ -93,7 +92,7 @@ fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {
     }
 }
 
-/// Whether a path is the filter's own: it is never forwarded.
+/// Whether a path is the filter's own, which is never forwarded.
 fn is_own(path: &[u8]) -> bool {
     match path.strip_prefix(PREFIX) {
         Some(rest) => matches!(rest.first(), None | Some(b'/')),
@@ -116,7 +115,7 @@ const NOT_FOUND: Answer = Answer {
 };
 
 impl Answer {
-    /// With an error.
+    /// An answer with an error.
     fn refused(refusal: &Refusal) -> Self {
         Self {
             status: refusal.status(),
@@ -124,7 +123,7 @@ impl Answer {
         }
     }
 
-    /// With this, as JSON.
+    /// An answer with `body` as JSON.
     pub fn of(status: u32, body: &impl Serialize) -> Self {
         // Strings, numbers and lists of them: serialising to memory cannot fail.
         Self {
@@ -139,7 +138,7 @@ struct Ready {
     ready: bool,
 }
 
-/// Whether any pool serves: one that cannot must not take the gateway from the others.
+/// Whether any pool serves: a pool that cannot must not take the proxy out of service for the others.
 fn ready(pools: &Pools) -> Answer {
     let mut all = pools.all().iter();
     let ready = all.any(|gateway| {
@@ -149,7 +148,7 @@ fn ready(pools: &Pools) -> Answer {
     Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
 }
 
-/// Dynamo's shape: counts, no ids.
+/// Readiness in Dynamo's shape: counts, no ids.
 #[derive(Serialize)]
 struct ModelReady<'a> {
     model: &'a str,

@@ -1,4 +1,4 @@
-//! Owns the exchange between the VMs of this proxy: what is booked and decided here is told, what the others tell is heard.
+//! Owns thread sync between the VMs of this proxy: publishes bookings and decisions of this VM, reads those of the others.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::gateway::PoolRuntime;
 use crate::host::{self, Written};
 use crate::shared;
 
-/// The board counts in ticks of so many milliseconds, however long this VM's are.
+/// Tick of the shared store in milliseconds, independent of this VM's own tick.
 const BOARD_TICK_MS: u64 = 25;
 
-/// The board is the proxy's shared data.
+/// The shared store, kept in the proxy's shared data.
 struct SharedData;
 
 impl SharedStore for SharedData {
@@ -32,30 +32,30 @@ impl SharedStore for SharedData {
     }
 }
 
-/// Whether a round begins with a tick.
+/// Whether a tick begins a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TickKind {
-    /// It does.
+    /// The tick begins a round.
     Begins,
-    /// It does not.
+    /// The tick falls within a round.
     GoesOn,
 }
 
-/// This VM's part in the exchange.
+/// This VM's part in thread sync.
 #[derive(Default)]
 pub struct ThreadSyncDriver {
-    /// Taken at the first tick: a configuration that is only on trial leaves no trace.
+    /// Made at the first tick: a configuration on trial leaves no trace.
     desk: Option<ThreadSync>,
-    /// Milliseconds of ticks so far: ticks may become longer or shorter with a new configuration.
+    /// Length of all ticks so far, in milliseconds: a new configuration may change the length of a tick.
     ticked_ms: u64,
-    /// When the others were heard last.
+    /// When the other VMs were last read.
     heard_at: Duration,
     was_busy: bool,
 }
 
 impl ThreadSyncDriver {
-    /// Tells and hears, if this VM is busy, or a round begins anyway. To be called at each tick; what all VMs together have is
-    /// told back where anything was exchanged.
+    /// Publishes and reads, if this VM is or was busy or the tick begins a round. Called at each tick; returns the state of all
+    /// VMs together if anything was read.
     pub fn tick(
         &mut self,
         gateways: &[Rc<PoolRuntime>],
@@ -76,7 +76,7 @@ impl ThreadSyncDriver {
         };
         let mut decisions = Vec::new();
         for gateway in gateways {
-            // Taken in any case: nothing may pile up where nothing is told.
+            // Taken even if decisions are not shared: otherwise they would pile up.
             let taken = gateway.router.borrow_mut().take_decisions();
             if rules.decisions {
                 let key = pool_number(&gateway.pool.name);
@@ -90,13 +90,13 @@ impl ThreadSyncDriver {
         self.hear(gateways, now)
     }
 
-    /// Whether the others were heard too long ago for a choice that is made `now`: a VM that is idle listens seldom.
+    /// Whether the other VMs were read too long ago for a choice made `now`: an idle VM reads seldom.
     pub fn is_out_of_date(&self, rules: &Sharing, now: Duration) -> bool {
         let since = now.saturating_sub(self.heard_at);
         self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms)
     }
 
-    /// Hears the others.
+    /// Reads the other VMs, and applies their loads and decisions.
     pub fn hear(&mut self, gateways: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
         let desk = self.desk.as_mut()?;
         let heard = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
@@ -105,7 +105,7 @@ impl ThreadSyncDriver {
             let others = heard.shares.iter().find(|pool| pool.pool == key);
             let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
             gateway.router.borrow_mut().hear_shares(shares);
-            // The VM that leads serves nobody, as a rule: what prompts went where is of no use to it.
+            // The leading VM serves no requests, as a rule: prefix decisions are of no use there.
             if gateway.vm.serves() || !gateway.vm.leads() {
                 learn(gateway, key, &heard);
             }
@@ -114,7 +114,7 @@ impl ThreadSyncDriver {
         Some(heard)
     }
 
-    /// Segments of others' decisions that were overwritten before they were read here.
+    /// Segments of other VMs' decisions that were overwritten before this VM read them.
     pub fn lapped(&self) -> u64 {
         self.desk.as_ref().map_or(0, ThreadSync::lapped)
     }
@@ -134,7 +134,7 @@ fn shares(gateway: &PoolRuntime) -> PoolShares {
     }
 }
 
-/// What this VM has under way.
+/// Work under way in this VM.
 fn totals(gateways: &[Rc<PoolRuntime>]) -> Totals {
     let streams = gateways
         .first()

@@ -1,4 +1,4 @@
-//! Owns what the root and the streams of one configuration share of one pool.
+//! Owns the pool runtime: what the root and the streams of one configuration share of one pool.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,64 +23,64 @@ use crate::vm::Vm;
 /// The requests that wait for a worker of one pool.
 pub type Waiting = HashMap<Waiter, Waits>;
 
-/// A request that waits.
+/// A waiting request.
 pub struct Waits {
-    /// Its stream.
+    /// The request's stream.
     pub stream: Rc<Stream>,
-    /// What was read of it, and its body.
+    /// The parsed request, and its body.
     pub queued: QueuedRequest,
-    /// The gateway it came to: of those of an older configuration some may still wait.
+    /// The pool runtime that the request came to, possibly of an older configuration.
     pub gateway: Rc<PoolRuntime>,
 }
 
-/// One pool, as one configuration of this VM has it.
+/// One pool under one configuration of this VM.
 pub struct PoolRuntime {
-    /// As it was configured.
+    /// The pool's configuration.
     pub pool: Pool,
     /// The root context that calls belong to.
     pub root_id: u32,
-    /// As it was configured.
+    /// The configuration that the pool is part of.
     pub config: Rc<Config>,
-    /// What it shares with other pools, and with other configurations.
+    /// State shared with other pools and other configurations.
     pub vm: Rc<Vm>,
-    /// Who goes where.
+    /// The pool's router.
     pub router: Rc<RefCell<Router>>,
-    /// The requests that wait for a worker.
+    /// Requests that wait for a worker.
     pub waiting: Rc<RefCell<Waiting>>,
-    /// The headers that may name a session, where a policy goes by it.
+    /// Headers that may name a session, if a policy uses them.
     pub session_headers: Vec<String>,
-    /// Prefill calls, waiting and under way.
+    /// Tasks and calls of the root, waiting and under way.
     pub calls: RefCell<Calls>,
-    /// What is told to the outside.
+    /// Metrics that do not belong to one pool.
     pub telemetry: Rc<Telemetry>,
-    /// The same of this pool.
+    /// The pool's metrics.
     pub metrics: Rc<PoolTelemetry>,
-    /// Bytes of request bodies buffered now.
+    /// Budget for buffered request bodies, in bytes.
     bodies: Budget,
-    /// Bytes of requests whose clients have left, held for the leg that cleans up.
+    /// Budget for clean-up requests, whose clients have left, in bytes.
     estates: Budget,
-    /// Bytes of requests that may have to be placed again.
+    /// Budget for replay buffers, of requests that may have to be routed again, in bytes.
     spares: Budget,
-    /// The streams whose answers may not take as long as they like.
+    /// Streams watched for deadlines, departed workers and pending resets.
     open: RefCell<HashMap<u32, Rc<Stream>>>,
-    /// When the time was last told, by the VM's clock.
+    /// Last reading of the VM's clock.
     now: Cell<Duration>,
-    /// A number that no other VM has; none before the first request.
+    /// A number that no other VM has; `None` before the first request.
     number: Cell<Option<u64>>,
     /// The root whose configuration the router follows.
     followed: Rc<Cell<u32>>,
-    /// The version of the published fleet that was last looked at.
+    /// Version of the published fleet that was last read.
     fleet_seen: Rc<Cell<u32>>,
-    /// The workers that were there when it was last asked who has left.
+    /// Workers of the fleet at the last check for departures.
     present: RefCell<Vec<Incarnation>>,
-    /// The version of the engines' reports that was last looked at.
+    /// Version of the engines' reports that was last read.
     reports_seen: Cell<u32>,
-    /// Who has registered, as this VM has seen it.
+    /// The pool's registry, as this VM has seen it.
     pub roll: RefCell<RegistryView>,
 }
 
 impl PoolRuntime {
-    /// A pool of a checked configuration. What an earlier one has left of it in this VM is taken over.
+    /// A pool of a checked configuration. Takes over the state that an earlier configuration has left in this VM.
     pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
         let kept = vm.adopt(pool, root_id);
         Self {
@@ -108,8 +108,7 @@ impl PoolRuntime {
         }
     }
 
-    /// Notes that a request has come. With the first one, what leaves a trace outside this VM is done: it takes a number of
-    /// its own.
+    /// Notes that a request has come. The first one takes a unique number, which leaves a trace outside this VM.
     pub fn request_came(&self) {
         if self.number.get().is_none() {
             let number = shared::unique_number();
@@ -119,15 +118,14 @@ impl PoolRuntime {
         self.know_somebody();
     }
 
-    /// A new id for a request. Two VMs may draw the same random numbers, so its number has a part in it.
+    /// A new id for a request. Two VMs may draw the same random numbers, so the unique number is part of the id.
     pub fn new_id(&self) -> String {
         let mut router = self.router.borrow_mut();
         let first = router.random() ^ self.number.get().unwrap_or_default();
         format!("{first:016x}{:016x}", router.random())
     }
 
-    /// A fleet is adopted if there is none and one has been published: another thread may have said already that the gateway is
-    /// ready.
+    /// Adopts the published fleet if there is no fleet yet: another thread may have reported readiness already.
     pub fn know_somebody(&self) {
         let is_empty = self.router.borrow().fleet().workers().next().is_none();
         if is_empty {
@@ -135,24 +133,24 @@ impl PoolRuntime {
         }
     }
 
-    /// Whether it acts for its pool, in place of gateways of other configurations.
+    /// Whether this pool runtime acts for its pool, in place of those of other configurations.
     pub fn acts(&self) -> bool {
         self.vm.acts(self)
     }
 
-    /// Makes the router follow this configuration, if this gateway acts for the pool and another one did before.
+    /// Makes the router follow this configuration, if this pool runtime acts for the pool and another one did before.
     pub fn follow(&self) {
         if self.followed.get() == self.root_id || !self.acts() {
             return;
         }
         self.followed.set(self.root_id);
         self.router.borrow_mut().reconfigure(self.pool.clone());
-        // What is published may be what the other configuration could not use.
+        // The published fleet may be one that the other configuration could not use.
         self.fleet_seen.set(0);
     }
 
-    /// Adopts the published fleet if there is a newer one. Workers that are listed in the configuration are not published: what
-    /// is was so by an older one.
+    /// Adopts the published fleet if there is a newer one. Workers listed in the configuration are not published: a published
+    /// fleet is an older configuration's.
     pub fn adopt_published(&self) {
         if matches!(self.pool.discovery, Discovery::Static(_)) {
             return;
@@ -171,7 +169,7 @@ impl PoolRuntime {
         );
     }
 
-    /// Who was there when this was last asked, and is no more, or is another now.
+    /// Workers that have left the fleet, or are of another incarnation, since the last call.
     pub fn who_left(&self) -> Vec<WorkerId> {
         let router = self.router.borrow();
         let fleet = router.fleet();
@@ -185,7 +183,7 @@ impl PoolRuntime {
         left.map(|life| life.id).collect()
     }
 
-    /// Hears what the engines have told the VM that leads, if there is anything new.
+    /// Applies the engine reports that the leading VM has published, if there are new ones.
     pub fn hear_reports(&self) {
         let Some((at, reports)) = shared::read_reports(&self.pool.name, &self.reports_seen) else {
             return;
@@ -199,12 +197,12 @@ impl PoolRuntime {
         }
     }
 
-    /// A prefill worker has answered what it was asked; false where that does not tell.
+    /// Handles a prefill worker's answer to a question; false if the answer is of no use.
     pub fn told(&self, whom: &Incarnation, answer: &[u8]) -> bool {
         self.router.borrow_mut().told(whom, answer)
     }
 
-    /// A request is refused.
+    /// Counts and lists a refusal.
     pub fn note_refusal(&self, ids: &str, refusal: &Refusal) {
         self.telemetry.refused(refusal.code());
         let refusals = &self.vm.refusals;
@@ -212,7 +210,7 @@ impl PoolRuntime {
         refusals.add(at, &self.pool.name, ids, refusal);
     }
 
-    /// A prefill worker has answered: what it says that it had in its cache is counted. Returns the tokens.
+    /// Counts the blocks that a prefill worker's answer reports as cached. Returns the tokens.
     pub fn note_cached(&self, answer: PrefillAnswer<'_>) -> u64 {
         let PrefillAnswer::Whole {
             status: 200..=299,
@@ -228,7 +226,7 @@ impl PoolRuntime {
         tokens
     }
 
-    /// Tells of changes of state. Every VM sees the same ones; the one that leads logs and counts them.
+    /// Reports changes of state. All VMs see the same ones; the leading VM logs and counts them.
     pub fn tell_of_changes(&self) {
         let changes = self.router.borrow_mut().take_transitions();
         for change in changes.iter().filter(|_| self.vm.leads()) {
@@ -244,7 +242,7 @@ impl PoolRuntime {
         }
     }
 
-    /// A request waits for a worker.
+    /// Queues a request that waits for a worker.
     pub fn wait(self: &Rc<Self>, queued: QueuedRequest, stream: &Rc<Stream>) {
         let waiter = queued.waiter;
         stream.stage.set(Stage::Waiting(waiter));
@@ -259,13 +257,13 @@ impl PoolRuntime {
         self.waiting.borrow_mut().insert(waiter, waits);
     }
 
-    /// A request has waited, whatever became of it.
+    /// Records how long a request has waited, whatever its outcome.
     pub fn has_waited(&self, stream: &Stream) {
         let time = self.now().saturating_sub(stream.queued.get());
         self.metrics.queued(time);
     }
 
-    /// Its client has left.
+    /// Removes a waiting request whose client has left.
     pub fn waits_no_more(&self, waiter: Waiter) {
         let waits = self.waiting.borrow_mut().remove(&waiter);
         if let Some(waits) = waits {
@@ -274,42 +272,42 @@ impl PoolRuntime {
         self.router.borrow_mut().gives_up(waiter);
     }
 
-    /// It is now: work under way has come further.
+    /// Advances the router's clock to `now`.
     pub fn advance(&self) {
         let now = self.tell_time();
         self.router.borrow_mut().advance(now);
     }
 
-    /// Asks for the time, and remembers it.
+    /// Reads the clock, and keeps the reading.
     pub fn tell_time(&self) -> Duration {
         self.now.set(self.vm.now());
         self.now.get()
     }
 
-    /// The time as of this callback or, where it did not ask, of the last tick: a tenth of a second ago at most.
+    /// The time of this callback or, without a reading in it, of the last round: a tenth of a second ago at most.
     pub fn now(&self) -> Duration {
         self.now.get()
     }
 
-    /// Sees to it that this stream's answer does not take longer than it may.
+    /// Watches a stream for deadlines, departed workers and pending resets.
     pub fn watch_over(&self, stream: &Rc<Stream>) {
         let stream = Rc::clone(stream);
         self.open.borrow_mut().insert(stream.id(), stream);
     }
 
-    /// Its stream has ended.
+    /// Stops watching a stream that has ended.
     pub fn watch_no_more(&self, stream: &Stream) {
         self.open.borrow_mut().remove(&stream.id());
     }
 
-    /// The streams whose clients wait for a worker that is among these.
+    /// Streams whose clients wait for one of these workers.
     pub fn waiting_for(&self, workers: &[WorkerId]) -> Vec<Rc<Stream>> {
         let open = self.open.borrow();
         let found = open.values().filter(|stream| stream.awaits(workers));
         found.cloned().collect()
     }
 
-    /// The streams whose workers are late, and those whose answers must end badly.
+    /// Streams whose workers are late, and streams with a pending reset.
     pub fn late_or_doomed(&self) -> Vec<Rc<Stream>> {
         let now = self.now.get();
         let open = self.open.borrow();
@@ -319,13 +317,13 @@ impl PoolRuntime {
         found.cloned().collect()
     }
 
-    /// Whether another stream of the same worker has moved since this one did.
+    /// Whether another stream of the same worker has moved since `client` did.
     pub fn has_moved_since(&self, client: &Stream) -> bool {
         let open = self.open.borrow();
         open.values().any(|other| other.has_moved_since(client))
     }
 
-    /// Tells the outside of workers that were ejected.
+    /// Logs and counts ejected workers.
     pub fn tell_of_health(&self) {
         let mut router = self.router.borrow_mut();
         for ejection in router.take_ejections() {
@@ -339,7 +337,7 @@ impl PoolRuntime {
         }
     }
 
-    /// Tells the outside of hand-offs that are odd, and of those that nobody will fetch.
+    /// Counts hand-offs that will not be fetched, and logs odd ones.
     pub fn tell_of_handoffs(&self) {
         let mut router = self.router.borrow_mut();
         let lost = router.take_lost();
@@ -350,22 +348,22 @@ impl PoolRuntime {
         }
     }
 
-    /// Takes a share of the budget for buffered bodies; none when it is used up.
+    /// Takes a share of the budget for buffered bodies; `None` if it is used up.
     pub fn hold_body(&self, bytes: usize) -> Option<Share> {
         self.bodies.take(bytes)
     }
 
-    /// How many of so many more bytes the budget for buffered bodies has no room for.
+    /// How many of `bytes` further bytes the budget for buffered bodies has no room for.
     pub fn lacks_for_bodies(&self, bytes: usize) -> usize {
         self.bodies.lacks(bytes)
     }
 
-    /// Takes a share of the budget for requests that may have to be placed again; none when it is used up.
+    /// Takes a share of the budget for replay buffers; `None` if it is used up.
     pub fn hold_spare(&self, bytes: usize) -> Option<Share> {
         self.spares.take(bytes)
     }
 
-    /// Takes a share of the budget for requests whose clients have left; none when it is used up.
+    /// Takes a share of the budget for clean-up requests; `None` if it is used up.
     pub fn hold_estate(&self, bytes: usize) -> Option<Share> {
         self.estates.take(bytes)
     }

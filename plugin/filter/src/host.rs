@@ -15,11 +15,11 @@ pub use proxy_wasm::types::Status;
 #[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub enum Map {
-    /// Of the client's request.
+    /// The client's request.
     Request = 0,
-    /// Of the response to the client.
+    /// The response to the client.
     Response = 2,
-    /// Of the answer to a call of ours.
+    /// The answer to a call of ours.
     CallResponse = 6,
 }
 
@@ -147,7 +147,7 @@ fn done(call: &'static str, status: u32) -> Result<(), HostError> {
     }
 }
 
-/// Runs a call that hands over bytes which the host has put into memory of ours.
+/// Runs a host call that returns bytes in memory of this module.
 fn fetch(
     call: &'static str,
     run: impl FnOnce(*mut *mut u8, *mut usize) -> u32,
@@ -170,7 +170,7 @@ pub fn now_ns() -> u64 {
     if status == OK { time } else { 0 }
 }
 
-/// How much the host wants to be told; only the gravest where it does not say.
+/// The host's log level; `Info` if the host does not say.
 pub fn log_level() -> LogLevel {
     proxy_wasm::hostcalls::get_log_level().unwrap_or(LogLevel::Info)
 }
@@ -190,7 +190,7 @@ pub fn buffer(kind: Buffer) -> Result<Vec<u8>, HostError> {
     begin_of(kind, ALL)
 }
 
-/// The answer to a call, as far as one byte beyond `most`: whoever reads it sees that it is too long, and the rest takes no memory.
+/// The body of a call's answer, up to one byte beyond `most`: a reader sees that it is too long, and the rest takes no memory.
 pub fn call_response(most: usize) -> Result<Vec<u8>, HostError> {
     begin_of(Buffer::CallResponse, most.saturating_add(1))
 }
@@ -214,7 +214,7 @@ pub fn set_buffer(kind: Buffer, bytes: &[u8]) -> Result<(), HostError> {
 /// A header's name and value.
 pub type Header = (Vec<u8>, Vec<u8>);
 
-/// All headers of a map, where they lie: one call, and no copy of each.
+/// All headers of a map in one buffer: one host call, and no copy of each header.
 #[derive(Default)]
 pub struct Headers(Vec<u8>);
 
@@ -228,14 +228,14 @@ impl Headers {
         Ok(Self(bytes))
     }
 
-    /// The first value of a header, whose name is in small letters as the proxy has it.
+    /// The first value of a header; `wanted` is in lower case, as names are in the proxy.
     pub fn first(&self, wanted: &str) -> Option<&[u8]> {
         let mut all = pairs(&self.0);
         all.find_map(|(name, value)| (name == wanted.as_bytes()).then_some(value))
     }
 }
 
-/// All headers of a map, to be kept.
+/// All headers of a map, copied.
 pub fn headers(map: Map) -> Result<Vec<Header>, HostError> {
     let read = Headers::of(map)?;
     let all = pairs(&read.0);
@@ -244,7 +244,7 @@ pub fn headers(map: Map) -> Result<Vec<Header>, HostError> {
         .collect())
 }
 
-/// One header of a map, its first value.
+/// The first value of a header.
 pub fn header(map: Map, name: &str) -> Option<Vec<u8>> {
     fetch("get_header_map_value", |data, size| {
         // SAFETY: the name and both out-pointers are valid for the call.
@@ -296,16 +296,17 @@ pub fn shared(key: &str) -> Option<(Vec<u8>, u32)> {
     Some((value, cas))
 }
 
-/// How writing a shared value can end.
+/// Outcome of writing a shared value.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It is written.
+    /// The value is written.
     Yes,
-    /// Another thread was quicker.
+    /// Another thread has written first.
     Stale,
 }
 
-/// Writes a shared value; with a version only if it still has that version. A key that does not exist ignores the version.
+/// Writes a shared value; with a version only if the value still has that version. The version is ignored for a key that does not
+/// exist.
 pub fn set_shared(key: &str, value: &[u8], version: Option<u32>) -> Result<Written, HostError> {
     // SAFETY: both slices are valid for the call.
     let status = unsafe {
@@ -342,7 +343,7 @@ pub fn enqueue(queue: u32, message: &[u8]) -> Result<(), HostError> {
     done("enqueue_shared_queue", status)
 }
 
-/// Takes a message out of a queue; none when it is empty.
+/// Takes a message out of a queue; `None` if it is empty.
 pub fn dequeue(queue: u32) -> Option<Vec<u8>> {
     fetch("dequeue_shared_queue", |data, size| {
         // SAFETY: both out-pointers are valid for the call.
@@ -351,7 +352,7 @@ pub fn dequeue(queue: u32) -> Option<Vec<u8>> {
     .ok()
 }
 
-/// Lets a paused request go on.
+/// Resumes a paused request.
 pub fn resume_request() -> Result<(), HostError> {
     // SAFETY: a plain number.
     done("continue_stream", unsafe {
@@ -359,7 +360,7 @@ pub fn resume_request() -> Result<(), HostError> {
     })
 }
 
-/// Lets a paused response go on.
+/// Resumes a paused response.
 pub fn resume_response() -> Result<(), HostError> {
     // SAFETY: a plain number.
     done("continue_stream", unsafe {
@@ -367,7 +368,7 @@ pub fn resume_response() -> Result<(), HostError> {
     })
 }
 
-/// Breaks a response off, so that the client sees that it is not whole.
+/// Breaks a response off, so that the client sees that it is incomplete.
 pub fn reset_response() -> Result<(), HostError> {
     // SAFETY: a plain number.
     done("close_stream", unsafe {
@@ -375,10 +376,10 @@ pub fn reset_response() -> Result<(), HostError> {
     })
 }
 
-/// Answers the request from here.
+/// Answers the request from the filter.
 pub fn respond(status: u32, headers: &[(&str, &[u8])], body: &[u8]) -> Result<(), HostError> {
     const NO_GRPC: i32 = -1;
-    /// Tells answers from here from those that the proxy gives by itself.
+    /// Marks the filter's answers, in contrast to the proxy's own.
     const DETAILS: &str = "pd_router";
     let headers = encode_pairs(headers);
     // SAFETY: all slices are valid for the call.
@@ -397,7 +398,7 @@ pub fn respond(status: u32, headers: &[(&str, &[u8])], body: &[u8]) -> Result<()
     done("send_local_response", status)
 }
 
-/// Makes another context the one that the following calls are about. An error tells that it is gone.
+/// Makes another context the effective one for the following host calls. An error means that the context is gone.
 pub fn enter_context(id: u32) -> Result<(), HostError> {
     // SAFETY: a plain number.
     done("set_effective_context", unsafe {
@@ -421,7 +422,7 @@ pub fn increment_metric(id: u32, offset: i64) -> Result<(), HostError> {
     })
 }
 
-/// Sets a gauge.
+/// Sets a gauge, or adds a value to a histogram.
 pub fn record_metric(id: u32, value: u64) -> Result<(), HostError> {
     // SAFETY: plain numbers.
     done("record_metric", unsafe { proxy_record_metric(id, value) })
@@ -440,7 +441,7 @@ pub fn call(
     proxy_wasm::hostcalls::dispatch_http_call(cluster, headers, body, Vec::new(), timeout)
 }
 
-/// The ABI's form of a header map: count, then all pairs of sizes, then names and values, each with a zero behind it.
+/// Encodes a header map in the ABI's form: count, then all pairs of sizes, then names and values, each with a zero behind it.
 fn encode_pairs(pairs: &[(&str, &[u8])]) -> Vec<u8> {
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
     let mut bytes = word(pairs.len()).to_vec();
@@ -457,7 +458,7 @@ fn encode_pairs(pairs: &[(&str, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the ABI's form; what is not there is left out.
+/// Reads the ABI's form of a header map; missing pairs are left out.
 fn pairs(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let word = |at: usize| -> Option<usize> {
         let raw = bytes.get(at..at.checked_add(4)?)?;

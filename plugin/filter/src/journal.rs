@@ -1,4 +1,4 @@
-//! Owns the log: every line of it is one line, and not longer than a line may be, whatever a client, a worker or a source wrote.
+//! Owns the log: each entry is one line of limited length, whatever a client, a worker or a source wrote.
 
 use std::panic;
 
@@ -13,8 +13,8 @@ struct Journal;
 
 static JOURNAL: Journal = Journal;
 
-/// Takes the log into its hands. To be called once, when the module starts, and in place of the SDK's own logger, whose
-/// `set_log_level` panics from then on.
+/// Installs the log. Called once, when the module starts, in place of the SDK's own logger, whose `set_log_level` panics from
+/// then on.
 pub fn open() {
     // Only a second logger is refused, and there is none.
     let _ = log::set_logger(&JOURNAL);
@@ -22,7 +22,7 @@ pub fn open() {
     panic::set_hook(Box::new(|panic| write(LogLevel::Critical, panic)));
 }
 
-/// Writes what the host wants to be told from now on, and nothing else.
+/// Adopts the host's log level.
 pub fn follow_host() {
     log::set_max_level(match host::log_level() {
         LogLevel::Trace => LevelFilter::Trace,
@@ -35,7 +35,7 @@ pub fn follow_host() {
 }
 
 fn write(level: LogLevel, what: impl std::fmt::Display) {
-    // There is nobody to tell that the log cannot be written.
+    // A failure to write the log cannot be reported.
     let _ = hostcalls::log(level, &excerpt(what, excerpt::LINE));
 }
 

@@ -1,5 +1,5 @@
-//! The proxy-wasm filter of pd-router: it translates Envoy's callbacks into calls on `routing`, and its answers into host
-//! calls. It decides nothing itself.
+//! The proxy-wasm filter of pd-router: translates Envoy's callbacks into calls on `routing`, and the answers into host calls.
+//! Takes no decision of its own.
 #![deny(unsafe_code)]
 
 mod bindings;

@@ -1,4 +1,4 @@
-//! Owns the step from a request that has been read to what happens with it: at once, or after it has waited for a worker.
+//! Owns the step from a request that has been read to its plan: at once, or after a wait for a worker.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::host::{self, Header, HostError, Map};
 use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
 
-/// Where the endpoint picker protocol has the subset hint: in the stream's metadata, else in its route's.
+/// Properties with the subset hint of the endpoint picker protocol: in the stream's metadata, else in its route's.
 const SUBSET_HINTS: [&[&str]; 2] = [
     &[
         "metadata",
@@ -32,14 +32,14 @@ const SUBSET_HINTS: [&[&str]; 2] = [
     ],
 ];
 
-/// What a request's headers say to the router, kept until it is planned.
+/// Headers of a request that matter to the router, kept until the request is planned.
 #[derive(Default)]
 pub struct RoutingHeaders {
-    /// The headers that steer, of a caller who is trusted.
+    /// Routing overrides of a trusted caller.
     pub steering: Vec<Header>,
-    /// The session that it names.
+    /// The session that the request names.
     pub session: Option<Vec<u8>>,
-    /// The tenant that it names.
+    /// The tenant that the request names.
     pub tenant: Option<Vec<u8>>,
 }
 
@@ -50,15 +50,15 @@ impl RoutingHeaders {
         found.map(|(_, value)| value.as_slice())
     }
 
-    /// The endpoints that the gateway in front allows: as it says in metadata, which no client can write, else in a header. The
-    /// stream's context must be the effective one.
+    /// The endpoints that the gateway in front allows: by metadata, which no client can write, else by a header. The stream's
+    /// context must be the effective one.
     pub fn subset(&self) -> Option<Subset> {
         let mut hints = SUBSET_HINTS.iter().copied();
         if let Some(hint) = hints.find_map(host::property) {
             return Some(Subset::of_metadata(&hint));
         }
         let text = self.steering(headers::SUBSET)?;
-        // What is not text names no endpoint, and so allows none.
+        // A value that is not text names no endpoint, and so allows none.
         Some(Subset::parse(std::str::from_utf8(text).unwrap_or_default()))
     }
 
@@ -75,13 +75,13 @@ impl RoutingHeaders {
 /// Whether a request goes on, or stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// The proxy forwards it now.
+    /// The proxy forwards the request now.
     GoesOn,
-    /// It waits, or was answered.
+    /// The request waits, or was answered.
     Stays,
 }
 
-/// Plans a request whose body is there, and carries out what was decided. The stream's context must be the effective one.
+/// Plans a request whose body is complete, and carries out the plan. The stream's context must be the effective one.
 pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
     let body = gateway.vm.copy_body().unwrap_or_default();
     let body = match renamed(gateway, stream, body) {
@@ -114,7 +114,7 @@ pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
     }
 }
 
-/// A request joins those who wait, its body with it: nobody copies or reads that again before the request's turn.
+/// Queues a request with its body, which is not copied or read again before the request's turn.
 fn wait(
     gateway: &Rc<PoolRuntime>,
     stream: &Rc<Stream>,
@@ -140,7 +140,7 @@ fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
     }
 }
 
-/// The body under the name that its model has for the workers, which is settled once: one that waits is not renamed again.
+/// The body with the model's name as workers know it. Renamed once: a request that waits is not renamed again.
 fn renamed(gateway: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
     if stream.is_named.replace(true) {
         return Ok(body);
@@ -155,14 +155,14 @@ fn renamed(gateway: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
     };
     stream.set_body(&renamed.body)?;
     if let Some(was) = renamed.was {
-        // What is compressed cannot be given its name back.
+        // The model's name cannot be put back into a compressed answer.
         host::remove_header(Map::Request, b"accept-encoding")?;
         stream.change_by(EventEdit::ModelName(was));
     }
     Ok(renamed.body)
 }
 
-/// Carries out what was decided.
+/// Carries out a plan.
 pub fn carry_out(
     gateway: &Rc<PoolRuntime>,
     stream: &Rc<Stream>,
@@ -194,7 +194,7 @@ pub fn carry_out(
             stream.answer(200, &[kind], answer.body.as_bytes());
             Ok(Next::Stays)
         }
-        // Only a request that has been read is told to wait.
+        // Only a request that has been read can wait; `plan` queues it.
         Ok(Plan::Wait(_)) => Ok(Next::Stays),
         Err(refusal) => {
             log::info!("[{}] refused: {refusal}", stream.ids());
@@ -212,8 +212,8 @@ pub fn carry_out(
     })
 }
 
-/// Tries those who wait, in their order: a booking has ended, or the fleet has changed. If all who were tried went there may be
-/// room for more. The context that was the effective one is so no more.
+/// Tries the waiting requests, in their order: a booking has ended, or the fleet has changed. If all of them could go, there may
+/// be room for more. Changes the effective context.
 pub fn call_waiting(gateway: &Rc<PoolRuntime>) {
     loop {
         let called = gateway.router.borrow().called();
@@ -227,12 +227,12 @@ pub fn call_waiting(gateway: &Rc<PoolRuntime>) {
     }
 }
 
-/// How a waiting request fared when it was tried again.
+/// Outcome of trying a waiting request again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// It waits no more.
+    /// The request no longer waits.
     Decided,
-    /// It waits on.
+    /// The request waits on.
     Waits,
 }
 
@@ -268,7 +268,7 @@ fn try_again(gateway: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
     Outcome::Decided
 }
 
-/// Refuses those who have waited too long.
+/// Refuses requests that have waited too long.
 pub fn refuse_late(gateway: &Rc<PoolRuntime>) {
     let late = gateway.router.borrow_mut().late(gateway.now());
     for (waiter, refusal) in late {

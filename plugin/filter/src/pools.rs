@@ -1,4 +1,4 @@
-//! Owns the pools of one configuration, and which of them a request belongs to.
+//! Owns the pools of one configuration, and the choice of the pool that a request belongs to.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use crate::gateway::PoolRuntime;
 use crate::host;
 use crate::vm::Vm;
 
-/// Where a route's metadata names its pool.
+/// Property of a route's metadata that names its pool.
 const IN_METADATA: [&str; 5] = [
     "xds",
     "route_metadata",
@@ -17,21 +17,21 @@ const IN_METADATA: [&str; 5] = [
     "pd_router",
     "pool",
 ];
-/// Where a route's own name is.
+/// Property of a route's own name.
 const ROUTE_NAME: [&str; 2] = ["xds", "route_name"];
 
 /// The pools of one configuration.
 pub struct Pools {
-    /// What they share with those of other configurations.
+    /// State shared with the pools of other configurations.
     pub vm: Rc<Vm>,
-    /// As it was configured.
+    /// The configuration of the pools.
     pub config: Rc<Config>,
     gateways: Vec<Rc<PoolRuntime>>,
     is_alive: Cell<bool>,
 }
 
 impl Pools {
-    /// The pools of a checked configuration, for the root of that number.
+    /// The pools of a checked configuration, for the root with that id.
     pub fn new(root: u32, config: Config) -> Self {
         let vm = Vm::this();
         let config = Rc::new(config);
@@ -45,8 +45,8 @@ impl Pools {
         }
     }
 
-    /// The root has a tick, or a request: it is not on trial only. Where the routers follow another configuration, as before an
-    /// update, or after one that was taken back, they follow this one now.
+    /// Activates the root at a tick or a request: its configuration is not only on trial. Routers that follow another
+    /// configuration, as before an update, or after one that was taken back, follow this one now.
     pub fn come_alive(&self) {
         if !self.is_alive.replace(true) {
             self.vm.take_in(&self.gateways);
@@ -56,19 +56,19 @@ impl Pools {
         }
     }
 
-    /// All of them.
+    /// The runtimes of all pools.
     pub fn all(&self) -> &[Rc<PoolRuntime>] {
         &self.gateways
     }
 
-    /// The one of that name.
+    /// The runtime of the pool with that name.
     pub fn named(&self, name: &[u8]) -> Option<&Rc<PoolRuntime>> {
         let is_named = |gateway: &&Rc<PoolRuntime>| gateway.pool.name.as_bytes() == name;
         self.gateways.iter().find(is_named)
     }
 
-    /// The one that the present stream's route belongs to: as its metadata says, else its name. Where there is only one, that
-    /// one. Per-route configuration of a Wasm filter does not exist, so the route has to say it in this way.
+    /// The pool of the present stream's route: by the route's metadata, else by its name. A single pool takes every route.
+    /// Per-route configuration of a Wasm filter does not exist, so the route names its pool in this way.
     pub fn of_route(&self) -> Option<&Rc<PoolRuntime>> {
         if let [only] = self.gateways.as_slice() {
             return Some(only);

@@ -26,20 +26,20 @@ use crate::rewrite;
 use crate::stream::{ConcurrentPrefill, PendingReset, Stage, Stream};
 use crate::telemetry::Leg;
 
-/// A prefill leg and the stream that it is for.
+/// A prefill leg and its client's stream.
 pub struct Job {
     phase: PrefillPhase,
     client: Rc<Stream>,
-    /// The client's attempt that it belongs to.
+    /// The client's attempt that the leg belongs to.
     attempt: u32,
-    /// When it was made.
+    /// When the leg was created.
     since: Duration,
     /// The body's bytes count until the call has ended.
     _share: Option<Rc<Share>>,
 }
 
 impl Job {
-    /// For the client's present attempt.
+    /// A leg for the client's present attempt.
     pub fn new(gateway: &PoolRuntime, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
         Self {
             phase,
@@ -55,7 +55,7 @@ impl Job {
     }
 }
 
-/// Calls the job's prefill worker, unless the client has left: then nothing runs. To be called on the root.
+/// Calls the job's prefill worker, unless the client has left. Called on the root.
 pub fn start(gateway: &PoolRuntime, job: Job) {
     let is_due = matches!(
         job.client.stage.get(),
@@ -76,7 +76,7 @@ pub fn start(gateway: &PoolRuntime, job: Job) {
     gateway.calls.borrow_mut().run(token, call);
 }
 
-/// Where both legs run at once, decode is due as soon as prefill has been called.
+/// Starts decode right after the call to prefill, if both legs run at once.
 fn decode_beside(gateway: &PoolRuntime, job: &Job) {
     let dispatch = job.phase.decode_beside(&mut gateway.router.borrow_mut());
     if let Some(dispatch) = dispatch
@@ -89,7 +89,7 @@ fn decode_beside(gateway: &PoolRuntime, job: &Job) {
     }
 }
 
-/// Decode is due: forwarded or, where that has been done once, called.
+/// Starts decode: forwards the request or, if it was forwarded before, makes a call.
 fn decode(gateway: &PoolRuntime, client: &Rc<Stream>, dispatch: &Dispatch) {
     match client.stage.get() {
         Stage::Recovering => {
@@ -105,7 +105,7 @@ fn make_call(gateway: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'sta
     let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
     let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
     let body = prefill_body(gateway, job);
-    // The call must be the root's: the client's context may be gone when the answer comes.
+    // The root makes the call: the client's context may be gone when the answer comes.
     host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = body.map_err(|_| PrefillAnswer::NotSent)?;
     let client_headers = job.client.headers();
@@ -126,7 +126,7 @@ fn make_call(gateway: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'sta
         .map_err(not_made)
 }
 
-/// The prefill leg's body, made from the client's: the proxy has that, unless the request was forwarded already.
+/// The prefill leg's body, made from the client's: the proxy has the client's body, unless the request was forwarded already.
 fn prefill_body(gateway: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostError> {
     if let Some(spare) = &*job.client.spare.borrow() {
         return Ok(job.phase.body(&spare.body));
@@ -135,7 +135,7 @@ fn prefill_body(gateway: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostE
     Ok(job.phase.body(&body))
 }
 
-/// Calls a second worker beside those that are late, where the pool wants it. Called at each tick.
+/// Calls a second worker for each late prefill, if the pool is configured to hedge. Called in each round.
 pub fn hedge_late(gateway: &PoolRuntime) {
     let Some(after_ms) = gateway.router.borrow().pool().prefill.hedge_after_ms else {
         return;
@@ -150,8 +150,8 @@ pub fn hedge_late(gateway: &PoolRuntime) {
     }
 }
 
-/// Calls a second worker where the one that was called has left the fleet. The first call cannot be taken back; should it be
-/// answered after all, that is the answer.
+/// Calls a second worker if the first has left the fleet. The first call cannot be taken back; if it is answered after all, that
+/// answer counts.
 pub fn replace_left(gateway: &PoolRuntime, left: &[WorkerId]) {
     for next in hedges(gateway, |job| left.contains(&job.phase.worker().id)) {
         let (id, worker) = (next.client.ids(), next.phase.worker());
@@ -164,7 +164,7 @@ pub fn replace_left(gateway: &PoolRuntime, left: &[WorkerId]) {
     }
 }
 
-/// Second calls for those of the only calls of their clients that `is_due` picks, as far as there are other workers.
+/// Second calls for clients whose only call `is_due` picks, as far as there are other workers.
 fn hedges(gateway: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
     let calls = gateway.calls.borrow();
     let due = calls
@@ -177,7 +177,7 @@ fn hedges(gateway: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
     .collect()
 }
 
-/// Takes a call's answer. To be called on the root.
+/// Handles a call's answer. Called on the root.
 pub fn answered(gateway: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) {
     let is_waited_for = job.is_waited_for();
     if !is_waited_for {
@@ -194,11 +194,11 @@ pub fn answered(gateway: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) 
     }
     let client = Rc::clone(&job.client);
     proceed(gateway, job, Client::Waits, answer);
-    // What the other one computes is to be fetched too.
+    // Blocks that the other call computes must be fetched too.
     client.leave_copy(gateway);
 }
 
-/// What follows from an answer.
+/// Acts on an answer.
 fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer<'_>) {
     let Job { phase, client, .. } = job;
     let worker = Rc::clone(phase.worker());
@@ -207,7 +207,7 @@ fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
     let cached = gateway.note_cached(answer);
     let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
     if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
-        // Whoever else was called for it is late.
+        // Other calls of the same attempt are late now.
         client.next_attempt();
         client.prefill_moved(Rc::clone(&worker));
     }
@@ -270,7 +270,7 @@ fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
     }
 }
 
-/// What becomes of the blocks that a prefill has staged and no decode fetches.
+/// Cleans up blocks that a prefill has staged and no decode fetches.
 fn clean_up(gateway: &PoolRuntime, client: &Stream, after: AfterPrefill, worker: &Worker) {
     match after {
         AfterPrefill::CleanUp(leg) => cleanup::start(gateway, client, &leg, worker),
@@ -279,7 +279,7 @@ fn clean_up(gateway: &PoolRuntime, client: &Stream, after: AfterPrefill, worker:
     }
 }
 
-/// The blocks of a hand-off whose answer names none: those of its prompt.
+/// Blocks of a hand-off whose answer names none: those of its prompt.
 fn blocks_of(gateway: &PoolRuntime, answer: PrefillAnswer<'_>) -> u64 {
     match answer {
         PrefillAnswer::Whole { body, .. } => usage::prompt_blocks(body, gateway.pool.block_tokens),
@@ -301,7 +301,8 @@ fn try_another(gateway: &PoolRuntime, job: Job, failed: &Worker, answer: Prefill
     start(gateway, job);
 }
 
-/// The worker's answer is the client's: the request was at fault. If decode has begun to answer, that is broken off.
+/// Passes the worker's answer to the client: the request was at fault. A decode answer that has begun gets a pending reset
+/// instead.
 fn pass_on(gateway: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     let PrefillAnswer::Whole { status, body } = answer else {
         return;
@@ -319,7 +320,7 @@ fn pass_on(gateway: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>
     }
 }
 
-/// The worker has refused the request, and decode waits beside: there may be another pair for both.
+/// Asks another pair: prefill has refused the request while decode waits for it.
 fn ask_another_pair(
     gateway: &PoolRuntime,
     client: &Rc<Stream>,
@@ -367,7 +368,7 @@ fn end_here(gateway: &PoolRuntime, client: &Stream, terminal: Terminal) {
     }
 }
 
-/// Prefill has failed for good.
+/// Ends a request whose prefill has failed for good.
 fn refused(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.ids());
     gateway.telemetry.handoff_failed(Leg::Prefill);
@@ -382,7 +383,7 @@ fn refused(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     }
 }
 
-/// The same where decode runs beside it: while its client has read nothing there may be another pair.
+/// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
 fn failed_beside(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
     if client.beside.replace(ConcurrentPrefill::Nothing) == ConcurrentPrefill::Nothing {
         return refused(gateway, client, refusal);
@@ -396,7 +397,7 @@ fn failed_beside(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, e
     recovery::recover(gateway, client, Failure::Refused(refusal), end_of(end));
 }
 
-/// The prefill beside has failed, and the client has begun to read: it must not read a good end.
+/// Sets a pending reset: concurrent prefill has failed, and the client has begun to read. The answer must not end as a success.
 fn doom(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     client.beside.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
@@ -407,5 +408,5 @@ fn doom(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     gateway.watch_over(client);
 }
 
-/// Ticks that a chunk is waited for which may tell of the failure.
+/// Rounds to wait for a chunk that may carry the error to the client.
 const DOOMED_TICKS: u8 = 1;

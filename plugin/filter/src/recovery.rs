@@ -1,6 +1,6 @@
-//! Owns what happens when a decode leg has failed before its client has read anything: other workers are called in its place,
-//! and what they answer goes to the client in one piece, as the events of a stream too. Nothing can be forwarded twice: so
-//! these are calls of the root's.
+//! Owns the recovery of a decode leg that has failed before its client has read anything: other workers are called in its place,
+//! and their answer goes to the client in one piece, event streams included. A request cannot be forwarded twice, so the root
+//! makes these calls.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,38 +21,38 @@ use crate::response;
 use crate::stream::{ConcurrentPrefill, PendingReset, Response, Stage, Stream};
 use crate::telemetry;
 
-/// How long an answer in one piece may take where nothing says how long it may be.
+/// Timeout of an answer in one piece, if the dispatch has none.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// How a decode leg failed, which is the client's answer where nobody can take its place.
+/// How a decode leg failed; the client's answer if no worker can take its place.
 pub enum Failure {
-    /// Its worker answered with an error, which is held back.
+    /// The worker answered with an error, which is held back.
     Status,
-    /// The worker that was called in its place answered with an error.
+    /// The replacement worker answered with an error.
     AnsweredWithError {
-        /// Its status.
+        /// Status of the error.
         status: u16,
-        /// Its headers, as far as they concern a client.
+        /// Headers of the error, as far as they concern a client.
         headers: Vec<Header>,
-        /// Its body.
+        /// Body of the error.
         body: Vec<u8>,
     },
     /// No worker took the connection.
     Unreached,
-    /// Its worker broke the connection off before it answered.
+    /// The worker broke the connection off before it answered.
     Broken,
-    /// Its worker said nothing for too long.
+    /// The worker said nothing for too long.
     Silent,
-    /// Its worker ended the answer without having said anything.
+    /// The worker ended the answer without content.
     Empty,
-    /// One of its workers is in the fleet no more.
+    /// One of the request's workers has left the fleet.
     Left,
-    /// Its worker answered with a status that is no answer to such a request.
+    /// The worker answered with a status that is no answer to such a request.
     Unusable {
         /// The status.
         status: u16,
     },
-    /// The prefill beside it failed, or the request cannot be sent.
+    /// The concurrent prefill failed, or the request cannot be sent.
     Refused(Refusal),
 }
 
@@ -74,15 +74,15 @@ impl Failure {
 /// How a leg has ended.
 #[derive(Clone, Copy)]
 pub struct End {
-    /// Which one.
+    /// The leg.
     pub leg: Leg,
-    /// What came of it.
+    /// What came of the leg.
     pub came: Came,
-    /// What that means.
+    /// What the outcome means.
     pub meaning: Meaning,
 }
 
-/// A call that stands in for a decode leg.
+/// A call in place of a decode leg.
 pub struct DecodeCall {
     client: Rc<Stream>,
     attempt: u32,
@@ -91,7 +91,7 @@ pub struct DecodeCall {
     _share: Option<Rc<Share>>,
 }
 
-/// Hands a failed decode leg to the root, and holds everything back meanwhile. To be called from the stream's own callback.
+/// Hands a failed decode leg to the root, and holds everything back meanwhile. Called from the stream's own callback.
 pub fn begin(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
     client.stage.set(Stage::Recovering);
     let submitted = calls::submit(gateway, Task::Recover(Rc::clone(client), failure, end));
@@ -101,8 +101,8 @@ pub fn begin(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: 
     }
 }
 
-/// Places the request again after this `end` of a leg. Where that cannot be done the client is told of the `failure`. To be called
-/// on the root.
+/// Routes the request again after this `end` of a leg. If that is not possible, the client gets the `failure`. Called on the
+/// root.
 pub fn recover(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
     if client.stage.get() == Stage::Ended {
         return;
@@ -154,7 +154,7 @@ fn plan(gateway: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
     router.recover(&mut seat, &failed, body, gateway.vm.now())
 }
 
-/// Who was asked for the leg that failed, in their order.
+/// Workers that were asked for the failed leg, in their order.
 fn asked(gateway: &PoolRuntime, client: &Stream, end: End) -> Vec<WorkerId> {
     let seat = client.seat.borrow();
     let worker = match (end.leg, end.came) {
@@ -163,15 +163,14 @@ fn asked(gateway: &PoolRuntime, client: &Stream, end: End) -> Vec<WorkerId> {
             let router = gateway.router.borrow();
             return router.decoders_at(&client.destinations.borrow());
         }
-        // Who has left is not picked.
+        // A worker that has left is not picked.
         (_, Came::Left) => &None,
         (_, _) => &seat.decode,
     };
     worker.iter().map(|worker| worker.id).collect()
 }
 
-/// Calls a decode worker in place of the one that failed; prefill, where there is one, has been seen to. To be called on the
-/// root.
+/// Calls a decode worker in place of the one that failed; prefill, if any, is done or under way. Called on the root.
 pub fn call_decode(
     gateway: &PoolRuntime,
     client: &Rc<Stream>,
@@ -206,7 +205,7 @@ fn try_to_call(
     calls::call_decode(gateway, dispatch, &asked, timeout)
 }
 
-/// Takes the answer of a worker that was called in place of another. To be called on the root.
+/// Handles the answer of a replacement worker. Called on the root.
 pub fn answered(gateway: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'_>) {
     let DecodeCall {
         client,
@@ -235,7 +234,7 @@ pub fn answered(gateway: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
     }
 }
 
-/// A good answer to a call, if the prefill beside it is good too.
+/// A good answer to a call, held while the concurrent prefill is not known to be good.
 pub struct HeldReply {
     status: u16,
     headers: Vec<Header>,
@@ -243,7 +242,7 @@ pub struct HeldReply {
     _share: Share,
 }
 
-/// The answer is the client's; a good one not before the prefill beside it is known to be good.
+/// Delivers an answer; a good one not before the concurrent prefill is known to be good.
 fn reply(
     gateway: &PoolRuntime,
     client: &Rc<Stream>,
@@ -266,14 +265,14 @@ fn reply(
     }));
 }
 
-/// The prefill beside is good: so is the answer that was held back for it, if there is one.
+/// Delivers the held answer, if there is one: the concurrent prefill is good.
 pub fn deliver_held(gateway: &PoolRuntime, client: &Rc<Stream>) {
     if let Some(held) = client.held_reply.take() {
         deliver(gateway, client, held.status, held.headers, &held.body);
     }
 }
 
-/// The answer is the client's.
+/// Delivers an answer to the client.
 fn deliver(
     gateway: &PoolRuntime,
     client: &Rc<Stream>,
@@ -287,7 +286,7 @@ fn deliver(
     }
     client.next_attempt();
     kept.extend(response::names(gateway, &client.seat.borrow()));
-    // Of several nobody tells which one the call has reached.
+    // Of several destinations, the one that the call has reached is not known.
     if gateway.config.response_headers
         && let [address] = client.destinations.borrow().as_slice()
     {
@@ -303,7 +302,7 @@ fn deliver(
     }
 }
 
-/// What the client is told if nobody else can be found: what a worker said last. One that is still held back stays as it is.
+/// The client's answer if no other worker is found: what a worker said last. An error that is still held back stays as it is.
 fn last(before: Failure, came: Came, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Failure {
     match (&before, came, answer) {
         (Failure::Status, ..) => before,
@@ -319,7 +318,7 @@ fn last(before: Failure, came: Came, answer: PrefillAnswer<'_>, headers: Vec<Hea
     }
 }
 
-/// What came: also a success that says nothing is a failure.
+/// What came of a call: a success without content is a failure, too.
 fn came(answer: PrefillAnswer<'_>, headers: &[Header]) -> Came {
     if let Some(came) = answer.came() {
         return came;
@@ -343,7 +342,7 @@ fn find<'h>(headers: &'h [Header], name: &[u8]) -> Option<&'h [u8]> {
     found.map(|(_, value)| value.as_slice())
 }
 
-/// An answer all of which is there.
+/// Reads a complete answer.
 fn read(headers: &[Header], body: &[u8]) -> Reader {
     let kind = find(headers, b"content-type").unwrap_or_default();
     let mut reader = Reader::new(kind, find(headers, b"content-encoding"));
@@ -352,7 +351,7 @@ fn read(headers: &[Header], body: &[u8]) -> Reader {
     reader
 }
 
-/// Nobody can take the failed worker's place: its failure is the client's answer. To be called on the root.
+/// Ends a request that no other worker can take: the failure is the client's answer. Called on the root.
 pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
     if client.stage.get() == Stage::Ended || !client.enter() {
         return;
@@ -391,7 +390,7 @@ pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
     cleanup::give_up(gateway, client);
 }
 
-/// Sees to the streams whose workers are late, and to those whose answers must end badly. Called at each tick.
+/// Handles streams whose workers are late, and streams with a pending reset. Called in each round.
 pub fn see_to_late(gateway: &PoolRuntime) {
     for client in gateway.late_or_doomed() {
         if !client.enter() {
@@ -416,7 +415,7 @@ pub fn see_to_late(gateway: &PoolRuntime) {
     }
 }
 
-/// What a stream's silence says: where other streams of its worker have moved since, its client may read slowly.
+/// Meaning of a stream's silence: if other streams of its worker have moved since, its client may read slowly.
 fn silence(gateway: &PoolRuntime, client: &Stream) -> Came {
     match gateway.has_moved_since(client) {
         true => Came::Unread,
@@ -424,7 +423,7 @@ fn silence(gateway: &PoolRuntime, client: &Stream) -> Came {
     }
 }
 
-/// Sees to the streams whose clients have read nothing and wait for a worker that has left the fleet: they are not left to its
+/// Recovers streams whose clients have read nothing and wait for a worker that has left the fleet, without waiting for its
 /// deadline.
 pub fn see_to_left(gateway: &PoolRuntime) {
     let left = gateway.who_left();
@@ -433,7 +432,7 @@ pub fn see_to_left(gateway: &PoolRuntime) {
     }
     prefill_call::replace_left(gateway, &left);
     if !gateway.router.borrow().can_serve_any() {
-        // Nobody could take over, and an answer may still come.
+        // No worker could take over, and an answer may still come.
         return;
     }
     for client in gateway.waiting_for(&left) {
@@ -457,7 +456,7 @@ fn see_to_doomed(gateway: &PoolRuntime, client: &Stream) {
 }
 
 impl Stream {
-    /// It is placed anew; what it is counted under stays.
+    /// Assigns the request anew; the facts that it is counted under stay.
     fn sit(&self, gateway: &PoolRuntime, mut seat: Assignment) {
         seat.facts = std::mem::take(&mut self.seat.borrow_mut().facts);
         let kept = seat.staged_blocks();
@@ -468,12 +467,11 @@ impl Stream {
         self.seat.replace(seat);
     }
 
-    /// The workers that have it now are to be so no more: what they are doing for it is called off. The effective context is another
-    /// one after that.
+    /// Leaves the present workers, and calls off what they are doing for the request. Changes the effective context.
     fn leave_pair(&self, gateway: &PoolRuntime) {
         self.next_attempt();
         self.beside.set(ConcurrentPrefill::Nothing);
-        // The root's call, so that its answer finds who has made it.
+        // The root makes the call, so that the answer finds its caller.
         if self.abort.borrow().is_some()
             && host::enter_context(gateway.root_id).is_ok()
             && let Some(token) = self.call_off(gateway)

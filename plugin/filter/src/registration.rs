@@ -1,4 +1,4 @@
-//! Owns the workers that register themselves: what they send to this gateway, and whose lease is over.
+//! Owns self-registration of workers: requests to the registry, and the expiry of leases.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::pools::Pools;
 
 const PATH: &[u8] = b"/pd-router/workers";
 
-/// Attempts at changing a registry while other threads change it too.
+/// Attempts at updating a registry while other threads update it too.
 const ATTEMPTS: u32 = 16;
 
-/// A request to the registry, until its body is there.
+/// A request to the registry, kept until its body is complete.
 pub struct RegistrationRequest {
     method: Method,
     path: String,
@@ -35,7 +35,7 @@ enum Method {
 }
 
 impl RegistrationRequest {
-    /// A request that is for the registry; none where it is not, or where no pool takes registrations.
+    /// The registry request with this `head`; `None` for any other path, or if no pool takes registrations.
     pub fn of(pools: &Pools, head: Head<'_>, headers: &[Header]) -> Option<Self> {
         let end = head.path.iter().position(|byte| *byte == b'?');
         let path = head.path.get(..end.unwrap_or(head.path.len()))?;
@@ -59,7 +59,7 @@ impl RegistrationRequest {
         })
     }
 
-    /// What is answered before the body is there: nobody sends one in vain. None: the body is waited for.
+    /// The reply that needs no body, so that no body is sent in vain; `None`: the body is needed.
     pub fn early_answer(&self, pools: &Pools) -> Option<Reply> {
         let office = match self.office(pools) {
             Ok(office) => office,
@@ -72,12 +72,12 @@ impl RegistrationRequest {
         }
     }
 
-    /// Whether so many bytes are too many.
+    /// Whether a body of `size` bytes is over the limit.
     pub fn is_too_long(size: usize) -> bool {
         size > MAX_BODY
     }
 
-    /// What is answered to the whole request.
+    /// The reply to the complete request.
     pub fn answer(&self, pools: &Pools, body: &[u8]) -> Reply {
         match self.change(pools, body) {
             Ok(reply) => reply,
@@ -123,7 +123,7 @@ fn read(key: &str) -> (Registry, Option<u32>) {
     (Registry::decode(&bytes).unwrap_or_default(), Some(version))
 }
 
-/// Changes the registry that lies at `key`, whoever else does at the same time.
+/// Applies a change to the registry at `key`, retried while other threads write there.
 fn apply(key: &str, change: &Change, max_workers: usize) -> Result<usize, Problem> {
     for _ in 0..ATTEMPTS {
         let (mut registry, version) = read(key);
@@ -136,19 +136,19 @@ fn apply(key: &str, change: &Change, max_workers: usize) -> Result<usize, Proble
     Err(Problem::Contended)
 }
 
-/// What this VM has seen of a pool's registry.
+/// A pool's registry as this VM has seen it.
 #[derive(Default)]
 pub struct RegistryView {
     registry: Registry,
     version: Option<u32>,
     leases: Leases,
     rounds: u64,
-    /// How long a round takes.
+    /// Length of a round.
     round: Duration,
 }
 
 impl RegistryView {
-    /// Looks at what lies at `key` now. Tells whose counter has stood still for `lease` rounds.
+    /// Reads the registry at `key`. Returns the workers whose counter has stood still for `lease` rounds.
     fn look(&mut self, key: &str, lease: u64) -> Vec<Named> {
         if let Some((bytes, version)) = host::shared(key)
             && self.version.replace(version) != Some(version)
@@ -159,19 +159,19 @@ impl RegistryView {
     }
 }
 
-/// Judges the leases of a pool while this VM leads, and makes those who have registered the fleet.
+/// Expires a pool's leases while this VM leads, and publishes the registered workers as the fleet.
 pub struct Registrar {
     rules: RegistrationDiscovery,
     key: String,
-    /// The revision that was made the fleet.
+    /// The registry revision that the fleet was last made from.
     seen: Option<u64>,
 }
 
-/// A VM that does not lead looks at the registry only each so manieth round, so that it can say how old the leases are.
+/// Rounds between two reads of the registry by a VM that does not lead: often enough to report the age of leases.
 const LOOKS: u64 = 10;
 
 impl Registrar {
-    /// For a pool that takes registrations.
+    /// The registrar of a pool that takes registrations; `None` for other pools.
     pub fn new(gateway: &PoolRuntime) -> Option<Self> {
         let Discovery::Registration(rules) = &gateway.pool.discovery else {
             return None;
@@ -183,7 +183,7 @@ impl Registrar {
         })
     }
 
-    /// To be called in each round, which takes so long.
+    /// Called in each round; `round` is the length of one.
     pub fn tick(&mut self, gateway: &Rc<PoolRuntime>, round: Duration) {
         let mut roll = gateway.roll.borrow_mut();
         roll.rounds = roll.rounds.wrapping_add(1);
@@ -201,7 +201,8 @@ impl Registrar {
             return;
         }
         match (roll.version, expired.is_empty()) {
-            // The first one to write a key is not protected against another first one: so it is done before anybody comes.
+            // The first write of a key is not protected against another first write: the key is created before any worker
+            // registers.
             (None, _) => {
                 let _ =
                     host::set_shared(&self.key, &roll.registry.encode().unwrap_or_default(), None);
@@ -221,7 +222,7 @@ impl Registrar {
     fn make_fleet(&mut self, gateway: &PoolRuntime, registry: &Registry) {
         let revision = registry.revision();
         if revision == 0 {
-            // Nobody has ever registered: who is known from before stays.
+            // No worker has ever registered: workers known from before stay.
             return;
         }
         if self.seen.replace(revision) == Some(revision) {
@@ -237,7 +238,7 @@ impl Registrar {
         }
     }
 
-    /// If somebody has registered meanwhile, it is looked at again in the next round.
+    /// Removes workers with expired leases. After a concurrent registration the next round tries again.
     fn take_out(&self, mut registry: Registry, expired: Vec<Named>, version: u32) {
         let changed = registry.apply(&Change::Delete(expired), self.rules.max_workers);
         if changed.is_ok()

@@ -1,7 +1,7 @@
-//! Owns one response's callbacks: what is held back of it, what is read in it, and what is changed.
+//! Owns one response's callbacks: what of the answer is held back, read and edited.
 //!
-//! Its headers are held back until the answer says something: as long as the client has read nothing, another worker can
-//! take the place of one that fails.
+//! Headers are held back until the answer has content: as long as the client has read nothing, another worker can take the place
+//! of one that fails.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -19,33 +19,33 @@ use crate::planning;
 use crate::recovery::{self, End, Failure};
 use crate::stream::{ConcurrentPrefill, Response, Stage, Stream};
 
-/// So many bytes say something, whatever they are: nobody's first event is longer.
+/// Bytes that count as content, whatever they are: no engine's first event is longer.
 const MOST_HELD: usize = 64 * 1024;
 
-/// So long an answer in one piece may be that is held to be changed: half of what the proxy buffers, as a rule.
+/// Longest unstreamed answer that is held to be edited, in bytes: half of what the proxy buffers, as a rule.
 const MOST_CHANGED: usize = 512 * 1024;
 
-/// What is known of a response.
+/// State of one response.
 #[derive(Default)]
 pub struct Reading {
-    /// What the client reads instead of the proxy's own words.
+    /// Body sent to the client in place of the proxy's own error text.
     replacement: Option<String>,
-    /// Reads an answer that is charged to a worker.
+    /// Reader of an answer that is charged to a worker.
     reader: Option<Reader>,
-    /// How much of what is held back has been read already.
+    /// Bytes of the held body that have been read already.
     read: usize,
-    /// Whether its end has been seen.
+    /// Whether the response's end has been seen.
     has_ended: bool,
-    /// Whether the client has been told that it ends badly.
+    /// Whether the client has been sent the error event of a pending reset.
     told_of_doom: bool,
 }
 
 impl Reading {
-    /// The response has begun.
+    /// Handles the response's headers.
     pub fn headers(&mut self, gateway: &PoolRuntime, stream: &Rc<Stream>, end: bool) -> Action {
         match stream.stage.get() {
             Stage::Forwarded => {}
-            // A worker that was given up answers after all.
+            // A late answer of a worker that is being replaced.
             Stage::Recovering => return Action::Pause,
             _ => return Action::Continue,
         }
@@ -83,14 +83,14 @@ impl Reading {
         stream.form.set(told);
         let is_edited = stream.change.borrow().is_some() || stream.wants_logprobs.get();
         if is_edited && told == Form::Events {
-            // Nobody knows yet how long it will be.
+            // The length after the edits is not known yet.
             let _ = host::remove_header(Map::Response, b"content-length");
         }
         self.reader = Some(Reader::new(kind, received.first("content-encoding")));
-        // What a path does that is not known may well answer nothing.
+        // An unknown path may well answer nothing.
         let expects_tokens = stream.seat.borrow().expects_tokens();
         match (expects_tokens, end) {
-            // Its length is told in its headers, and will be another one.
+            // The headers contain the length, which the edits change.
             (false, false) if is_changed && told == Form::Whole => {
                 hold_to_change(gateway, stream, received)
             }
@@ -100,7 +100,7 @@ impl Reading {
         }
     }
 
-    /// An answer that has ended without having said anything.
+    /// Recovers from an answer that has ended without content.
     fn empty(&mut self, gateway: &PoolRuntime, stream: &Rc<Stream>) -> Action {
         log::warn!("[{}] its worker answered nothing", stream.ids());
         let end = ended(gateway, stream, Came::Empty);
@@ -143,12 +143,12 @@ impl Reading {
                 self.nobody_reached(gateway, stream);
             }
         }
-        // An error tells nothing of the worker's speed.
+        // An error says nothing about the worker's speed.
         stream.seat.borrow_mut().release();
         Action::Continue
     }
 
-    /// The proxy could not reach anybody: the client is told so in the shape of other errors.
+    /// The proxy reached no worker: the error gets the shape of the filter's other errors.
     fn nobody_reached(&mut self, gateway: &PoolRuntime, stream: &Stream) {
         let what = match gateway.router.borrow().pool().protocol.reaches_workers() {
             false => "frontend",
@@ -175,7 +175,7 @@ impl Reading {
         }
     }
 
-    /// A piece of the body; while pieces are held back, all of them together.
+    /// Handles a piece of the body; while pieces are held back, all of them together.
     pub fn body(
         &mut self,
         gateway: &Rc<PoolRuntime>,
@@ -198,7 +198,7 @@ impl Reading {
         }
         if passes_unread(gateway, stream) {
             stream.clock.stir();
-            // It is the piece that renews a booking, whatever is in it.
+            // Any piece renews a booking, whatever it contains.
             stream.seat.borrow_mut().generated(stream.tokens.get());
             return Action::Continue;
         }
@@ -219,14 +219,14 @@ impl Reading {
             return Action::Pause;
         }
         let json = self.replacement.take().unwrap_or_default();
-        // The length has been told already; if the body cannot be set the proxy breaks the response off.
+        // The length has been set already; if the body cannot be set the proxy breaks the response off.
         if let Err(error) = host::set_buffer(Buffer::Response, json.as_bytes()) {
             log::error!("an error's body could not be written: {error}");
         }
         Action::Continue
     }
 
-    /// Reads what is new: the first token ends the prefill charge, the others let decode's grow.
+    /// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
     fn read(&mut self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
         let Some(reader) = &mut self.reader else {
             return;
@@ -258,7 +258,7 @@ impl Reading {
         }
     }
 
-    /// Nothing of the answer has reached the client.
+    /// Handles a piece while nothing of the answer has reached the client.
     fn held(
         &mut self,
         gateway: &Rc<PoolRuntime>,
@@ -271,10 +271,10 @@ impl Reading {
                 return self.empty(gateway, stream);
             }
             Verdict::Nothing if !end && bytes.len() < MOST_HELD => return Action::Pause,
-            // The worker says that it failed, in its answer in place of a status.
+            // The worker reports a failure in its answer in place of a status.
             Verdict::Failed(_) if stream.may_recover() => {
                 let end = ended(gateway, stream, Came::FailedInside);
-                // What it says of its worker is said.
+                // The outcome is recorded above: `settle` must not judge the worker again.
                 self.reader = None;
                 recovery::begin(gateway, stream, Failure::Status, end);
                 return Action::Pause;
@@ -317,22 +317,22 @@ impl Reading {
         self.pass(stream, &bytes, end)
     }
 
-    /// Hands on what is there.
+    /// Passes the received bytes on.
     fn pass(&mut self, stream: &Stream, bytes: &[u8], end: bool) -> Action {
         self.read = 0;
         stream.rewrite(bytes, end);
         Action::Continue
     }
 
-    /// The answer must end badly. An event says so in place of one that passes; the connection breaks with the next, or at
-    /// the next tick: an event that is written together with the break would be lost.
+    /// Carries out a pending reset: an error event replaces one that would pass; the connection breaks with the next, or in a
+    /// later round. An event that is written together with the break would be lost.
     fn doomed(&mut self, gateway: &PoolRuntime, stream: &Stream, end: bool) -> Action {
         let doom = stream.doom.borrow();
         let Some(refusal) = doom.as_ref().map(|doom| &doom.refusal) else {
             return Action::Pause;
         };
         let may_tell = stream.form.get() == Form::Events && !self.told_of_doom && !end;
-        // What passed last may have ended in the middle of a line.
+        // The piece passed last may have ended in the middle of a line.
         let event = format!("\n\ndata: {}\n\n", refusal.to_json());
         if may_tell && host::set_buffer(Buffer::Response, event.as_bytes()).is_ok() {
             self.told_of_doom = true;
@@ -344,9 +344,9 @@ impl Reading {
         Action::Pause
     }
 
-    /// Trailers end the answer in place of a last piece of its body.
+    /// Handles trailers, which end the answer in place of a last piece of its body.
     pub fn trailers(&mut self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
-        // What is held back of the body lies there still.
+        // The held part of the body is still in the proxy's buffer.
         self.body(gateway, stream, self.read, true)
     }
 
@@ -356,13 +356,13 @@ impl Reading {
             .map_or(Verdict::Content, Reader::verdict)
     }
 
-    /// Whether the event behind which nothing comes is there.
+    /// Whether the answer's final event has come.
     fn is_over(&self) -> bool {
         self.reader.as_ref().is_some_and(Reader::is_over)
     }
 
-    /// Whether what is there waits for what comes next: it may look like a good end, and the prefill beside is not known to be good;
-    /// or it is to be changed, and ends amid a line.
+    /// Whether the bytes received wait for the next ones: they may look like a good end while the concurrent prefill is not known
+    /// to be good, or they are to be edited and end amid a line.
     fn must_wait(&self, stream: &Stream) -> bool {
         let is_beside = stream.beside.get() == ConcurrentPrefill::Running;
         let is_changed = stream.change.borrow().is_some();
@@ -371,8 +371,7 @@ impl Reading {
         })
     }
 
-    /// The stream has ended. What became of the answer says something of its worker: only now, for one that breaks every
-    /// answer off begins them all well.
+    /// Judges the worker by the ended answer. Not earlier: a worker that breaks every answer off begins all of them well.
     pub fn settle(&self, gateway: &PoolRuntime, stream: &Stream) {
         let has_begun = self.reader.as_ref().map(Reader::has_begun);
         match (stream.stage.get(), has_begun) {
@@ -388,7 +387,7 @@ impl Reading {
             (Stage::Forwarded, Some(true)) => {
                 ended(gateway, stream, Came::Good);
             }
-            // Who was at fault is known already.
+            // The worker at fault is known already.
             (Stage::Recovering, _) => {
                 is_broken_off(gateway, stream);
             }
@@ -397,8 +396,8 @@ impl Reading {
     }
 }
 
-/// Whether nothing in what follows of an answer matters to anybody: its client reads it already, it is not changed, nothing else is
-/// under way for it, and its tokens are not counted.
+/// Whether the rest of an answer can pass unread: the client reads already, nothing is edited, nothing else is under way for the
+/// request, and its tokens are not counted.
 fn passes_unread(gateway: &PoolRuntime, stream: &Stream) -> bool {
     !gateway.pool.output.accounting
         && stream.response.get() == Response::Flowing
@@ -408,7 +407,7 @@ fn passes_unread(gateway: &PoolRuntime, stream: &Stream) -> bool {
         && !stream.wants_logprobs.get()
 }
 
-/// Whether the stream has ended because its worker broke the answer off; that is counted.
+/// Whether the stream has ended because its worker broke the answer off; counted if so.
 fn is_broken_off(gateway: &PoolRuntime, stream: &Stream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
     let is_so = details.starts_with(b"upstream_reset_after_response_started");
@@ -419,7 +418,7 @@ fn is_broken_off(gateway: &PoolRuntime, stream: &Stream) -> bool {
     is_so
 }
 
-/// The leg that the client waits for has ended so: what that means.
+/// Records how the leg that the client waits for has ended, and what that means.
 pub fn ended(gateway: &PoolRuntime, stream: &Stream, came: Came) -> End {
     let mut router = gateway.router.borrow_mut();
     let mut seat = stream.seat.borrow_mut();
@@ -428,8 +427,8 @@ pub fn ended(gateway: &PoolRuntime, stream: &Stream, came: Came) -> End {
     End { leg, came, meaning }
 }
 
-/// An answer in one piece that generates nothing, as embeddings, is held until it can be changed; one that may be too long to be
-/// held goes on as it is.
+/// Holds an unstreamed answer that generates nothing, such as embeddings, until it can be edited; an answer that may be too long
+/// to be held passes unedited.
 fn hold_to_change(gateway: &PoolRuntime, stream: &Stream, received: &Headers) -> Action {
     let length = received.first("content-length");
     let length = length.and_then(|length| std::str::from_utf8(length).ok()?.parse::<usize>().ok());
@@ -446,7 +445,7 @@ fn first_digit(status: &[u8]) -> usize {
     usize::from(digit)
 }
 
-/// A status as a number; 0 where it is none.
+/// A status as a number; 0 if it is not one.
 fn code(status: &[u8]) -> u16 {
     let text = std::str::from_utf8(status);
     text.ok()
@@ -454,10 +453,10 @@ fn code(status: &[u8]) -> u16 {
         .unwrap_or_default()
 }
 
-/// Marks an answer of a worker's for people, and notes who gave it.
+/// Adds headers for people to a worker's answer, and notes which worker gave it.
 fn mark(gateway: &PoolRuntime, stream: &Stream) {
     if let Some(explanation) = stream.explanation.take() {
-        // For people only, as the names are: a response that cannot be marked is still a response.
+        // For people only, as the names are: a response without the header is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
     }
     if stream.destinations.borrow().len() > 1 || gateway.config.response_headers {
@@ -483,7 +482,7 @@ pub fn served(address: SocketAddr) -> Header {
     )
 }
 
-/// The headers that name the workers, where they are wanted.
+/// The headers that name the workers, if configured.
 pub fn names(gateway: &PoolRuntime, seat: &Assignment) -> Vec<Header> {
     let pair = [
         (headers::PREFILL, &seat.prefill),
@@ -503,7 +502,7 @@ fn last_tried() -> Option<SocketAddr> {
     std::str::from_utf8(&address).ok()?.parse().ok()
 }
 
-/// Writes down who of the list has been asked so far. Where the proxy does not say, it is the first, who took the connection.
+/// Notes which destinations have been tried so far. If the proxy does not say, only the first has: it took the connection.
 pub fn note_asked(stream: &Stream) {
     match last_tried() {
         Some(last) => note_asked_until(stream, last),
@@ -517,7 +516,7 @@ fn note_asked_until(stream: &Stream, last: SocketAddr) {
     stream.destinations.replace(asked);
 }
 
-/// Writes down who really answers. Those before it in the list took no connection.
+/// Notes the destination that answered. Those before it in the list took no connection.
 fn note_server(gateway: &PoolRuntime, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
@@ -535,7 +534,8 @@ fn note_server(gateway: &PoolRuntime, stream: &Stream) {
     gateway.telemetry.decode_retried();
 }
 
-/// The proxy got no answer: those that it tried before the last took no connection; what became of the last, its words say.
+/// Judges a request without an answer from a worker: destinations before the last tried took no connection; the proxy's details
+/// say what became of the last.
 fn blame(gateway: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, End) {
     let last = last_tried();
     if let Some(last) = last {
@@ -545,7 +545,7 @@ fn blame(gateway: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, En
             router.served_by(&mut stream.seat.borrow_mut(), last);
         }
     }
-    // Those behind it in the list have not been asked.
+    // Destinations behind it in the list have not been tried.
     note_asked(stream);
     let unknown = match last {
         Some(_) => Came::Cut,

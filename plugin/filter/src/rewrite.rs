@@ -1,5 +1,5 @@
-//! Owns the changes that an answer undergoes on its way: the tokens that prefill had cached, the logprobs of the prompt that
-//! only prefill knows, the name that the client used for the model.
+//! Owns the edits of an answer on its way to the client: the tokens that prefill had cached, the logprobs of the prompt that only
+//! prefill knows, the client's name for the model.
 
 use std::rc::Rc;
 
@@ -11,20 +11,20 @@ use crate::gateway::PoolRuntime;
 use crate::host::{self, Buffer, HostError, Map};
 use crate::stream::Stream;
 
-/// What is to be changed in an answer.
+/// The edits that an answer needs.
 #[derive(Default)]
 pub struct Change {
     events: Rewriter,
 }
 
 impl Change {
-    /// The whole answer, changed; none where there is nothing to change.
+    /// An unstreamed answer, edited; `None` if there is nothing to edit.
     fn of_document(&self, document: &[u8]) -> Option<Vec<u8>> {
         let text = std::str::from_utf8(document).ok()?;
         self.events.of_document(text).map(String::into_bytes)
     }
 
-    /// What may be handed on of a stream of events once these bytes of it have come.
+    /// Reads a piece of an event stream; returns the edited events that may be passed on.
     fn of_events(&mut self, bytes: &[u8], is_end: bool) -> Vec<u8> {
         let mut changed = self.events.read(bytes);
         if is_end {
@@ -34,14 +34,14 @@ impl Change {
     }
 }
 
-/// Notes how many tokens the prefill worker had cached, where the client is to be told.
+/// Adds the number of tokens that the prefill worker had cached to the answer's edits, if clients get it.
 pub fn report_cached(gateway: &PoolRuntime, client: &Rc<Stream>, cached: u64) {
     if gateway.router.borrow().pool().report_cached_tokens {
         client.change_by(EventEdit::CachedTokens(cached));
     }
 }
 
-/// Notes the prompt's logprobs, where decode's answer lacks them.
+/// Adds the prompt's logprobs to the answer's edits, if decode's answer lacks them.
 pub fn add_logprobs(client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     let PrefillAnswer::Whole { body, .. } = answer else {
         return;
@@ -54,14 +54,14 @@ pub fn add_logprobs(client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
 }
 
 impl Stream {
-    /// From now on the answer is changed by this too.
+    /// Adds an edit for the rest of the answer.
     pub fn change_by(&self, edit: EventEdit) {
         let mut change = self.change.borrow_mut();
         change.get_or_insert_default().events.add(edit);
     }
 
-    /// Changes what is there of the answer, where it must be changed: events as they come, an answer in one piece when its end is
-    /// there. The stream's context must be the effective one.
+    /// Edits the received part of the answer, if there are edits: events as they come, an unstreamed answer when it is complete.
+    /// The stream's context must be the effective one.
     pub fn rewrite(&self, bytes: &[u8], is_end: bool) {
         let rewritten = match self.form.get() {
             Form::Events => self.rewrite_events(bytes, is_end),
@@ -80,7 +80,7 @@ impl Stream {
         };
         let changed = change.of_events(bytes, is_end);
         match (bytes, changed.as_slice()) {
-            // Trailers come with no body in hand.
+            // Trailers come without a body.
             ([], []) => Ok(()),
             _ => host::set_buffer(Buffer::Response, &changed),
         }
@@ -96,7 +96,7 @@ impl Stream {
         host::set_header(Map::Response, "content-length", length.as_bytes())
     }
 
-    /// An answer that a call has brought, changed as it would have been on its way.
+    /// The answer to a call, edited as a forwarded answer would have been.
     pub fn rewritten(&self, answer: &[u8], form: Form) -> Vec<u8> {
         let mut change = self.change.borrow_mut();
         let Some(change) = change.as_mut() else {

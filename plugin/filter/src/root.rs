@@ -23,8 +23,7 @@ use crate::recovery;
 use crate::registration::Registrar;
 use crate::scrape::Scraper;
 
-/// How often it is looked whether somebody is late, whether there is a newer fleet, and whether a poll is due: so many ticks as
-/// take at least that long.
+/// Interval of a round, the slow tick: deadlines, fleet version, polls. Rounded up to whole ticks.
 const ROUND: Duration = Duration::from_millis(100);
 
 /// A root context.
@@ -35,17 +34,17 @@ pub struct Root {
     until_round: Cell<u32>,
 }
 
-/// What a configured root works with.
+/// State of a configured root.
 struct ConfiguredRoot {
     pools: Rc<Pools>,
     errands: Vec<BackgroundTasks>,
     /// Ticks in one round.
     ticks_per_round: u32,
-    /// How long a round takes.
+    /// Length of a round.
     round: Duration,
 }
 
-/// What the root asks of others for one pool.
+/// Periodic work of the root for one pool: discovery, registration, metrics of engines, questions to workers.
 struct BackgroundTasks {
     gateway: Rc<PoolRuntime>,
     poller: Poller,
@@ -66,7 +65,7 @@ impl BackgroundTasks {
         }
     }
 
-    /// Takes the answer to a call; false where the token is another's.
+    /// Handles the answer to a call; false if the token is another call's.
     fn answered(&mut self, token: u32, has_headers: bool) -> bool {
         let gateway = &self.gateway;
         let is_taken = self.poller.answered(token, has_headers, gateway)
@@ -85,14 +84,14 @@ impl BackgroundTasks {
         is_taken
     }
 
-    /// What is due in each round for the pool, by the gateway that acts for it.
+    /// Does what is due in each round for the pool, if this pool runtime acts for it.
     fn go_round(&mut self, round: Duration) {
         let gateway = &self.gateway;
         if !gateway.acts() {
             self.poller.rest();
             return;
         }
-        // Whoever was before may have left a stream's context in effect, and a call made there would end with that stream.
+        // An earlier caller may have left a stream's context in effect, and a call made there would end with that stream.
         if host::enter_context(gateway.root_id).is_err() {
             return;
         }
@@ -118,7 +117,7 @@ impl BackgroundTasks {
 }
 
 impl Root {
-    /// A root that is yet to be configured.
+    /// A root that is not configured yet.
     pub fn new(id: u32) -> Self {
         Self {
             id,
@@ -184,7 +183,7 @@ impl ConfiguredRoot {
         for errands in &mut self.errands {
             errands.go_round(self.round);
         }
-        // A root of an older configuration goes on seeing to its own streams.
+        // A root of an older configuration goes on serving its own streams.
         for gateway in self.pools.all() {
             prefill_call::hedge_late(gateway);
             recovery::see_to_late(gateway);
@@ -215,8 +214,8 @@ impl Context for Root {
         let Some(site) = &mut self.site else {
             return;
         };
-        // Without headers the answer broke off. The gRPC status that then says so stays behind for later calls, so
-        // only the count of headers is believed.
+        // Without headers the answer broke off. The gRPC status that then says so stays behind for later calls, so only the count
+        // of headers is trusted.
         let has_headers = headers > 0;
         let mut errands = site.errands.iter_mut();
         if !errands.any(|errands| errands.answered(token, has_headers)) {
@@ -226,7 +225,7 @@ impl Context for Root {
 }
 
 impl RootContext for Root {
-    /// Reads the configuration. Leaves no trace outside this VM: it may only be on trial.
+    /// Reads the configuration. Leaves no trace outside this VM: the configuration may only be on trial.
     fn on_configure(&mut self, _size: usize) -> bool {
         match self.configure() {
             Ok(()) => true,

@@ -1,4 +1,4 @@
-//! Owns the engines' own figures: the VM that leads asks every worker for its metrics, in turn, and publishes them for all.
+//! Owns the polling of engine metrics: the leading VM asks every worker in turn, and publishes the reports to all VMs.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,17 +18,17 @@ pub struct Scraper {
     rules: EngineMetrics,
     asked: HashMap<u32, Incarnation>,
     reports: HashMap<Incarnation, Report>,
-    /// Whose turn it is: a place in the fleet.
+    /// Index in the fleet of the next worker to ask.
     turn: usize,
-    /// Workers that may be asked now, and the fraction that is left over.
+    /// Workers that may be asked now, with the fraction that is left over.
     allowance: f64,
     last_round: Option<Duration>,
-    /// Whether anything was heard that is not published.
+    /// Whether there are reports that are not published.
     has_news: bool,
 }
 
 impl Scraper {
-    /// The scraper of a pool; none where it wants none, or its workers are out of reach.
+    /// The scraper of a pool; `None` if not configured, or if the pool's workers are out of reach.
     pub fn new(pool: &Pool) -> Option<Self> {
         let rules = pool.engine_metrics.clone()?;
         pool.protocol.reaches_workers().then(|| Self {
@@ -42,7 +42,7 @@ impl Scraper {
         })
     }
 
-    /// Asks those whose turn it is, if this VM leads, and publishes what was heard. To be called in each round.
+    /// Asks the workers whose turn it is, if this VM leads, and publishes new reports. Called in each round.
     pub fn tick(&mut self, gateway: &PoolRuntime) {
         if !gateway.vm.leads() {
             self.last_round = None;
@@ -67,8 +67,7 @@ impl Scraper {
             .unwrap_or(0);
     }
 
-    /// How many workers are asked now, so that each has its turn once in an interval, and no more are asked in a second than
-    /// may be.
+    /// Number of workers to ask now: each worker once in an interval, and no more in a second than allowed.
     fn due(&mut self, workers: usize, now: Duration) -> usize {
         let before = self.last_round.replace(now).unwrap_or(now);
         let elapsed = now.saturating_sub(before).as_secs_f64().min(1.0);
@@ -97,13 +96,13 @@ impl Scraper {
                 Role::Decode | Role::Aggregated => clusters.decode.clone(),
             }
         };
-        // What cannot be asked says nothing: its last figures grow old.
+        // A worker that cannot be asked reports nothing: its last figures grow old.
         if let Ok(token) = calls::get(&cluster, Some(address), &self.rules.path, &[], timeout) {
             self.asked.insert(token, life);
         }
     }
 
-    /// Takes an answer; false where the token is another call's.
+    /// Handles an answer; false if the token is another call's.
     pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &PoolRuntime) -> bool {
         let Some(life) = self.asked.remove(&token) else {
             return false;

@@ -1,4 +1,4 @@
-//! Owns what of a request outlives a single callback: shared between its context and the root that makes its calls.
+//! Owns the state of a request that outlives a single callback: shared between its context and the root that makes its calls.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -24,143 +24,143 @@ use crate::recovery::{Failure, HeldReply};
 use crate::rewrite::Change;
 use crate::telemetry::Ended;
 
-/// How far a request has come.
+/// Stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Its body is being buffered.
+    /// The body is being buffered.
     Reading(Generation),
-    /// Its body is compressed, and is buffered only to be let through whole.
+    /// The body is compressed, and is buffered only to be passed on as it is.
     ReadingEncoded,
-    /// All who could take it are too busy: it waits for one of them.
+    /// All eligible workers are too busy: the request waits for one of them.
     Waiting(Waiter),
     /// A prefill worker is being called, and the client waits for it.
     Prefilling,
-    /// The proxy forwards it.
+    /// The proxy forwards the request.
     Forwarded,
-    /// Its decode leg has failed before the client read anything, and is replaced by calls.
+    /// The decode leg has failed before the client read anything, and is replaced by calls.
     Recovering,
-    /// It was answered from here.
+    /// The filter has answered the request.
     Answered,
-    /// Its stream has ended.
+    /// The stream has ended.
     Ended,
 }
 
-/// A prefill that runs beside its decode.
+/// State of a concurrent prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConcurrentPrefill {
-    /// There is none, or it has done its part.
+    /// None, or ended.
     Nothing,
-    /// It is under way: decode's answer must not end well before it is known to be good.
+    /// Under way: decode's answer must not end well before prefill is known to be good.
     Running,
 }
 
-/// How far the response has come, and what of it is held back.
+/// Progress of the response, and what of it is held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Response {
-    /// Nothing of it has come.
+    /// Nothing has come.
     Awaited,
-    /// Its headers have come, and are held back until it says something.
+    /// The headers have come, and are held back until the answer has content.
     Held,
-    /// All of it has come, and is held back until the prefill beside is known to be good.
+    /// All of the response has come, and is held back until the concurrent prefill is known to be good.
     Complete,
-    /// It flows.
+    /// The response flows.
     Flowing,
-    /// It flowed; its end is held back.
+    /// The response has flowed; its end is held back.
     EndHeld,
 }
 
-/// A request's body as its client sent it, kept for as long as the request may have to be placed again.
+/// A request's body as its client sent it, kept for as long as the request may have to be routed again.
 pub struct ReplayBuffer {
     /// The body.
     pub body: Vec<u8>,
     share: Rc<Share>,
 }
 
-/// A request that its client has left, kept for the leg that cleans up.
+/// A request that its client has left, kept for the clean-up leg.
 pub struct CleanupRequest {
-    /// As the client sent them.
+    /// Headers as the client sent them.
     pub headers: Rc<[Header]>,
-    /// As the client sent it.
+    /// Body as the client sent it.
     pub body: Vec<u8>,
     _share: Share,
 }
 
-/// An answer that must end badly.
+/// A reset that an answer must end with.
 pub struct PendingReset {
-    /// Why.
+    /// Reason of the reset.
     pub refusal: Refusal,
-    /// Ticks until it ends: an event that tells why may pass before.
+    /// Rounds until the reset: an event with the reason may pass before.
     pub ticks: u8,
 }
 
-/// What of a request outlives a single callback.
+/// State of a request that outlives a single callback.
 pub struct Stream {
     id: u32,
     ids: Ids,
-    /// Whether the client told its body's length: then the new length must be told too.
+    /// Whether the client sent the body's length: then the new length must be sent too.
     told_length: bool,
-    /// Its headers as they came, for as long as a call may be made for it: once it was forwarded the proxy shows them no more.
+    /// The request's headers as they came, kept as long as a call may be made: the proxy no longer shows them after forwarding.
     headers: RefCell<Rc<[Header]>>,
-    /// Set when the request has trailers.
+    /// Whether the request has trailers.
     pub trailers: Cell<bool>,
-    /// How far the request has come.
+    /// Stage of the request.
     pub stage: Cell<Stage>,
-    /// How far the response has come.
+    /// Progress of the response.
     pub response: Cell<Response>,
-    /// The prefill beside decode.
+    /// State of the concurrent prefill.
     pub beside: Cell<ConcurrentPrefill>,
-    /// What its headers say to the router.
+    /// Headers that matter to the router.
     pub spoken: RefCell<RoutingHeaders>,
-    /// The terms of its choice, for a caller who asked for them.
+    /// Terms of the selection, for a caller that asked for them.
     pub explanation: RefCell<Option<String>>,
-    /// What it occupies.
+    /// Workers and charges that the request occupies.
     pub seat: RefCell<Assignment>,
-    /// What a prefill worker has handed over to its decode, and what would be told of it if the stream ended now.
+    /// The hand-off from prefill to this request's decode, and the fate to report if the stream ended now.
     pub handed: Cell<Option<Handed>>,
-    /// Where it was forwarded to, one after the other.
+    /// Destinations that the request was forwarded to, in order.
     pub destinations: RefCell<Vec<SocketAddr>>,
-    /// What it takes to place it again.
+    /// What is needed to route the request again.
     pub spare: RefCell<Option<ReplayBuffer>>,
-    /// Counts how often it was placed: an answer to a call of an earlier time is nobody's any more.
+    /// Number of the present attempt: an answer to a call of an earlier attempt is no longer waited for.
     pub attempt: Cell<u32>,
     /// Prefill calls under way for the present attempt.
     pub racing: Cell<u32>,
-    /// How long its answer may take.
+    /// Deadlines of the answer.
     pub clock: Clock,
-    /// How the first of its decode legs failed, while it is being replaced.
+    /// How the first decode leg failed, while that leg is being replaced.
     pub failure: RefCell<Option<Failure>>,
-    /// The reply of a decode worker that was called in place of another, while the prefill beside it runs.
+    /// The reply of a replacement decode worker, while the concurrent prefill runs.
     pub held_reply: RefCell<Option<HeldReply>>,
-    /// Whether the name of its model has been settled.
+    /// Whether the model's name has been settled.
     pub is_named: Cell<bool>,
-    /// The change that its answer needs.
+    /// Edits that the answer needs.
     pub change: RefCell<Option<Change>>,
     /// Whether the prompt's logprobs, which only prefill knows, are wanted in the answer and not known yet.
     pub wants_logprobs: Cell<bool>,
-    /// When it came.
+    /// When the request came.
     pub came: Cell<Duration>,
-    /// When it began to wait for a worker.
+    /// When the request began to wait for a worker.
     pub queued: Cell<Duration>,
-    /// When its first token came; 0: none has.
+    /// When the first token came; 0: none has.
     pub first_token: Cell<Duration>,
-    /// Tokens of its answer, as far as it has told of them.
+    /// Tokens of the answer, as far as known.
     pub tokens: Cell<u64>,
-    /// The first digit of the status that it got; 0: none.
+    /// First digit of the status that the request got; 0: none.
     pub code: Cell<usize>,
-    /// In which form the answer comes.
+    /// Form of the answer.
     pub form: Cell<Form>,
-    /// Why its answer must end badly, though it has begun.
+    /// Reset that must end an answer which has begun.
     pub doom: RefCell<Option<PendingReset>>,
-    /// Its share of the buffered bodies.
+    /// Share of the budget for buffered bodies.
     pub body: RefCell<Option<Rc<Share>>>,
-    /// How its prefill can be called off, or made to drop what it has computed: until decode is known to have fetched that.
+    /// The call that aborts prefill, or makes it drop its blocks: kept until decode is known to have fetched them.
     pub abort: RefCell<Option<AbortLeg>>,
-    /// What its client has left behind.
+    /// The request, kept for the clean-up leg.
     pub estate: RefCell<Option<CleanupRequest>>,
 }
 
 impl Stream {
-    /// A request that has just come.
+    /// State of a request that has just come.
     pub fn new(id: u32, ids: Ids, headers: Rc<[Header]>) -> Self {
         let is_length = |(name, _): &Header| name == b"content-length";
         Self {
@@ -199,7 +199,7 @@ impl Stream {
         }
     }
 
-    /// Whether something of its answer has come since another one's came last, and from the same worker.
+    /// Whether this answer has moved since another one of the same worker last did.
     pub fn has_moved_since(&self, other: &Self) -> bool {
         let is_same = |(one, other): (&Rc<Worker>, &Rc<Worker>)| one.id == other.id;
         let (seat, others) = (self.seat.borrow(), other.seat.borrow());
@@ -211,12 +211,12 @@ impl Stream {
         is_same && self.id != other.id && self.clock.moved_after(&other.clock)
     }
 
-    /// Whether its worker is late with the answer.
+    /// Whether the worker is late with the answer.
     pub fn is_late(&self, now: Duration) -> bool {
         self.stage.get() == Stage::Forwarded && self.clock.has_run_out(self.response.get(), now)
     }
 
-    /// Whether its client has read nothing yet, and waits for a worker that is among these.
+    /// Whether the client has read nothing yet, and waits for one of these workers.
     pub fn awaits(&self, workers: &[WorkerId]) -> bool {
         let is_open = self.stage.get() == Stage::Forwarded
             && matches!(self.response.get(), Response::Awaited | Response::Held);
@@ -240,17 +240,17 @@ impl Stream {
         self.ids.told()
     }
 
-    /// The number that the proxy knows it by.
+    /// The proxy's number of the stream.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Its headers as they came.
+    /// The request's headers as they came.
     pub fn headers(&self) -> Rc<[Header]> {
         Rc::clone(&self.headers.borrow())
     }
 
-    /// Whether the client still waits for what is done in this `attempt`.
+    /// Whether the client still waits for this `attempt`.
     pub fn waits_for(&self, attempt: u32) -> bool {
         let is_open = matches!(
             self.stage.get(),
@@ -259,7 +259,7 @@ impl Stream {
         is_open && self.attempt.get() == attempt
     }
 
-    /// What has been begun for it so far concerns it no more.
+    /// Begins a new attempt: what was begun before no longer concerns the request.
     pub fn next_attempt(&self) {
         self.attempt.set(self.attempt.get().wrapping_add(1));
         self.racing.set(0);
@@ -271,36 +271,36 @@ impl Stream {
         self.spare.borrow().is_some() && self.seat.borrow().may_recover()
     }
 
-    /// Where it was sent before the proxy tried this address.
+    /// Destinations that were tried before this address.
     pub fn tried_before(&self, address: SocketAddr) -> Vec<SocketAddr> {
         let destinations = self.destinations.borrow();
         let at = destinations.iter().position(|tried| *tried == address);
         destinations.iter().take(at.unwrap_or(0)).copied().collect()
     }
 
-    /// Whether the client has read something of an answer.
+    /// Whether the client has read any of an answer.
     pub fn answer_has_begun(&self) -> bool {
         matches!(self.response.get(), Response::Flowing | Response::EndHeld)
     }
 
-    /// Its share of what may be held of bodies. A call that carries the body holds it too: the proxy keeps what it was given until
-    /// the call has ended, also where the client has left.
+    /// The request's share of a budget for bodies. A call that carries the body holds the share too: the proxy keeps the body
+    /// until the call has ended, also after the client has left.
     pub fn share(&self) -> Option<Rc<Share>> {
         let buffered = self.body.borrow().clone();
         buffered.or_else(|| Some(Rc::clone(&self.spare.borrow().as_ref()?.share)))
     }
 
-    /// Makes this stream the one that host calls are about; false when it is gone.
+    /// Makes this stream's context the effective one; false if the stream is gone.
     pub fn enter(&self) -> bool {
         host::enter_context(self.id).is_ok()
     }
 
-    /// Another prefill worker has taken over.
+    /// Notes that another prefill worker has taken over.
     pub fn prefill_moved(&self, worker: Rc<Worker>) {
         self.seat.borrow_mut().prefill = Some(worker);
     }
 
-    /// Forwards a leg of a request that waited for its prefill. The stream's context must be the effective one.
+    /// Forwards a request that waited for its prefill. The stream's context must be the effective one.
     pub fn go_on(self: &Rc<Self>, gateway: &PoolRuntime, dispatch: &Dispatch) {
         let forwarded = gateway
             .vm
@@ -313,7 +313,7 @@ impl Stream {
         }
     }
 
-    /// Answers the client with what a worker said.
+    /// Sends the client an answer.
     pub fn answer(&self, status: u32, kept: &[Header], body: &[u8]) {
         self.stage.set(Stage::Answered);
         self.code
@@ -345,7 +345,7 @@ impl Stream {
         self.seat.borrow_mut().release();
     }
 
-    /// Writes what was decided into the request, which may then go on. Its body is kept where it may have to be placed again.
+    /// Writes a dispatch into the request, which may then go on. The body is kept if the request may have to be routed again.
     pub fn forward(
         self: &Rc<Self>,
         gateway: &PoolRuntime,
@@ -372,11 +372,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Puts another body in the place of the request's. The stream's context must be the effective one.
+    /// Replaces the request's body. The stream's context must be the effective one.
     pub fn set_body(&self, body: &[u8]) -> Result<(), HostError> {
         host::set_buffer(Buffer::Request, body)?;
         // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with trailers
-        // has none, unless the client told one.
+        // has no length, unless the client sent one.
         if self.told_length || !self.trailers.get() {
             let length = body.len().to_string();
             host::set_header(Map::Request, "content-length", length.as_bytes())?;
@@ -395,7 +395,7 @@ impl Stream {
         }
     }
 
-    /// The client has begun to read: there is no way back.
+    /// Notes that the client has begun to read: no other worker can take over any more.
     pub fn answer_begins(&self, gateway: &PoolRuntime) {
         self.handed.set(self.handed.get().map(Handed::fetched));
         self.spare.replace(None);
@@ -403,13 +403,13 @@ impl Stream {
         let mut router = gateway.router.borrow_mut();
         router.answer_begins(&mut self.seat.borrow_mut());
         drop(router);
-        // While prefill runs beside, a client that leaves calls it off; then decode has fetched what it computed.
+        // While a concurrent prefill runs, a client that leaves aborts it; afterwards decode has fetched its blocks.
         if self.beside.get() == ConcurrentPrefill::Nothing {
             self.abort.replace(None);
         }
     }
 
-    /// The prefill beside decode has done its part: what was held back of the answer goes on.
+    /// Ends a concurrent prefill that was good: what was held back of the answer goes on.
     pub fn prefill_is_good(&self, gateway: &PoolRuntime) {
         self.beside.set(ConcurrentPrefill::Nothing);
         if self.answer_has_begun() {
@@ -427,7 +427,7 @@ impl Stream {
         }
     }
 
-    /// Changes what is held back of the answer: its end is there.
+    /// Edits the part of the answer that is held back, up to its end.
     fn rewrite_rest(&self) {
         if self.change.borrow().is_none() {
             return;
@@ -438,15 +438,15 @@ impl Stream {
         }
     }
 
-    /// Lets what was held back of the answer go on. The stream's context must be the effective one.
+    /// Resumes an answer that was held back. The stream's context must be the effective one.
     pub fn resume_response(&self) {
         if let Err(error) = host::resume_response() {
             log::error!("[{}] the answer could not go on: {error}", self.ids());
         }
     }
 
-    /// Ends an answer that has begun so that its client sees that it is not whole. The stream's context must be the effective
-    /// one.
+    /// Breaks off an answer that has begun, so that the client sees that it is incomplete. The stream's context must be the
+    /// effective one.
     pub fn break_off(&self, gateway: &PoolRuntime, reason: &'static str) {
         gateway.telemetry.reset(reason);
         self.stage.set(Stage::Answered);
@@ -458,8 +458,8 @@ impl Stream {
         }
     }
 
-    /// The client has left, or was answered. Frees what the stream holds, and sees to what its workers hold for it. To be
-    /// called in the stream's own context.
+    /// Ends the stream: the client has left, or was answered. Frees what the stream holds, and cleans up what its workers hold
+    /// for it. Called in the stream's own context.
     pub fn settle(&self, gateway: &PoolRuntime) {
         let stage = self.stage.replace(Stage::Ended);
         gateway.vm.receiving.end(self.id);
@@ -483,7 +483,7 @@ impl Stream {
         gateway.telemetry.stream_closed();
     }
 
-    /// All of an answer is there at once: its tokens are counted.
+    /// Records the tokens and the time to first token of an answer that is complete at once.
     pub fn answered_whole(&self, gateway: &PoolRuntime, reader: &Reader) {
         self.tokens.set(reader.tokens());
         let took = gateway.vm.now().saturating_sub(self.came.get());
@@ -492,7 +492,7 @@ impl Stream {
 
     fn tell_of_end(&self, gateway: &PoolRuntime, stage: Stage) {
         let tokens = self.tokens.get();
-        // What was held back reached nobody.
+        // An answer that was held back did not reach the client.
         let is_answered = stage == Stage::Answered || self.answer_has_begun();
         gateway.metrics.ended(&Ended {
             facts: &self.seat.borrow().facts,
@@ -501,7 +501,7 @@ impl Stream {
         });
         let begun = self.first_token.get();
         let further = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
-        // An answer in one piece has all of its tokens at once.
+        // An unstreamed answer has all of its tokens at once.
         if self.form.get() == Form::Events && further > 0 && !begun.is_zero() {
             let lasted = gateway.vm.now().saturating_sub(begun);
             gateway
@@ -510,8 +510,7 @@ impl Stream {
         }
     }
 
-    /// Keeps a copy of the request for the leg that cleans up, of a client who is still being served: more was computed for it
-    /// than it needs.
+    /// Copies the request for the clean-up leg, while its client is still being served: more was computed than the client needs.
     pub fn leave_copy(&self, gateway: &PoolRuntime) {
         let spare = self.spare.borrow();
         let Some(spare) = spare.as_ref().filter(|_| self.estate.borrow().is_none()) else {
@@ -525,7 +524,7 @@ impl Stream {
         }));
     }
 
-    /// Keeps the request for the leg that cleans up, as far as the budget goes. The stream's context is entered.
+    /// Keeps the request for the clean-up leg, if the budget allows. Enters the stream's context.
     pub fn leave_estate(&self, gateway: &PoolRuntime) {
         self.enter();
         let spare = self.spare.take().map(|spare| Ok(spare.body));
@@ -543,16 +542,16 @@ impl Stream {
         }));
     }
 
-    /// Tells the prefill worker to drop the request, where it can be told and holds anything. Its answer, made from a stream that
-    /// is gone, reaches nobody. The call's token, where one is made.
+    /// Makes the prefill worker drop the request, if it can be aborted and holds anything. Returns the call's token, if one is
+    /// made. An answer to a call made from a stream that is gone is dropped.
     pub fn call_off(&self, gateway: &PoolRuntime) -> Option<u32> {
         let abort = self.abort.take()?;
         cleanup::send(gateway, self, &abort)
     }
 }
 
-/// The headers that say where a leg goes: in order, with one retry for each destination behind the first. One more would go
-/// to the cluster's empty fallback, and replace the worker's own answer.
+/// The headers that say where a leg goes: in order, with one retry for each destination after the first. One more would go to the
+/// cluster's empty fallback, and replace the worker's own answer.
 pub fn destination_headers(dispatch: &Dispatch) -> Vec<(&'static str, String)> {
     let list: Vec<String> = dispatch
         .destinations

@@ -1,14 +1,14 @@
-//! Owns a planted trap: tests kill a VM with it. It is compiled only with the feature `trap`, into a module of its own.
+//! Owns a trap with which tests kill a VM. Compiled only with the feature `trap`, into a module of its own.
 #![allow(clippy::panic, reason = "that is what it is for")]
 
 use crate::host::{self, Header};
 use crate::vm::Vm;
 
-/// A request with this header kills the VM that it reaches (`here`), or the one that leads (`leader`), at its next round.
+/// Header of a request that kills the VM it reaches (`here`), or the leading VM at its next round (`leader`).
 const HEADER: &[u8] = b"x-pd-router-trap";
 const KEY: &str = "pd_router.trap";
 
-/// A request has come.
+/// Springs or sets the trap, if the request has the header.
 pub fn step_on(headers: &[Header]) {
     let value = headers
         .iter()
@@ -22,7 +22,7 @@ pub fn step_on(headers: &[Header]) {
     }
 }
 
-/// A round has begun.
+/// Kills the leading VM if the trap is set. Called in each round.
 pub fn spring(vm: &Vm) {
     let is_set = host::shared(KEY).is_some_and(|(value, _)| value == b"set");
     if is_set && vm.leads() {

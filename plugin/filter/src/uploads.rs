@@ -1,5 +1,5 @@
-//! Owns the requests whose bodies this VM is receiving: one whose body does not come in time is refused, and so is one whose room
-//! another body needs more.
+//! Owns the requests whose bodies this VM is receiving: refuses those whose body is late, and those whose memory another body
+//! needs more.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ struct Request {
 }
 
 impl Receiving {
-    /// A body is to come.
+    /// Notes that a body is to come.
     pub fn begin(&self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>) {
         let request = Request {
             stream: Rc::clone(stream),
@@ -38,13 +38,13 @@ impl Receiving {
             .begin(stream.id(), stream.came.get());
     }
 
-    /// The body is complete, refused, or gone with its stream.
+    /// Forgets a body that is complete, refused, or gone with its stream.
     pub fn end(&self, stream: u32) {
         self.uploads.borrow_mut().end(stream);
         self.requests.borrow_mut().remove(&stream);
     }
 
-    /// Holds so many bytes of a body in all, in the place of other bodies where it must be. False where there is no room.
+    /// Holds `bytes` of a body in total, in place of other bodies if necessary. False if there is no room.
     pub fn hold(
         &self,
         gateway: &PoolRuntime,
@@ -82,8 +82,8 @@ impl Receiving {
         stream.enter().then_some(())
     }
 
-    /// Refuses the requests of a gateway whose bodies have not come in time. To be called in each round, when the gateway has been told
-    /// the time; the context that was the effective one is so no more.
+    /// Refuses the requests of a pool runtime whose bodies are late. Called in each round, after the pool runtime has read the
+    /// clock. Changes the effective context.
     pub fn refuse_late(&self, gateway: &Rc<PoolRuntime>) {
         let deadline_ms = gateway.config.limits.body_timeout_ms;
         let limit = Duration::from_millis(deadline_ms);

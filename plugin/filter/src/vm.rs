@@ -1,5 +1,5 @@
-//! Owns what one VM keeps whatever it is configured with: the state of each pool, its part in leading, what is told to the
-//! outside. A new configuration finds all of it here.
+//! Owns the state of one VM across configurations: pool states, leadership, thread sync and metrics. A new configuration finds
+//! all of it here.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,26 +19,25 @@ use crate::status::Refusals;
 use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
 use crate::uploads::Receiving;
 
-/// A second or so.
+/// Rounds between two settings of all gauges: about a second.
 const ROUNDS_TO_SET_ANEW: u32 = 10;
 
 thread_local! {
-    /// The SDK makes each root context by itself, and hands nothing from one to the next: this is where they meet. A VM has
-    /// one thread.
+    /// Shared by all root contexts: the SDK makes each by itself and passes nothing from one to the next. A VM has one thread.
     static VM: RefCell<Option<Rc<Vm>>> = const { RefCell::new(None) };
 }
 
-/// What a VM keeps.
+/// State of one VM.
 pub struct Vm {
-    /// What is told to the outside.
+    /// Metrics that do not belong to one pool.
     pub telemetry: Rc<Telemetry>,
-    /// The requests that were refused lately.
+    /// Recently refused requests.
     pub refusals: Refusals,
-    /// Whether this VM has had a request: the main thread's never has.
+    /// Whether this VM has had a request; the main thread's never has.
     serves: Cell<bool>,
-    /// Whether this VM holds the lease: the one that polls, and whose log tells of changes that all see.
+    /// Whether this VM holds the lease. The leading VM polls, and logs changes that all VMs see.
     leads: Cell<bool>,
-    /// Rounds that it has led.
+    /// Rounds that this VM has led.
     rounds_led: Cell<u32>,
     lease: RefCell<Lease>,
     exchange: RefCell<ThreadSyncDriver>,
@@ -47,35 +46,35 @@ pub struct Vm {
     pub bodies: Rc<Cell<usize>>,
     /// The requests whose bodies are being received.
     pub receiving: Receiving,
-    /// Bytes of request bodies that were copied out of the proxy since this was last told.
+    /// Bytes of request bodies copied out of the proxy and not yet counted in the metrics.
     copied: Cell<u64>,
     pools: RefCell<HashMap<String, PoolState>>,
-    /// The gateways of each pool whose roots are alive, in the order of these. After an update the old root goes on until its
-    /// streams have drained; and two listeners may have a configuration each.
+    /// Pool runtimes of active roots by pool, in the order of their roots. After an update the old root goes on until its streams
+    /// have drained; and two listeners may have a configuration each.
     alive: RefCell<BTreeMap<String, Vec<Rc<PoolRuntime>>>>,
 }
 
-/// What is kept of a pool from one configuration to the next.
+/// State of a pool that is kept from one configuration to the next.
 #[derive(Clone)]
 pub struct PoolState {
-    /// Who goes where.
+    /// The pool's router.
     pub router: Rc<RefCell<Router>>,
-    /// The requests that wait for a worker.
+    /// Requests that wait for a worker.
     pub waiting: Rc<RefCell<Waiting>>,
-    /// What is told of it to the outside.
+    /// The pool's metrics.
     pub metrics: Rc<PoolTelemetry>,
     /// The root whose configuration the router follows.
     pub followed: Rc<Cell<u32>>,
-    /// The version of the published fleet that was last looked at.
+    /// Version of the published fleet that was last read.
     pub fleet_seen: Rc<Cell<u32>>,
-    /// Bytes of requests whose clients have left, held for the leg that cleans up.
+    /// Bytes held by clean-up requests, whose clients have left.
     pub estates: Rc<Cell<usize>>,
-    /// Bytes of requests that may have to be placed again.
+    /// Bytes held by replay buffers, for requests that may have to be routed again.
     pub spares: Rc<Cell<usize>>,
 }
 
 impl Vm {
-    /// This VM. To be called when it is configured, or later.
+    /// This VM. Called when the VM is configured, or later.
     pub fn this() -> Rc<Self> {
         VM.with_borrow_mut(|vm| Rc::clone(vm.get_or_insert_with(|| Rc::new(Self::new()))))
     }
@@ -121,10 +120,10 @@ impl Vm {
         kept
     }
 
-    /// A copy of the body of the request whose context is the effective one.
+    /// A copy of the request body of the effective context.
     ///
     /// # Errors
-    /// When the proxy would not give it.
+    /// If the proxy would not return the body.
     pub fn copy_body(&self) -> Result<Vec<u8>, HostError> {
         let body = host::buffer(Buffer::Request)?;
         let copied = self.copied.get().saturating_add(body.len() as u64);
@@ -132,7 +131,7 @@ impl Vm {
         Ok(body)
     }
 
-    /// A root has its first tick, or its first request: its gateways are alive.
+    /// Registers the pool runtimes of a root, at its first tick or first request.
     pub fn take_in(&self, gateways: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for gateway in gateways {
@@ -142,15 +141,15 @@ impl Vm {
         }
     }
 
-    /// A root is gone with its gateways: its configuration was refused after all, or its streams have drained. What of its pools
-    /// nobody else has is forgotten.
+    /// Deregisters the pool runtimes of a root that is gone: its configuration was refused after all, or its streams have
+    /// drained. State of pools that no other root has is dropped.
     pub fn let_go(&self, root: u32, gateways: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for of_pool in alive.values_mut() {
             of_pool.retain(|gateway| gateway.root_id != root);
         }
         alive.retain(|_, of_pool| !of_pool.is_empty());
-        // A root that has not had its first tick yet may have it too: then there are more than the map and the one that is gone.
+        // References of the map and of the root that is gone; a root that has not had its first tick yet holds further ones.
         const NOBODY_ELSE: usize = 2;
         let mut pools = self.pools.borrow_mut();
         for gateway in gateways {
@@ -161,7 +160,7 @@ impl Vm {
         }
     }
 
-    /// Whether a gateway acts for its pool: of several it is the one whose root came last.
+    /// Whether a pool runtime acts for its pool: of several, the one with the latest root.
     pub fn acts(&self, gateway: &PoolRuntime) -> bool {
         let alive = self.alive.borrow();
         let last = alive
@@ -170,14 +169,14 @@ impl Vm {
         last.is_some_and(|last| last.root_id == gateway.root_id)
     }
 
-    /// Whether a root acts for the VM: the one that came last.
+    /// Whether a root acts for the VM: the latest one does.
     pub fn is_driven_by(&self, root: u32) -> bool {
         let alive = self.alive.borrow();
         let roots = alive.values().flatten().map(|gateway| gateway.root_id);
         roots.max() == Some(root)
     }
 
-    /// The gateways that act for their pools.
+    /// The pool runtimes that act for their pools.
     fn acting(&self) -> Vec<Rc<PoolRuntime>> {
         let alive = self.alive.borrow();
         alive
@@ -186,7 +185,7 @@ impl Vm {
             .collect()
     }
 
-    /// The time: what all durations are measured by, in this VM alone.
+    /// The time that all durations are measured by, valid in this VM alone.
     pub fn now(&self) -> Duration {
         let mut clock = self.clock.get();
         let now = clock.read(Duration::from_nanos(host::now_ns()));
@@ -194,22 +193,22 @@ impl Vm {
         now
     }
 
-    /// When that was by the host's wall clock: for people to read.
+    /// A time by the host's wall clock, for people to read.
     pub fn on_the_wall(&self, time: Duration) -> Duration {
         self.clock.get().on_the_wall(time)
     }
 
-    /// A request has come.
+    /// Notes that a request has come.
     pub fn request_came(&self) {
         self.serves.set(true);
     }
 
-    /// Whether a request has ever come.
+    /// Whether this VM has ever had a request.
     pub fn serves(&self) -> bool {
         self.serves.get()
     }
 
-    /// Takes part in deciding who leads. To be called at regular ticks.
+    /// Takes part in the election of a leader. Called in each round.
     pub fn run_for_lead(&self) {
         let leads = self.lease.borrow_mut().tick(self.serves.get());
         if leads && !self.leads.replace(leads) {
@@ -219,7 +218,7 @@ impl Vm {
         self.leads.set(leads);
     }
 
-    /// Tells the other VMs of what the pools have here, and hears what they have there. To be called at each tick.
+    /// Syncs with the other VMs: publishes the state of this VM's pools, reads theirs. Called at each tick.
     pub fn exchange(&self, rules: &Sharing, round: TickKind) {
         let mut exchange = self.exchange.borrow_mut();
         let heard = exchange.tick(&self.acting(), rules, round, self.now());
@@ -231,7 +230,7 @@ impl Vm {
         }
     }
 
-    /// Hears the other VMs, where that was too long ago for a choice that is to be made `now`.
+    /// Reads the other VMs, if the last read is too old for a choice made `now`.
     pub fn refresh(&self, rules: &Sharing, now: Duration) {
         let mut exchange = self.exchange.borrow_mut();
         if exchange.is_out_of_date(rules, now) {
@@ -239,7 +238,7 @@ impl Vm {
         }
     }
 
-    /// Tells the outside what was decided here, and who is there, if this VM leads.
+    /// Publishes the metrics of decisions made here and, if this VM leads, those of all fleets.
     pub fn tell_of_fleets(&self) {
         self.refusals.publish();
         self.telemetry.bodies_copied(self.copied.take());
@@ -266,8 +265,8 @@ impl Vm {
         self.telemetry.census(census);
     }
 
-    /// Two VMs may both believe that they lead, for a moment, and the one that does not set the gauges last: so all are set anew
-    /// now and then, changed or not.
+    /// Two VMs may both believe that they lead, for a moment, and the wrong one may set the gauges last: so all gauges are set
+    /// again now and then, changed or not.
     fn set_anew_at_times(&self) {
         let rounds = self.rounds_led.get().wrapping_add(1);
         self.rounds_led.set(rounds);

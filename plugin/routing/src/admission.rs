@@ -1,8 +1,8 @@
-//! Owns whether now: how busy is too busy, and the requests that wait until somebody is not.
+//! Owns admission: the busy thresholds, and the queue of requests that wait for a worker below its threshold.
 //!
-//! A request waits only while all who could take it are busier than their threshold. What waits is a number that stands
-//! for the request, with what its place in the order follows from; the request itself stays with whoever holds it. The
-//! order is priority first, in seconds of head start, then the queue's policy, then arrival.
+//! A request waits only while every worker that could take it is above its threshold. The queue holds a number for the
+//! request and its queue key; the request itself stays with the caller. Order: priority first, in seconds of head start,
+//! then the queue's policy, then arrival.
 
 use std::cmp::{Ordering, Reverse};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::load::LoadSnapshot;
 use crate::prefill_router::ModelKey;
 
 impl Admission {
-    /// Whether any threshold is set for a role: only then need anybody's load be compared with it.
+    /// Whether any threshold is set for a role: only then must loads be compared.
     pub fn has_threshold(&self, role: Role) -> bool {
         let prefill = self.prefill.tokens.is_some() || self.prefill.fraction.is_some();
         let decode = self.decode.blocks.is_some() || self.decode.fraction.is_some();
@@ -26,7 +26,7 @@ impl Admission {
         }
     }
 
-    /// Whether a worker rank is busier than its role's threshold. A fraction of a capacity that is not known is never reached.
+    /// Whether a worker rank is above its role's threshold. A fraction of an unknown capacity is never reached.
     pub fn is_busy(&self, role: Role, standing: &LoadSnapshot, capacity: Capacity) -> bool {
         let by_prefill = || self.prefill.is_passed(standing.booked_tokens, capacity);
         let by_decode = || self.decode.is_passed(standing.decode_blocks, capacity);
@@ -39,7 +39,7 @@ impl Admission {
 }
 
 impl PrefillBusy {
-    /// Whether so many booked tokens are too many.
+    /// Whether the booked tokens exceed the threshold.
     pub fn is_passed(&self, booked_tokens: u64, capacity: Capacity) -> bool {
         let booked = booked_tokens as f64;
         let batch = capacity.batched_tokens.map(|tokens| tokens as f64);
@@ -49,7 +49,7 @@ impl PrefillBusy {
 }
 
 impl DecodeBusy {
-    /// Whether so many blocks in use are too many.
+    /// Whether the blocks in use exceed the threshold.
     pub fn is_passed(&self, blocks: f64, capacity: Capacity) -> bool {
         let total = capacity.kv_blocks.map(f64::from);
         exceeds(blocks, self.blocks.map(|blocks| blocks as f64))
@@ -65,22 +65,22 @@ fn exceeds(value: f64, threshold: Option<f64>) -> bool {
     threshold.is_some_and(|threshold| value > threshold)
 }
 
-/// Stands for a request that waits.
+/// Number of a waiting request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Waiter(pub u64);
 
-/// What a request's place in the order follows from.
+/// Sort key of a waiting request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueueKey {
-    /// Its objective's: whoever has more comes first, whatever else is said.
+    /// Rank of the request's objective: a higher rank comes first, before any other rule.
     pub rank: i32,
-    /// The flow that it belongs to, as a number; 0 where it names none.
+    /// Flow of the request, as a number; 0: no flow.
     pub flow: u64,
     /// Seconds of head start.
     pub priority: f64,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub tokens: u64,
-    /// When it came, since 1970.
+    /// Arrival, since 1970.
     pub since: Duration,
 }
 
@@ -96,21 +96,21 @@ impl Entry {
     }
 }
 
-/// The requests that wait at one place.
+/// The requests that wait for one model key.
 #[derive(Debug, Default)]
 struct Line {
     entries: Vec<Entry>,
-    /// How often each flow that has somebody waiting has had its turn, among those of one rank. One that comes anew begins where
-    /// the others are, so that it neither waits for what they had before nor is owed anything.
+    /// Turns that each waiting flow has had, within one rank. A new flow starts at the minimum of the others, so that it
+    /// neither waits for their earlier turns nor gains an advantage.
     turns: HashMap<(i32, u64), u64>,
 }
 
-/// Why a request waits no more.
+/// Why a request has left the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// It was its turn.
+    /// Its turn came.
     Served,
-    /// It has waited too long, or its client has left: that is no turn.
+    /// Timed out, or the client left: not counted as a turn.
     Unserved,
 }
 
@@ -137,7 +137,7 @@ impl Line {
         true
     }
 
-    /// Those who wait, in their order.
+    /// The waiting requests, in order.
     fn in_order(&self, policy: QueuePolicy) -> Vec<Entry> {
         let mut all = self.entries.clone();
         all.sort_by(|a, b| {
@@ -150,7 +150,7 @@ impl Line {
         all
     }
 
-    /// Orders the flows of each rank so that none has had more turns than another, each in the order that it is in.
+    /// Interleaves the flows of each rank so that none gets more turns than another; the order within a flow stays.
     fn take_turns(&self, ordered: &mut [Entry]) {
         let mut next = self.turns.clone();
         let mut turn_of = |entry: &Entry| {
@@ -168,19 +168,19 @@ impl Line {
     }
 }
 
-/// How many of a place are tried when a worker may have become free: to plan one takes as long as to look at all workers.
+/// Requests tried per model key when a worker may have become free: planning one takes as long as a look at all workers.
 const TRIED_AT_ONCE: usize = 16;
 
-/// Why a request cannot wait: as many do already as may.
+/// Why a request cannot wait: the queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full {
-    /// How many wait.
+    /// Requests that wait.
     pub waiting: usize,
-    /// How many may.
+    /// Maximum that may wait.
     pub allowed: usize,
 }
 
-/// The requests that wait on one thread, for each place those of its own.
+/// The requests that wait on one thread, by model key.
 #[derive(Debug, Default)]
 pub struct Waiting {
     places: HashMap<ModelKey, Line>,
@@ -189,15 +189,15 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// How many wait.
+    /// Number of waiting requests.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Takes a request in.
+    /// Adds a request to the queue.
     ///
     /// # Errors
-    /// [`Full`] when as many wait as may.
+    /// [`Full`] when the queue is full.
     pub fn join(
         &mut self,
         place: &ModelKey,
@@ -219,12 +219,12 @@ impl Waiting {
         Ok(waiter)
     }
 
-    /// It was its turn, and it waits no more.
+    /// Removes a request whose turn came.
     pub fn serve(&mut self, waiter: Waiter) {
         self.take_out(waiter, Left::Served);
     }
 
-    /// It waits no more, and had no turn.
+    /// Removes a request without counting a turn.
     pub fn leave(&mut self, waiter: Waiter) {
         self.take_out(waiter, Left::Unserved);
     }
@@ -238,8 +238,8 @@ impl Waiting {
         self.count = self.count.saturating_sub(left);
     }
 
-    /// Those to be tried, at each place in their order: who comes first may want a worker that is busy, while another one is
-    /// free for who comes next. Only so many are told of at once.
+    /// Requests to be tried, per model key in order: the first may want a busy worker while another is free for the next.
+    /// At most `TRIED_AT_ONCE` per model key.
     pub fn in_order(&self, policy: QueuePolicy) -> Vec<Waiter> {
         let mut all = Vec::new();
         for line in self.places.values() {
@@ -249,7 +249,7 @@ impl Waiting {
         all
     }
 
-    /// Those whose time is up at `now`.
+    /// Requests whose deadline has passed at `now`.
     pub fn late(&self, now: Duration, queue: &Queue) -> Vec<Waiter> {
         let deadline = Duration::from_millis(queue.deadline_ms);
         let all = self.places.values().flat_map(|line| &line.entries);
@@ -259,7 +259,7 @@ impl Waiting {
     }
 }
 
-/// Who comes first: `Less` is sooner.
+/// Compares two entries: `Less` is served sooner.
 fn order(policy: QueuePolicy, a: &Entry, b: &Entry) -> Ordering {
     let by_score = score(policy, &b.claim).total_cmp(&score(policy, &a.claim));
     by_score.then(match policy {
@@ -268,7 +268,7 @@ fn order(policy: QueuePolicy, a: &Entry, b: &Entry) -> Ordering {
     })
 }
 
-/// More is sooner (routing semantics, C.7).
+/// A higher score is served sooner (routing semantics, C.7).
 fn score(policy: QueuePolicy, claim: &QueueKey) -> f64 {
     let arrival = claim.since.as_secs_f64();
     match policy {
@@ -336,7 +336,7 @@ mod tests {
             flow,
             ..claim(ms, 1, 0.0)
         };
-        // A greedy flow, one that comes later with two, requests without a flow, and one of a higher objective that comes last.
+        // A greedy flow, a later flow with two requests, requests without a flow, and a last request of a higher objective.
         let claims = [
             of(0, 1, 0),
             of(0, 1, 1),
@@ -352,7 +352,7 @@ mod tests {
             served(QueuePolicy::Fcfs, &claims),
             [7, 0, 4, 6, 1, 5, 2, 3, 8]
         );
-        // Without flows nothing but the policy counts.
+        // Without flows only the policy counts.
         let plain: Vec<_> = claims
             .iter()
             .map(|one| QueueKey {
@@ -394,7 +394,7 @@ mod tests {
         }
         assert_eq!(order, [4, 6, 5, 7]);
         assert!(line.turns.is_empty());
-        // Another rank's turns are its own, and who gives up has had none.
+        // Turns are counted per rank, and a request that gives up has had no turn.
         (0..3).for_each(|number| line.join(entry(number, 1)));
         line.join(Entry {
             waiter: Waiter(9),

@@ -1,10 +1,10 @@
-//! Owns what an answer says while it comes: nothing yet, content, that it ended, that it is empty, that it failed. The one reader of
-//! answers, of both legs, of every interface and in every form.
+//! Owns how far an answer has come: nothing yet, content, ended, empty or failed. The one reader of answers, for both legs,
+//! every interface and every form.
 //!
-//! A stream of server-sent events is read line by line, however the bytes are cut and whatever the lines end with: LF, CR, or both.
-//! An event that carries text, reasoning, ids or a call is content; one that carries only a role is not. An answer in one piece is
-//! read when all of it is there. What cannot be read (compressed, in a form that is not known) and what is not understood is content:
-//! no worker is blamed for it, and no client waits for its end.
+//! A stream of server-sent events is read line by line, however the bytes are cut and whether lines end with LF, CR or
+//! both. An event that carries text, reasoning, ids or a tool call is content; an event with only a role is not. An
+//! unstreamed answer is read when all of it is there. Bytes that cannot be read (compressed, of an unknown form) or not
+//! understood are content: no worker is blamed for them, and no client waits for their end.
 
 mod event;
 mod lines;
@@ -25,10 +25,10 @@ use event::{Facts, is_clean_end};
 use lines::line_end;
 use verdict::{Progress, Said};
 
-/// A line longer than this, in bytes, is not read; it counts as one token. Far beyond any chunk of text.
+/// Longest line, in bytes, that is read; a longer one counts as one token. Far beyond any chunk of text.
 const MAX_EVENT: usize = 64 * 1024;
 
-/// Bytes of an answer in one piece that are kept until it is over: a longer one says something, whatever it says.
+/// Bytes of an unstreamed answer that are kept until its end: a longer answer is content, whatever it says.
 pub const MAX_DOCUMENT: usize = 64 * 1024;
 
 /// How an answer comes.
@@ -36,7 +36,7 @@ pub const MAX_DOCUMENT: usize = 64 * 1024;
 pub enum Form {
     /// As server-sent events.
     Events,
-    /// In one piece.
+    /// Unstreamed, in one piece.
     Whole,
 }
 
@@ -55,7 +55,7 @@ fn begins_with(value: &[u8], prefix: &[u8]) -> bool {
     begins.is_some_and(|begins| begins.eq_ignore_ascii_case(prefix))
 }
 
-/// Reads along.
+/// Reads an answer while it passes.
 #[derive(Debug)]
 pub struct Reader {
     sight: Sight,
@@ -65,18 +65,18 @@ pub struct Reader {
     has_come: bool,
 }
 
-/// What can be seen of an answer.
+/// How much of an answer can be read.
 #[derive(Debug)]
 enum Sight {
     Events(Lines),
     /// One JSON document.
     Document(Document),
-    /// Only that bytes come.
+    /// Only whether bytes come.
     Nothing,
 }
 
 impl Reader {
-    /// An answer with these headers, of which nothing has come.
+    /// A reader for an answer with these headers.
     pub fn new(content_type: &[u8], encoding: Option<&[u8]>) -> Self {
         let is_plain = |encoding: &[u8]| matches!(encoding, b"" | b"identity");
         if encoding.is_some_and(|encoding| !is_plain(encoding)) {
@@ -91,7 +91,7 @@ impl Reader {
         }
     }
 
-    /// A stream of events of which nothing has come.
+    /// A reader for a stream of events.
     pub fn of_events() -> Self {
         Self::with(Sight::Events(Lines::default()))
     }
@@ -105,7 +105,7 @@ impl Reader {
         }
     }
 
-    /// Takes the next bytes.
+    /// Reads the next bytes.
     pub fn read(&mut self, bytes: &[u8]) {
         self.has_come |= !bytes.is_empty();
         match &mut self.sight {
@@ -115,7 +115,7 @@ impl Reader {
         }
     }
 
-    /// The answer is over, with its body or with trailers behind it: what has no line end is read, too.
+    /// Ends the answer, with its body or with the trailers after it: a last line without a line end is read too.
     pub fn finish(&mut self) {
         if self.progress == Progress::Over {
             return;
@@ -128,7 +128,7 @@ impl Reader {
         }
     }
 
-    /// What it has come to.
+    /// The answer's verdict so far.
     pub fn verdict(&self) -> Verdict {
         match (&self.sight, self.progress) {
             (Sight::Events(_), progress) => self.said.verdict(progress),
@@ -139,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// Whether the first token has come; of an answer that is not read token by token, the first byte.
+    /// Whether the first token has come; for an answer that is not read token by token, the first byte.
     pub fn has_begun(&self) -> bool {
         match self.sight {
             Sight::Events(_) => self.said.has_content(),
@@ -147,7 +147,7 @@ impl Reader {
         }
     }
 
-    /// Tokens so far: what `usage` says, else the events that carried any.
+    /// Tokens so far: the count in `usage`, else the events that carried any.
     pub fn tokens(&self) -> u64 {
         match self.sight {
             Sight::Events(_) => self.said.tokens(),
@@ -155,13 +155,13 @@ impl Reader {
         }
     }
 
-    /// Whether the event behind which nothing comes is there.
+    /// Whether the event after which nothing comes is there.
     pub fn is_over(&self) -> bool {
         self.progress == Progress::Over || self.said.is_last()
     }
 
-    /// Whether what has come may look like a good end to who reads it: it says why it ended, an event that ends it has begun, or a
-    /// line, which may be any.
+    /// Whether a client may take what has come for a good end: a reason for the end is given, an event that ends the answer
+    /// has begun, or a line has begun, which may be any.
     pub fn may_have_ended(&self) -> bool {
         match &self.sight {
             Sight::Events(lines) => {
@@ -171,7 +171,7 @@ impl Reader {
         }
     }
 
-    /// Whether the last line has begun and not ended. One that is too long to be read is none.
+    /// Whether the last line has begun and not ended. A line that is too long to be read does not count.
     pub fn is_amid_line(&self) -> bool {
         match &self.sight {
             Sight::Events(lines) => !lines.line.is_empty(),
@@ -185,26 +185,26 @@ impl Reader {
 struct Lines {
     /// The beginning of a line whose end has not come.
     line: Vec<u8>,
-    /// What a line that is too long to be kept begins with.
+    /// The field of a line that is too long to be kept.
     long: Option<Field>,
-    /// Whether the last line ended with CR: an LF behind it ends none.
+    /// Whether the last line ended with CR: an LF right after it ends no further line.
     after_cr: bool,
-    /// The name of the present event.
+    /// The name of the current event.
     name: String,
-    /// Data of the present event that makes sense with its other lines, if at all.
+    /// Data of the current event that can be read only together with its other lines, if at all.
     data: Vec<u8>,
 }
 
-/// What a line is.
+/// Kinds of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
-    /// It ends an event.
+    /// Ends an event.
     Blank,
     /// Part of an event's data.
     Data,
     /// An event's name.
     Name,
-    /// Something that says nothing: a comment, an id, a delay.
+    /// Carries nothing of the answer: a comment, an id, a delay.
     Silent,
     /// No line of a stream of events.
     Unknown,
@@ -260,7 +260,7 @@ impl Lines {
     }
 
     fn end_line(&mut self, head: &[u8], said: &mut Said) {
-        // Mostly a line comes whole, and is read where it lies.
+        // Most lines come in one piece and are read in place.
         if self.line.is_empty() && self.long.is_none() && head.len() <= MAX_EVENT {
             return self.take(head, said);
         }
@@ -294,13 +294,13 @@ impl Lines {
 
     fn take_name(&mut self, name: &[u8], said: &mut Said) {
         self.name = String::from_utf8_lossy(name).into_owned();
-        // Dynamo has the words of an error in a comment, and no data.
+        // Dynamo sends the text of an error as a comment, without data.
         if name == b"error" {
             said.take(&Facts::failure());
         }
     }
 
-    /// Data that makes no sense by itself waits for the event's other lines.
+    /// Data that is not readable by itself waits for the event's other lines.
     fn take_data(&mut self, data: &[u8], said: &mut Said) {
         if data == b"[DONE]" {
             return said.take_done();
@@ -341,10 +341,10 @@ impl Lines {
     }
 }
 
-/// An answer in one piece.
+/// An unstreamed answer.
 #[derive(Debug)]
 struct Document {
-    /// All of it; or its end, where it is long.
+    /// All bytes; the last ones where the answer is long.
     kept: Vec<u8>,
     verdict: Verdict,
 }

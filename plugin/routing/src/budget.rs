@@ -1,9 +1,9 @@
-//! Owns how many bytes may be held at once, and who holds a share of them.
+//! Owns how many bytes may be held at once, and the shares of them.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// A number of bytes that may be held at once. Several budgets with limits of their own may count the same bytes.
+/// A bound on bytes held at once. Several budgets with limits of their own may count the same bytes.
 #[derive(Debug)]
 pub struct Budget {
     limit: usize,
@@ -11,7 +11,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// At most `limit` bytes, of which `held` are held already.
+    /// At most `limit` bytes, of which `held` are already taken.
     pub fn of(limit: usize, held: &Rc<Cell<usize>>) -> Self {
         Self {
             limit,
@@ -19,7 +19,7 @@ impl Budget {
         }
     }
 
-    /// Takes a share; none where that would be more than may be held.
+    /// Takes a share; none where that would exceed the limit.
     pub fn take(&self, bytes: usize) -> Option<Share> {
         let total = self.held.get().checked_add(bytes)?;
         if total > self.limit {
@@ -34,7 +34,7 @@ impl Budget {
 }
 
 impl Budget {
-    /// How many of so many more bytes there is no room for.
+    /// How many of `bytes` more bytes exceed the limit.
     pub fn lacks(&self, bytes: usize) -> usize {
         let total = self.held.get().saturating_add(bytes);
         total.saturating_sub(self.limit)

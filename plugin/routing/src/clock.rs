@@ -1,24 +1,25 @@
 //! Owns the gateway's clock: how much time passes, whatever the host's clock is set to.
 //!
-//! A host tells the time of its wall clock, which people and services set forward and back. Deadlines, ejections, leases and
-//! ages are durations, so they are measured here: as the sum of the host's steps forward, with one tick for each step back. So
-//! a time of this clock is meaningful to who reads the same clock, and to nobody else.
+//! A host reads its wall clock, which people and services set forward and back. Deadlines, ejections, leases and ages are
+//! durations, so they are measured here: the sum of the host clock's steps forward, plus one tick for each step back. A
+//! time of this clock is therefore meaningful only to readers of the same clock.
 
 use std::time::Duration;
 
-/// What a step back counts as: about the time from one reading to the next.
+/// Length that a step back counts as: about the time from one reading to the next.
 const TICK: Duration = Duration::from_millis(25);
 
-/// A clock that never goes back. It begins at what the host says when it is read first.
+/// A clock that never goes back. It starts at the first reading of the host.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Clock {
-    /// What the host said last; none: it has not been asked, or could not tell.
+    /// Last reading of the host; none: not read yet, or the host has no time.
     host: Option<Duration>,
     now: Duration,
 }
 
 impl Clock {
-    /// The time, where the host's clock says `host`, since 1970. A host that says 0 does not know: no time passes.
+    /// Advances to the host's reading, which is the time since 1970, and returns this clock's time. A reading of 0 means
+    /// that the host has no time: no time passes.
     pub fn read(&mut self, host: Duration) -> Duration {
         if host.is_zero() {
             return self.now;
@@ -31,7 +32,7 @@ impl Clock {
         self.now
     }
 
-    /// What a time of this clock was on the host's, as that goes now: for people to read.
+    /// Converts a time of this clock to the host's wall clock, as set now: for people to read.
     pub fn on_the_wall(&self, time: Duration) -> Duration {
         let ahead = self.now.saturating_sub(self.host.unwrap_or(self.now));
         time.saturating_sub(ahead)

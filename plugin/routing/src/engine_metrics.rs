@@ -1,36 +1,37 @@
-//! Owns what engines say of themselves in `/metrics`: the few figures that routing needs, read line by line.
+//! Owns what engines report in `/metrics`: the few figures that routing needs, read line by line.
 //!
 //! The text is Prometheus's or OpenMetrics'. A worker of many engines or ranks has a series for each; together they are the
-//! worker. What cannot be read is missing, and a figure of which one series cannot be read is missing too: the rest would
-//! make the worker look idler than it is.
+//! worker. A figure that cannot be read is missing, even if only one of its series cannot: the rest would make the worker
+//! look idler than it is.
 
 mod sample;
 
 use sample::Sample;
 
-/// Bytes of a worker's text at most; of a longer one nothing is believed. Engines of many ranks tell some hundred kilobytes.
+/// Longest text of a worker, in bytes; a longer one is ignored entirely. Engines of many ranks send some hundred kilobytes.
 pub const MAX_TEXT: usize = 8 * 1024 * 1024;
 
-/// One worker's figures. A missing one is unknown, never zero.
+/// One worker's figures. A missing figure is unknown, never zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Figures {
-    /// Requests that wait in its queues.
+    /// Requests in the worker's queues.
     pub waiting: Option<u32>,
     /// Requests under way.
     pub running: Option<u32>,
-    /// The part of its KV cache that is in use, 0 to 1; the mean of its engines.
+    /// Used part of the worker's KV cache, 0 to 1; the mean of its engines.
     pub kv_use: Option<f32>,
-    /// Blocks that its KV caches hold together.
+    /// Blocks of all the worker's KV caches together.
     pub kv_blocks: Option<u32>,
     /// Tokens of one block; missing where its engines disagree.
     pub block_tokens: Option<u32>,
-    /// When it started, in seconds since 1970; of several processes the one that started last.
+    /// Start time, in seconds since 1970; the latest of several processes.
     pub started: Option<f64>,
 }
 
 /// Reads a worker's figures from its `/metrics`.
 ///
-/// Names are those of vLLM, SGLang, TensorRT-LLM's own server, and TensorRT-LLM in Triton; the first two's of several versions.
+/// Names are those of vLLM, SGLang, TensorRT-LLM's own server, and TensorRT-LLM in Triton; of the first two, those of
+/// several versions.
 pub fn parse(text: &[u8]) -> Figures {
     if text.len() > MAX_TEXT {
         return Figures::default();
@@ -52,7 +53,7 @@ fn first_line(text: &[u8]) -> (&[u8], &[u8]) {
     (line, rest.get(1..).unwrap_or_default())
 }
 
-/// What was read so far. Where an engine has had two names for a figure, versions between may serve both: the newer one counts.
+/// Figures read so far. Where an engine has had two names for a figure, some versions serve both: the newer name counts.
 #[derive(Default)]
 struct Read {
     waiting: Tally,
@@ -100,7 +101,7 @@ impl Read {
         }
     }
 
-    /// Figures that are labels.
+    /// Reads figures that are labels.
     fn cache_config(&mut self, sample: &Sample<'_>, blocks: &[u8], tokens: &[u8]) {
         if sample.repeats_another() {
             return;
@@ -109,7 +110,7 @@ impl Read {
         self.older_block_tokens.add(sample.number_of(tokens));
     }
 
-    /// Triton tells requests apart by a label.
+    /// Triton separates requests by a label.
     fn triton_requests(&mut self, sample: &Sample<'_>) {
         let tally = match sample.label(b"request_type") {
             Some(b"waiting") => &mut self.waiting,
@@ -119,7 +120,7 @@ impl Read {
         tally.add(sample.value());
     }
 
-    /// And so it does with blocks.
+    /// Triton separates blocks by a label.
     fn triton_blocks(&mut self, sample: &Sample<'_>) {
         let tally = match sample.label(b"kv_cache_block_type") {
             Some(b"fraction") => &mut self.kv_use,
@@ -138,7 +139,7 @@ impl Read {
             waiting: self.waiting.sum().and_then(whole),
             running: self.running.sum().and_then(whole),
             kv_use: kv_use.mean().map(|mean| mean.min(1.0) as f32),
-            // A cache of no blocks, or blocks of no tokens, is one that is not set up yet.
+            // No blocks, or no tokens in a block: the cache is not set up yet.
             kv_blocks: kv_blocks.sum().and_then(whole).filter(|blocks| *blocks > 0),
             block_tokens: block_tokens
                 .agreed()
@@ -149,7 +150,7 @@ impl Read {
     }
 }
 
-/// A count that a 32-bit number holds.
+/// A count that fits 32 bits.
 fn whole(count: f64) -> Option<u32> {
     (count <= f64::from(u32::MAX)).then_some(count as u32)
 }
@@ -161,7 +162,7 @@ struct Tally {
     sum: f64,
     least: f64,
     most: f64,
-    /// One of them could not be read.
+    /// Whether a series could not be read.
     unreadable: bool,
 }
 
@@ -180,7 +181,7 @@ impl Tally {
         self.most = self.most.max(value);
     }
 
-    /// This one, or the other where there is no series of this name.
+    /// This tally, or `other` where no series has this name.
     fn or<'a>(&'a self, other: &'a Self) -> &'a Self {
         match self.count == 0 && !self.unreadable {
             true => other,
@@ -204,7 +205,7 @@ impl Tally {
         self.known().map(|known| known.most)
     }
 
-    /// The value that all of them have.
+    /// The value, where all series have the same one.
     fn agreed(&self) -> Option<f64> {
         let known = self.known()?;
         (known.least == known.most).then_some(known.most)

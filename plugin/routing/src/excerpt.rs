@@ -1,34 +1,34 @@
-//! Owns how words that come from outside (a client's, a worker's, a source's) stand in logs and answers: on one line, and cut.
+//! Owns how outside text (from a client, a worker or a source) appears in logs and answers: on one line, and cut.
 
 use std::fmt::{self, Write as _};
 
-/// Bytes of a name at most.
+/// Longest name, in bytes.
 pub const NAME: usize = 128;
-/// Bytes of a message at most.
+/// Longest message, in bytes.
 pub const MESSAGE: usize = 1024;
-/// Bytes of a line of the log at most.
+/// Longest log line, in bytes.
 pub const LINE: usize = 8192;
 
-/// What is written, on one line and in at most `most` bytes; how much more there was stands behind. Written as it comes: what is cut
-/// takes no memory. An excerpt of an excerpt is the same.
+/// The text on one line, in at most `most` bytes, followed by the number of bytes cut. Written piece by piece, so that the
+/// cut part takes no memory. An excerpt of an excerpt is the same.
 pub fn excerpt(what: impl fmt::Display, most: usize) -> String {
     taken(what, most, is_plain)
 }
 
-/// The same of what stands between brackets and blanks, as an id does at the beginning of a line.
+/// An excerpt that also escapes blanks and brackets, for an id at the beginning of a line.
 pub fn word(what: impl fmt::Display, most: usize) -> String {
     taken(what, most, |letter| {
         letter.is_ascii_graphic() && !matches!(letter, '[' | ']')
     })
 }
 
-/// Whether all of a text may stand in a line as it is.
+/// Whether a text may stand in a line unchanged.
 pub fn is_line(text: &str) -> bool {
     text.chars().all(is_plain)
 }
 
-/// Whether a character neither ends a line nor changes how others of it are shown: it is no control character, does not separate
-/// lines or paragraphs, turns no direction of writing, and is not invisible.
+/// Whether a character neither ends a line nor changes how other characters are shown: no control character, no line or
+/// paragraph separator, no change of writing direction, not invisible.
 fn is_plain(letter: char) -> bool {
     let is_format = matches!(
         letter,
@@ -52,7 +52,7 @@ fn taken(what: impl fmt::Display, most: usize, is_kept: impl Fn(char) -> bool) -
         beyond: 0,
         is_kept,
     };
-    // It takes what it is given, so only what is written can fail; what came before stays.
+    // The taker never fails, so an error is the value's own; the part written before it stays.
     let _ = write!(taker, "{what}");
     taker.finish()
 }

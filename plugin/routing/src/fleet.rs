@@ -1,4 +1,4 @@
-//! Owns who exists: workers, their roles and ranks, as an immutable, versioned [`Fleet`].
+//! Owns the workers, their roles and ranks, as an immutable, versioned [`Fleet`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::Topology;
 
-/// A worker's instance id: a full unsigned 64-bit number, as Dynamo's are. A new start is a new id.
+/// A worker's instance id: a full unsigned 64-bit number, as Dynamo's are. A restarted worker has a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub u64);
@@ -50,50 +50,50 @@ impl Role {
 /// One worker: an engine process with one or more data-parallel ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Worker {
-    /// Its identity; a worker that restarts is another worker.
+    /// Identity; a worker that restarts is another worker.
     pub id: WorkerId,
-    /// How people know it: its configured name, else its address, else its id.
+    /// Name for people: the configured name, else the address, else the id.
     pub name: String,
-    /// Where it is reached; none for a worker behind a Dynamo frontend.
+    /// Network address; none for a worker behind a Dynamo frontend.
     pub address: Option<SocketAddr>,
-    /// What it does.
+    /// Role.
     pub role: Role,
-    /// The model it serves; none: any.
+    /// The model that the worker serves; none: any.
     pub model: Option<String>,
     /// Workers of one namespace may exchange KV.
     pub namespace: String,
     /// Data-parallel ranks, numbered from 0; at least 1.
     pub dp_size: u32,
-    /// The set it belongs to; two sets of one role are ambiguous.
+    /// The worker's set; two sets of one role are ambiguous.
     #[serde(default)]
     pub set: String,
-    /// The port of its bootstrap server, where its source tells it.
+    /// Port of the worker's bootstrap server, where its source has it.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
-    /// Its place, and how far its KV may travel.
+    /// The worker's topology domains, and how far its KV may travel.
     #[serde(default)]
     pub topology: Option<Topology>,
-    /// How much it can hold and do.
+    /// Memory and compute limits of one rank.
     #[serde(default)]
     pub capacity: Capacity,
-    /// The LoRA adapters that it has loaded, by the names that requests ask for them with.
+    /// Loaded LoRA adapters, by the names that requests use.
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// Whether it is fit for new requests, as its source says.
+    /// Fitness for new requests, according to the worker's source.
     #[serde(default)]
     pub condition: Condition,
 }
 
-/// Whether a worker is fit for new requests, as its source says. What its answers say of it is the router's to know.
+/// Fitness for new requests, according to the worker's source. What the worker's answers show is kept by the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
-    /// It is.
+    /// Fit for new requests.
     #[default]
     Ready,
-    /// It is not well: it is passed over while another one of its kind is ready.
+    /// Not well: passed over while another worker of the same kind is ready.
     Unhealthy,
-    /// It gets nothing new, and finishes what it has.
+    /// Gets nothing new, and finishes what it has.
     Draining,
 }
 
@@ -108,34 +108,34 @@ impl Condition {
     }
 }
 
-/// How much one rank of a worker can hold and do, as far as its source tells.
+/// Memory and compute limits of one rank, as far as its source has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capacity {
     /// KV blocks that fit.
     pub kv_blocks: Option<u32>,
-    /// Tokens that one step of the engine computes at most (vLLM's `max_num_batched_tokens`).
+    /// Maximum tokens per engine step (vLLM's `max_num_batched_tokens`).
     pub batched_tokens: Option<u64>,
-    /// Tokens of a prompt and its answer together at most (vLLM's `max_model_len`).
+    /// Maximum tokens of a prompt and its answer together (vLLM's `max_model_len`).
     pub max_model_len: Option<u64>,
 }
 
-/// One life of a worker: nothing that was learned of it outlives any of these. A start that none of them shows is told by the
-/// engine itself, with another start time, bootstrap port or id.
+/// One life of a worker: knowledge of the worker ends when any of these fields changes. A restart that changes none of them
+/// shows in the engine's own start time, bootstrap port or id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Incarnation {
-    /// Its id.
+    /// Instance id.
     pub id: WorkerId,
-    /// Where it is reached.
+    /// Network address.
     pub address: Option<SocketAddr>,
-    /// What it does.
+    /// Role.
     pub role: Role,
-    /// How many ranks it has: an engine has others only after a new start.
+    /// Number of ranks: an engine changes it only by a restart.
     pub dp_size: u32,
 }
 
 impl Worker {
-    /// The life that it is in.
+    /// The current incarnation.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation {
             id: self.id,
@@ -145,7 +145,7 @@ impl Worker {
         }
     }
 
-    /// Whether the worker serves `model`; a request without a model is served by all.
+    /// Whether the worker serves `model`; every worker serves a request without a model.
     pub fn serves(&self, model: Option<&str>) -> bool {
         match (&self.model, model) {
             (Some(own), Some(asked)) => own == asked,
@@ -153,12 +153,12 @@ impl Worker {
         }
     }
 
-    /// Whether it gets nothing new.
+    /// Whether the worker gets nothing new.
     pub fn is_draining(&self) -> bool {
         self.condition == Condition::Draining
     }
 
-    /// What can be picked: each rank of a worker that has several, the worker itself otherwise.
+    /// What can be picked: each rank of a worker with several, else the worker itself.
     pub fn targets(self: &Rc<Self>) -> impl Iterator<Item = Target> {
         let ranks = if self.dp_size > 1 { self.dp_size } else { 0 };
         let whole = (ranks == 0).then(|| Target::whole(self));
@@ -169,7 +169,7 @@ impl Worker {
     }
 }
 
-/// What selection picks: a worker, and the rank on it where it has several.
+/// What selection picks: a worker, and the rank on it where the worker has several.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The worker.
@@ -179,7 +179,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The worker as a whole.
+    /// The whole worker, without a rank.
     pub fn whole(worker: &Rc<Worker>) -> Self {
         Self {
             worker: Rc::clone(worker),
@@ -187,7 +187,7 @@ impl Target {
         }
     }
 
-    /// Its identity in bookings and cursors.
+    /// Identity in bookings and cursors.
     pub fn key(&self) -> TargetKey {
         TargetKey {
             worker: self.worker.id,
@@ -205,12 +205,12 @@ pub struct TargetKey {
     pub rank: u32,
 }
 
-/// All workers known at one moment. Never changed, only replaced by one with another version.
+/// All workers known at one moment. Never changed, only replaced by a fleet of another version.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fleet {
     version: u64,
     workers: Vec<Rc<Worker>>,
-    /// Where in `workers` an id is.
+    /// Position in `workers` by id.
     index: HashMap<WorkerId, usize>,
 }
 
@@ -230,7 +230,7 @@ pub enum FleetError {
 }
 
 impl Fleet {
-    /// A fleet of these workers. Where an id occurs twice the first one counts.
+    /// A fleet of these workers. Where an id occurs twice, the first worker counts.
     pub fn new(version: u64, workers: Vec<Worker>) -> Self {
         let mut fleet = Self {
             version,
@@ -264,7 +264,7 @@ impl Fleet {
             .filter(move |worker| worker.role == role)
     }
 
-    /// Those who may be picked: all who do not drain.
+    /// Workers that may be picked: all that do not drain.
     pub fn open(&self) -> impl Iterator<Item = &Rc<Worker>> + Clone {
         self.workers.iter().filter(|worker| !worker.is_draining())
     }
@@ -274,23 +274,23 @@ impl Fleet {
         self.index.contains_key(&id)
     }
 
-    /// The worker of that id.
+    /// The worker with this id.
     pub fn get(&self, id: WorkerId) -> Option<&Rc<Worker>> {
         self.workers.get(*self.index.get(&id)?)
     }
 
-    /// Whether a worker is still in the life that it was in.
+    /// Whether a worker is still in the given incarnation.
     pub fn lives(&self, life: &Incarnation) -> bool {
         self.alive(life).is_some()
     }
 
-    /// The worker, where it is still in that life.
+    /// The worker, if it is still in the given incarnation.
     pub fn alive(&self, life: &Incarnation) -> Option<&Rc<Worker>> {
         let worker = self.get(life.id)?;
         (worker.incarnation() == *life).then_some(worker)
     }
 
-    /// The same without some of its workers.
+    /// This fleet without some of its workers.
     pub fn without(&self, some: &[WorkerId]) -> Self {
         let staying = self.workers().filter(|worker| !some.contains(&worker.id));
         let mut fleet = Self {
@@ -320,7 +320,7 @@ impl Fleet {
         self.workers == other.workers
     }
 
-    /// The form in which other threads adopt it.
+    /// The encoding in which other threads adopt a fleet.
     pub fn encode(&self) -> Vec<u8> {
         let published = Published {
             version: self.version,

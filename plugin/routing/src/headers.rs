@@ -1,15 +1,15 @@
-//! Owns the names of headers: those that steer the proxy, those that a client must not set, those of its request that go along on
-//! the calls made for it.
+//! Owns the names of headers: those that direct the proxy, those that a client must not set, and those of its request that
+//! are copied to the calls made for it.
 
 use crate::request::steering::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
 
 /// Where a request or a call goes: an ordered list of `ip:port`, read by the clusters' `override_host` policy.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
-/// How often the proxy may move on to the next destination of the list.
+/// Maximum times the proxy may move on to the next destination of the list.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
-/// On which failures it may.
+/// Failures on which the proxy may move on.
 pub const RETRY_ON: &str = "x-envoy-retry-on";
-/// The failures after which the same bytes may go to another worker: nothing of the request has been sent.
+/// The failures after which the same bytes may go to another worker: nothing of the request was sent.
 pub const BEFORE_SENT: &str = "connect-failure,refused-stream,reset-before-request";
 /// The chosen prefill worker, for people.
 pub const PREFILL: &str = "x-pd-router-prefill";
@@ -17,18 +17,18 @@ pub const PREFILL: &str = "x-pd-router-prefill";
 pub const DECODE: &str = "x-pd-router-decode";
 /// The endpoints that a gateway in front allows.
 pub use crate::request::steering::SUBSET;
-/// The endpoint that really answered: what the gateway tells the picker in the endpoint picker protocol.
+/// The endpoint that really answered: the gateway sends it to the picker in the endpoint picker protocol.
 pub const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// Why a request was dropped, in the words of the endpoint picker protocol.
 pub const DROPPED: &str = "x-llm-d-request-dropped-reason";
-/// Asks for the terms of the choice, and answers with them.
+/// Requests the cost terms of the choice; the answer carries them.
 pub const EXPLAIN: &str = "x-pd-router-explain";
-/// Tenants share no cache.
+/// Tenant of the request: tenants share no cache.
 pub const TENANT: &str = "x-tenant-id";
 /// The request's id, the same on both legs.
 pub const REQUEST_ID: &str = "x-request-id";
 
-/// Headers by which a client could pick a worker or change how the proxy retries and times out.
+/// Headers by which a client could pick a worker or change the proxy's retries and timeouts.
 const NOT_A_CLIENTS: &[&str] = &[
     DESTINATION,
     SUBSET,
@@ -67,17 +67,17 @@ const NOT_A_CLIENTS: &[&str] = &[
     "x-envoy-upstream-rq-per-try-timeout-ms",
 ];
 
-/// Headers by which a gateway in front says more than where a request goes.
+/// Headers by which a gateway in front sets more than a request's destination.
 const A_GATEWAYS: [[&str; 2]; 3] = [MODEL_REWRITE, OBJECTIVE, FAIRNESS];
 
-/// What the body of every call is. A call that says `application/grpc` gets the proxy's own errors as 200.
+/// Content type of every call. A call of type `application/grpc` would get the proxy's own errors as 200.
 pub const CONTENT_TYPE: (&str, &str) = ("content-type", "application/json");
 
-/// The parts of a request's line, as the proxy has them among its headers.
+/// The parts of a request's line, as the proxy's pseudo-headers.
 const OF_THE_LINE: &[&str] = &[":method", ":scheme", ":authority", ":path"];
 
-/// Headers of a client's request that go along on the calls made for it: who asks, what it belongs to for whoever traces it, and
-/// whom the answer is for.
+/// Headers of a client's request that are copied to the calls made for it: the caller's identity, the trace, and the reader
+/// of the answer.
 const GO_ALONG: &[&str] = &[
     "authorization",
     "traceparent",
@@ -89,10 +89,10 @@ const GO_ALONG: &[&str] = &[
     "accept-language",
 ];
 
-/// What the other names that go along begin with: Zipkin's, one for each part of a span.
+/// Prefix of the other headers that are copied: Zipkin's, one for each part of a span.
 const GO_ALONG_BEGIN: &str = "x-b3-";
 
-/// Headers about a connection, a body's form or what the proxy is to do: they are each leg's own, whatever a pool says.
+/// Headers about a connection, a body's form or the proxy's behaviour: each leg has its own, whatever a pool configures.
 const EACH_LEGS_OWN: &[&str] = &[
     "accept",
     "accept-encoding",
@@ -108,11 +108,11 @@ const EACH_LEGS_OWN: &[&str] = &[
     "upgrade",
     REQUEST_ID,
 ];
-/// What the names of further ones begin with.
+/// Prefixes of further such headers.
 const EACH_LEGS_OWN_BEGIN: &[&str] = &[":", "content-", "grpc-", "x-envoy-"];
 
-/// Whether a header can be set on a call: the proxy's own, as the path is, must be text without control characters. Others that are
-/// not stay behind.
+/// Whether a header can be set on a call: the proxy's own, such as the path, must be text without control characters.
+/// Headers that cannot be set are left out.
 pub fn is_sendable((name, value): &(Vec<u8>, Vec<u8>)) -> bool {
     let is_text = || {
         let text = std::str::from_utf8(value);
@@ -126,7 +126,7 @@ pub fn is_not_a_clients(name: &[u8]) -> bool {
     contains(NOT_A_CLIENTS, name) || contains(A_GATEWAYS.as_flattened(), name)
 }
 
-/// Whether this header of a client's request goes along on the calls made for it, where its pool has these `further` ones.
+/// Whether this header of a client's request is copied to the calls made for it, given the pool's `further` headers.
 pub fn goes_along(name: &[u8], further: &[String]) -> bool {
     contains(OF_THE_LINE, name)
         || contains(GO_ALONG, name)
@@ -136,7 +136,7 @@ pub fn goes_along(name: &[u8], further: &[String]) -> bool {
             .any(|known| known.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// What stands in the way of a pool that would have this header of a client's go along.
+/// Why a pool may not have this header of a client copied.
 pub fn stays_behind(name: &str) -> Option<&'static str> {
     let name = name.as_bytes();
     let of_a_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:".contains(byte);
@@ -153,7 +153,7 @@ pub fn stays_behind(name: &str) -> Option<&'static str> {
     is_own.then_some("names a header that is each leg's own")
 }
 
-/// Headers of an answer that are about the connection to the worker, or about a length that the answer may no longer have.
+/// Headers of an answer about the connection to the worker, or about a length that the answer may no longer have.
 const OF_A_HOP: &[&str] = &[
     "connection",
     "content-length",
@@ -166,15 +166,15 @@ const OF_A_HOP: &[&str] = &[
     "upgrade",
 ];
 
-/// Whether a header of a worker's answer to a call is its client's too: all are, as if the answer had been forwarded, but those of one
-/// hop, among them what `connection` names.
+/// Whether a header of a worker's answer to a call goes to the client: all do, as if the answer had been forwarded, except
+/// those of one hop, including the ones that `connection` names.
 pub fn is_a_clients_too(name: &[u8], connection: &[u8]) -> bool {
     let mut named = connection.split(|byte| *byte == b',');
     let is_of_the_hop = named.any(|other| other.trim_ascii().eq_ignore_ascii_case(name));
     !name.starts_with(b":") && !contains(OF_A_HOP, name) && !is_of_the_hop
 }
 
-/// Whether a content type is gRPC's, in the words of which the proxy would then write its own errors.
+/// Whether a content type is gRPC's: the proxy would then write its own errors as gRPC.
 pub fn is_grpc(content_type: &[u8]) -> bool {
     begins(content_type, "application/grpc")
 }

@@ -1,20 +1,20 @@
-//! Owns by what a request is known: to the engines by an id of our own, in the log by its client's too.
+//! Owns the ids of a request: engines see only the gateway's id, logs show the client's too.
 
 use crate::excerpt::word;
 
-/// By what a request is known.
+/// The ids of a request.
 pub struct Ids {
-    /// To engines: our own.
+    /// For engines: the gateway's own.
     own: String,
-    /// In the log and on the status page: the client's, then our own.
+    /// For the log and the status page: the client's, then the gateway's own.
     told: String,
 }
 
 impl Ids {
-    /// So much of a client's id is told, in bytes.
+    /// Longest part of a client's id that is shown, in bytes.
     const LONGEST: usize = 64;
 
-    /// With the id that the client sent, if it did.
+    /// From the client's id, if it sent one, and the gateway's own.
     pub fn new(clients: Option<&[u8]>, own: String) -> Self {
         let clients = String::from_utf8_lossy(clients.unwrap_or_default());
         let clients = match word(&clients, Self::LONGEST) {
@@ -27,12 +27,12 @@ impl Ids {
         }
     }
 
-    /// What the engines are told.
+    /// The id that the engines get.
     pub fn own(&self) -> &str {
         &self.own
     }
 
-    /// What a line of the log begins with.
+    /// The ids that begin a line of the log.
     pub fn told(&self) -> &str {
         &self.told
     }

@@ -1,8 +1,8 @@
 //! Owns JSON objects as spans over the client's own bytes, and edits that leave every other byte alone.
 //!
-//! A body is read once and never re-serialised: numbers beyond 2^53, duplicate keys, odd white space, key order and
-//! unknown fields stay as the client sent them. Only top-level members whose names are asked for are kept, so what is
-//! held does not grow with the body.
+//! A body is read once and never re-serialised: numbers beyond 2^53, duplicate keys, odd white space, key order and unknown
+//! fields stay as the client sent them. Only top-level members with requested names are kept, so the memory held does not
+//! grow with the body.
 
 mod bounds;
 mod lists;
@@ -20,11 +20,11 @@ use memchr::memchr2;
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Members of interest that one object may repeat; a body with more is refused rather than edited at length.
+/// Maximum repeats of members of interest in one object; a body with more is refused.
 const MAX_MEMBERS: usize = 64;
 
-/// Lists and objects inside each other in a request; what is behind the filter need not be as careful with its stack. It is what
-/// `serde_json` allows the values that are parsed.
+/// Maximum nesting of lists and objects in a request: engines may be less careful with their stack. The same limit as
+/// `serde_json`'s for parsed values.
 pub const MAX_DEPTH: usize = 128;
 
 /// A top-level member of interest.
@@ -50,7 +50,7 @@ pub struct Object<'a> {
     members: Vec<Member<'a>>,
 }
 
-/// Why bytes are not a JSON object that can be worked on.
+/// Why bytes are not a usable JSON object.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum JsonError {
     /// Not JSON at all.
@@ -59,17 +59,17 @@ pub enum JsonError {
     /// JSON, but a list, a string, a number.
     #[error("a JSON object is required")]
     NotAnObject,
-    /// A member that is read occurs absurdly often.
+    /// A member of interest occurs too often.
     #[error("a member is repeated too often")]
     TooManyRepeats,
 }
 
-/// Where a member's value lies in the bytes of its object, when the member itself is no longer at hand.
+/// Byte range of a member's value in its object, for use when the member itself is no longer at hand.
 #[derive(Debug, Clone)]
 pub struct ValueSpan(Range<usize>);
 
 impl Member<'_> {
-    /// Where its value lies.
+    /// Byte range of the value.
     pub fn place(&self) -> ValueSpan {
         ValueSpan(self.value_start..self.end)
     }
@@ -95,7 +95,7 @@ impl<'a> Object<'a> {
         Ok(found)
     }
 
-    /// The member that counts: of duplicates the last one, as the engines' parsers have it.
+    /// The member that counts: the last of duplicates, as in the engines' parsers.
     pub fn get(&self, key: &str) -> Option<&Member<'a>> {
         self.all(key).next_back()
     }
@@ -117,7 +117,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// An object inside another value, edited; none where `object` is none that can be worked on.
+/// An object inside another value, edited; none where `object` is not a usable JSON object.
 pub fn edited(
     object: &str,
     wanted: &[&str],
@@ -129,12 +129,12 @@ pub fn edited(
     String::from_utf8(edits.apply(object.as_bytes())).ok()
 }
 
-/// A text as JSON has it, in quotes.
+/// A text as a JSON string, in quotes.
 pub fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// What follows the closing quote of a string whose opening quote is past.
+/// The bytes after the closing quote of a string, given the bytes after its opening quote.
 pub(crate) fn behind_string(opened: &[u8]) -> &[u8] {
     let mut rest = opened;
     loop {
@@ -150,7 +150,7 @@ pub(crate) fn behind_string(opened: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether a value says nothing: null, or an object without members.
+/// Whether a value is empty: null, or an object without members.
 pub fn says_nothing(value: &str) -> bool {
     let inside = value
         .strip_prefix('{')
@@ -158,7 +158,7 @@ pub fn says_nothing(value: &str) -> bool {
     value == "null" || inside.is_some_and(|inside| inside.trim_ascii().is_empty())
 }
 
-/// Tells a body that is JSON of another kind from one that is not JSON.
+/// Separates a body of another JSON type from one that is not JSON.
 fn classify(text: &str, error: &serde_json::Error) -> JsonError {
     let is_json = serde_json::from_str::<IgnoredAny>(text).is_ok();
     match is_json {
@@ -194,7 +194,7 @@ impl<'a> Visitor<'a> for Members<'_, 'a> {
             let value_start = offset(self.text, raw_value.get());
             let end = value_start.saturating_add(raw_value.get().len());
             let key = unquoted(raw_key.get());
-            // Some of the excess is kept, so that it is noticed; the rest is not.
+            // One member beyond the limit is kept, so that the excess is noticed.
             if self.wanted.contains(&key.as_ref()) && object.members.len() <= MAX_MEMBERS {
                 object.members.push(Member {
                     key,
@@ -215,7 +215,7 @@ impl<'a> Visitor<'a> for Members<'_, 'a> {
 }
 
 impl Object<'_> {
-    /// The member before the one that starts at `start` learns what follows it.
+    /// Sets what follows the previous member: the member that starts at `start`.
     fn close_previous(&mut self, start: usize) {
         let previous = self.count.checked_sub(1);
         if let Some(last) = self.members.last_mut()
@@ -226,12 +226,12 @@ impl Object<'_> {
     }
 }
 
-/// Where `part`, a slice of `whole`, begins in it.
+/// Offset of `part`, a slice of `whole`.
 fn offset(whole: &str, part: &str) -> usize {
     (part.as_ptr() as usize).saturating_sub(whole.as_ptr() as usize)
 }
 
-/// The key inside its quotes; copied only where it holds an escape.
+/// The key without its quotes; copied only where it holds an escape.
 fn unquoted(quoted: &str) -> Cow<'_, str> {
     let inner = quoted
         .strip_prefix('"')
@@ -242,7 +242,7 @@ fn unquoted(quoted: &str) -> Cow<'_, str> {
     }
 }
 
-/// Edits of one object, remembered as positions, so that they can be applied later to the same bytes.
+/// Edits of one object, kept as positions, so that they can be applied later to the same bytes.
 #[derive(Debug, Clone)]
 pub struct Edits {
     insert_at: usize,
@@ -252,7 +252,7 @@ pub struct Edits {
     splices: Vec<(Range<usize>, String)>,
 }
 
-/// A member to remove, with what must be known to take its comma along.
+/// A member to remove, with the positions needed to remove its comma too.
 #[derive(Debug, Clone)]
 struct Span {
     index: usize,
@@ -263,17 +263,17 @@ struct Span {
 }
 
 impl Edits {
-    /// Gives a member another value, written as JSON.
+    /// Replaces a member's value with another, written as JSON.
     pub fn replace(&mut self, member: &Member<'_>, value: impl Into<String>) {
         self.replace_at(&member.place(), value);
     }
 
-    /// Gives the member whose value lies there another one, written as JSON.
+    /// Replaces the value at a value span with another, written as JSON.
     pub fn replace_at(&mut self, place: &ValueSpan, value: impl Into<String>) {
         self.splices.push((place.0.clone(), value.into()));
     }
 
-    /// Takes a member out.
+    /// Removes a member.
     pub fn remove(&mut self, member: &Member<'_>) {
         self.remaining = self.remaining.saturating_sub(1);
         self.removed.push(Span {
@@ -285,14 +285,14 @@ impl Edits {
         });
     }
 
-    /// Puts a member in front of the others. `key` must need no escaping; `value` is JSON.
+    /// Inserts a member before all others. `key` must need no escaping; `value` is JSON.
     pub fn insert(&mut self, key: impl Into<String>, value: impl Into<String>) {
         self.inserted.push((key.into(), value.into()));
     }
 
-    /// The edited bytes. `body` must be the bytes the object was read from; if it is shorter, what is missing is left out.
+    /// The edited bytes. `body` must be the bytes that the object was read from; parts beyond a shorter `body` are left out.
     pub fn apply(&self, body: &[u8]) -> Vec<u8> {
-        // The insertion comes first: a removal may begin at the same place, and sorting keeps their order.
+        // The insertion comes first: a removal may start at the same position, and the sort is stable.
         let mut splices = vec![(self.insert_at..self.insert_at, self.insertion())];
         splices.extend(self.splices.iter().cloned());
         splices.extend(
@@ -327,7 +327,7 @@ impl Edits {
         text
     }
 
-    /// Ranges that take out each run of neighbouring removed members with exactly the commas that go with it.
+    /// Ranges that remove each run of neighbouring members with exactly the commas that go with it.
     fn removals(&self) -> Vec<Range<usize>> {
         let mut spans = self.removed.clone();
         spans.sort_by_key(|span| span.index);

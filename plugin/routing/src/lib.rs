@@ -1,6 +1,6 @@
-//! The routing of pd-router: which workers a request goes to, and what each leg is sent.
+//! The routing of pd-router: the choice of workers for a request, and the contents of each leg.
 //!
-//! Pure: no proxy, no clock, no randomness of its own, no I/O. A request's story is told in [`route`]; every other
+//! Pure: no proxy, no clock, no randomness of its own, no I/O. [`route`] holds a request's steps in order; every other
 //! module answers one question.
 #![forbid(unsafe_code)]
 #![cfg_attr(

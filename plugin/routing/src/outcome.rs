@@ -1,18 +1,18 @@
-//! Owns what the end of a leg means: against whom it is held, what follows, and what that costs the request.
+//! Owns what the end of a leg means: which worker is blamed or credited, what follows, and what that costs the request.
 //!
-//! One table for every host, engine and leg. It is asked with who was called ([`Leg`]), what came ([`Came`]) and what had
-//! happened to the request before ([`Before`]); it answers with a [`Meaning`]. It keeps nothing and touches nothing.
+//! One table for every host, engine and leg. Input: the called worker's leg ([`Leg`]), what came ([`Came`]) and the
+//! request's earlier failures ([`Before`]); output: a [`Meaning`]. The table is a pure function.
 
 use crate::fleet::Role;
 
-/// Which leg has ended, by who runs it and what it depends on.
+/// Which leg has ended: which component runs it, and what it depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Leg {
-    /// A prefill call of ours.
+    /// A prefill call made by the gateway.
     Prefill,
-    /// A decode leg that fetches what a prefill of ours has computed.
+    /// A decode leg that fetches the KV of a prefill call made by the gateway.
     Decode,
-    /// One worker runs the request whole.
+    /// One worker that runs the whole request.
     Aggregated,
     /// A decode worker behind a sidecar that runs the prefill leg itself (`llmd`).
     Sidecar,
@@ -21,7 +21,7 @@ pub enum Leg {
 }
 
 impl Leg {
-    /// All of them.
+    /// All legs.
     pub const ALL: [Self; 5] = [
         Self::Prefill,
         Self::Decode,
@@ -40,124 +40,123 @@ impl Leg {
     }
 }
 
-/// What came of a leg.
+/// How a leg ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Came {
-    /// An answer that says something, or an error that is an answer of the worker's own kind: see [`Came::Status`].
+    /// An answer with content, or an error that is an answer of the worker's own kind: see [`Came::Status`].
     Good,
-    /// The host refused the call for what it carries: the client's own bytes.
+    /// The host refused the call because of its content, which are the client's own bytes.
     Unsendable,
-    /// The host would not make the call: it has no such host, or a circuit breaker is open.
+    /// The host did not make the call: no host in the cluster, or an open circuit breaker.
     NotSent,
-    /// No connection was taken: nothing began.
+    /// No connection was accepted: nothing began.
     Refused,
-    /// The connection was reset before the first byte of an answer. Whether it was a kept-alive one that the worker had
-    /// closed already cannot be seen.
+    /// The connection was reset before the first byte of an answer. A kept-alive connection that the worker had already
+    /// closed looks the same.
     Reset,
     /// The answer broke off after its first byte.
     Cut,
-    /// The worker answered with this status, which is no 2xx.
+    /// The worker answered with this status, not a 2xx.
     Status(u16),
-    /// No answer came, or none that says anything, within its deadline.
+    /// No answer, or none with content, within its deadline.
     TimedOut,
-    /// A stream fell silent after its first token, and no other stream of that worker has moved meanwhile.
+    /// A stream stalled after its first token, and no other stream of that worker has moved meanwhile.
     Silent,
-    /// A stream fell silent after its first token while others of that worker moved: its client may read slowly.
+    /// A stream stalled after its first token while others of that worker moved: its client may read slowly.
     Unread,
-    /// 200, and nothing in it: no choice, no word, no reason.
+    /// 200 without content: no choice, no text, no finish reason.
     Empty,
-    /// 200, and the answer says that it failed.
+    /// 200, and the answer reports a failure.
     FailedInside,
-    /// A prefill answered 200 without the hand-off that decode needs, or with one that has expired.
+    /// A prefill answered 200 without the hand-off that decode needs, or with an expired one.
     NoHandoff,
-    /// The worker is in the fleet no more.
+    /// The worker has left the fleet.
     Left,
 }
 
 impl Came {
-    /// Whether it is certain that the worker has not begun: what waits for it is as good as before.
+    /// Whether the worker certainly has not begun: a waiting hand-off is then as good as before.
     pub fn proves_unbegun(self) -> bool {
         match self {
             Self::Unsendable | Self::NotSent | Self::Refused => true,
             Self::Status(408) => false,
-            // Refused for what it says, before any work.
+            // Refused because of its content, before any work.
             Self::Status(status) => (400..=499).contains(&status),
             _ => false,
         }
     }
 }
 
-/// What the request had met before, and what the gateway had done.
+/// What the request met before, and what the gateway had done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Before {
-    /// The gateway had told the worker to drop the request, or given the leg up.
+    /// The gateway had asked the worker to drop the request, or had given up the leg.
     pub called_off: bool,
-    /// Resets of this leg before a first byte, since the leg last succeeded.
+    /// Resets of this leg before a first byte, since its last success.
     pub resets: usize,
-    /// Another worker was asked already because one refused the request with a status that may be its own fault.
+    /// Another worker was already asked, after a refusal whose status may be the refusing worker's own fault.
     pub has_asked_another: bool,
 }
 
-/// Against whom an outcome is held.
+/// Which worker an outcome is held against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Held {
-    /// Against no worker, and for none.
+    /// Neither blame nor credit.
     Nothing,
-    /// For the worker: it works.
+    /// Credits the worker: it works.
     Credit,
-    /// The worker has too much to do: it is passed over for a while of its own, never ejected for it, and keeps what is
-    /// known of its cache.
+    /// The worker has too much to do: passed over for a while, never ejected for it; its cache is still considered valid.
     BackPressure,
-    /// The worker is passed over for a second: never ejected for it, and what is known of its cache stays.
+    /// The worker is passed over for a second, never ejected for it; its cache is still considered valid.
     PassedOver,
-    /// The worker takes no connection: what it had cached is thought to be lost.
+    /// The worker accepts no connection: its cache counts as lost.
     Unreachable,
-    /// The worker is suspected, until it is known whether another one serves this request.
+    /// The worker is suspected, until it is known whether another worker serves this request.
     Worker,
-    /// Either of the pair is to blame: both are suspected, until one of them succeeds with somebody else.
+    /// Either worker of the pair may be the cause: both are suspected, until one of them succeeds with another partner.
     Pair,
 }
 
-/// What follows.
+/// The next step after an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Follows {
-    /// What came is the client's, and nothing else is tried.
+    /// The client gets what came, and nothing else is tried.
     PassedOn,
-    /// One other worker is asked with the same bytes, a hand-off included: the first provably never began.
+    /// One other worker gets the same bytes, a hand-off included: the first worker provably never began.
     SameBytes,
-    /// The leg is done again, a hand-off's from its prefill on.
+    /// The leg runs again; a leg with a hand-off from its prefill on.
     Anew(LeftOut),
 }
 
-/// Who is left out when a leg is done again, as far as anybody else is left.
+/// Which workers are left out when a leg runs again, as far as others are left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LeftOut {
     /// The worker, for good.
     Worker,
-    /// The worker, unless no other one is left.
+    /// The worker, unless no other is left.
     WorkerAtFirst,
-    /// Both workers of the pair; where that leaves no pair, the likelier one.
+    /// Both workers of the pair; where that leaves no pair, only the likelier cause.
     Pair,
 }
 
 /// What another try costs the request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Cost {
-    /// A worker may have worked on it: one of `decode.recoveries`.
+    /// A worker may have done work for it: one of `decode.recoveries`.
     #[default]
     Work,
     /// Hardly anything: one of `decode.attempts`.
     Nothing,
 }
 
-/// What an outcome means.
+/// Meaning of an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meaning {
-    /// Against whom it is held.
+    /// Which worker the outcome is held against.
     pub held: Held,
-    /// What follows.
+    /// The next step.
     pub follows: Follows,
-    /// What that costs.
+    /// The price of the next step.
     pub cost: Cost,
 }
 
@@ -171,7 +170,7 @@ impl Meaning {
     }
 }
 
-/// The table.
+/// The table of outcomes.
 pub fn judge(leg: Leg, came: Came, before: Before) -> Meaning {
     let meaning = match came {
         Came::Good => Meaning::new(Held::Credit, Follows::PassedOn, Cost::Nothing),
@@ -196,14 +195,14 @@ pub fn judge(leg: Leg, came: Came, before: Before) -> Meaning {
     let is_ours = before.called_off && came != Came::Good;
     let held = match (is_ours, leg) {
         (true, _) => Held::Nothing,
-        // What a frontend answers is its workers' doing as likely as its own.
+        // A frontend's answer may be its workers' fault as well as its own.
         (false, Leg::Frontend) if meaning.held != Held::Credit => Held::Nothing,
         (false, _) => meaning.held,
     };
     Meaning { held, ..meaning }
 }
 
-/// Nothing has begun: where a hand-off waits it is as good as before.
+/// Nothing has begun: a waiting hand-off is as good as before.
 fn unbegun(leg: Leg) -> Follows {
     match leg {
         Leg::Decode => Follows::SameBytes,
@@ -213,8 +212,8 @@ fn unbegun(leg: Leg) -> Follows {
     }
 }
 
-/// The first reset of a leg may be a kept-alive connection that the worker had closed; the next is the worker's, and the third is
-/// the end.
+/// The first reset of a leg may be a kept-alive connection that the worker had closed; the second counts against the
+/// worker, and the third ends the retries.
 fn reset(before: usize) -> Meaning {
     let again = Follows::Anew(LeftOut::WorkerAtFirst);
     match before {
@@ -224,7 +223,7 @@ fn reset(before: usize) -> Meaning {
     }
 }
 
-/// A failure of which one or both of the workers may be the cause, by the leg.
+/// A failure that one or both of the workers may have caused, by the leg.
 fn failed(leg: Leg) -> Meaning {
     match leg {
         Leg::Prefill | Leg::Aggregated | Leg::Frontend => {
@@ -238,7 +237,7 @@ fn failed(leg: Leg) -> Meaning {
 
 fn of_status(leg: Leg, status: u16, before: Before) -> Meaning {
     match status {
-        // Full: a queue's bound, not a fault.
+        // A full queue, not a fault.
         429 => Meaning::new(Held::BackPressure, ask_another(leg, before), Cost::Nothing),
         503 => {
             let follows = match leg {
@@ -247,11 +246,11 @@ fn of_status(leg: Leg, status: u16, before: Before) -> Meaning {
             };
             Meaning::new(Held::BackPressure, follows, Cost::Nothing)
         }
-        // What one worker refuses so, others would refuse too.
+        // A request that one worker refuses with such a status would be refused by others too.
         _ if is_the_requests_own(status) => {
             Meaning::new(Held::Nothing, Follows::PassedOn, Cost::Nothing)
         }
-        // As below, but the worker took its time: it may have begun.
+        // Like other 4xx, but after a timeout: the worker may have begun.
         408 => {
             let follows = match ask_another(leg, before) {
                 Follows::SameBytes => Follows::Anew(LeftOut::Worker),
@@ -259,24 +258,24 @@ fn of_status(leg: Leg, status: u16, before: Before) -> Meaning {
             };
             Meaning::new(suspected(leg), follows, Cost::Work)
         }
-        // A wrong key, another model's name, another host's: the worker's own, if another one takes the request.
+        // A wrong key, another model's or host's name: the worker's own fault if another worker takes the request.
         400..=499 => Meaning::new(suspected(leg), ask_another(leg, before), Cost::Nothing),
-        // 5xx; and neither a redirect nor a switch of protocols is an answer to a request for text.
+        // 5xx. Redirects and protocol switches count too: neither is an answer to a request for text.
         _ => failed(leg),
     }
 }
 
-/// Whether a status is about what the request says, whoever is asked: its syntax, its size, its media type, its fields.
+/// Whether a status concerns the request itself, whichever worker answers: its syntax, size, media type or fields.
 fn is_the_requests_own(status: u16) -> bool {
     matches!(status, 400 | 409 | 411 | 413..=417 | 422 | 428 | 431 | 451)
 }
 
-/// Whether a worker that answers so refuses what one other worker is asked for then.
+/// Whether a status is one worker's own refusal, after which one other worker is asked.
 pub fn is_one_workers_refusal(status: u16) -> bool {
     (400..=499).contains(&status) && !is_the_requests_own(status)
 }
 
-/// Behind a sidecar an error may be either worker's.
+/// Behind a sidecar, an error may come from either worker.
 fn suspected(leg: Leg) -> Held {
     match leg {
         Leg::Sidecar => Held::Pair,
@@ -284,7 +283,7 @@ fn suspected(leg: Leg) -> Held {
     }
 }
 
-/// One other worker is asked; what that one says is passed on.
+/// One other worker is asked; its answer is passed on.
 fn ask_another(leg: Leg, before: Before) -> Follows {
     match (before.has_asked_another, leg) {
         (true, _) => Follows::PassedOn,
@@ -294,8 +293,8 @@ fn ask_another(leg: Leg, before: Before) -> Follows {
     }
 }
 
-/// What the proxy's own words about a leg that it could not deliver mean: the details of a response, in which blanks are
-/// underscores, or the body of its answer to a call.
+/// Meaning of the proxy's own text about a leg that it could not deliver: a response's details, with underscores for
+/// blanks, or the body of its answer to a call.
 pub fn of_words(words: &[u8]) -> Option<Came> {
     let says = |reason: &[u8]| words.windows(reason.len()).any(|part| part == reason);
     let says_any = |reasons: &[&[u8]]| reasons.iter().any(|reason| says(reason));
@@ -324,7 +323,7 @@ pub fn of_words(words: &[u8]) -> Option<Came> {
     is_reset.then_some(Came::Reset)
 }
 
-/// Whether a body is the proxy's own, of a call that it could not deliver, and what that means.
+/// Meaning of a call's body, where the proxy itself wrote it because it could not deliver the call.
 pub fn of_call(status: u16, body: &[u8]) -> Option<Came> {
     const OWN_WORDS: [&[u8]; 3] = [
         b"upstream connect error",

@@ -1,38 +1,39 @@
-//! Owns the lifecycle of disaggregation: which (model, namespace) pairs there are, the state of each, and the history that
-//! people and metrics want to know.
+//! Owns the lifecycle of disaggregation: the known (model, namespace) pairs, the state of each, and the history that people
+//! and metrics want to know.
 
 use hashbrown::{HashMap, HashSet};
 
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::rendezvous::{Mode, NotServed, Rules, ServingDecision, State, WorkerCounts};
 
-/// Places without a worker that are remembered, so that a model whose workers have all left is not taken for unknown.
+/// Model keys without a worker that are remembered, so that a model whose workers have all left does not count as unknown.
 const MAX_VACANT: usize = 256;
 
 /// One model in one namespace: where a prefill and a decode worker can meet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelKey {
-    /// The model; none: any model that has no place of its own.
+    /// The model; none: any model without a model key of its own.
     pub model: Option<String>,
     /// Workers of one namespace may exchange KV.
     pub namespace: String,
 }
 
 impl ModelKey {
-    /// Whether a worker belongs here. One that serves any model belongs to every place of its namespace.
+    /// Whether a worker belongs to this model key. A worker that serves any model belongs to every model key of its namespace.
     pub fn holds(&self, worker: &Worker) -> bool {
         self.namespace == worker.namespace && (worker.model.is_none() || worker.model == self.model)
     }
 }
 
-/// What is known of a place.
+/// State of one model key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelState {
-    /// What exists. Nothing where nobody is here for this place itself: a place that is only remembered lends no worker its name.
+    /// Worker counts. All zero where no worker of this very model key takes new requests: workers of any model do not count
+    /// then.
     pub census: WorkerCounts,
-    /// What follows from it.
+    /// State that follows from the counts.
     pub state: State,
-    /// Whether a worker of this very place takes new requests. Only then the place has a say in who is served.
+    /// Whether a worker of this very model key takes new requests. Only then does the model key decide how requests are served.
     is_inhabited: bool,
     was_active: bool,
 }
@@ -40,28 +41,28 @@ pub struct ModelState {
 /// A change of state, to be logged once and counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
-    /// Where.
+    /// Model key whose state changed.
     pub place: ModelKey,
-    /// From which state; none: the place is new.
+    /// Former state; none: the model key is new.
     pub from: Option<State>,
-    /// To which.
+    /// New state.
     pub to: State,
 }
 
-/// Which places are meant.
+/// Selects model keys.
 type Wanted<'w> = &'w dyn Fn(&ModelKey, &ModelState) -> bool;
 
-/// The states of all places.
+/// The states of all model keys.
 #[derive(Debug, Default)]
 pub struct ModelStates {
     places: HashMap<ModelKey, ModelState>,
-    /// The places that are only remembered, each with the number of the update that found nobody there any more.
+    /// The model keys that are only remembered, each with the number of the update that first found no worker for the key.
     left: HashMap<ModelKey, u64>,
     updates: u64,
 }
 
 impl ModelStates {
-    /// Computes every place's state anew from what exists, and tells what has changed.
+    /// Recomputes every model key's state from the fleet and returns the changes.
     pub fn update(
         &mut self,
         fleet: &Fleet,
@@ -112,7 +113,7 @@ impl ModelStates {
         }
     }
 
-    /// Places that nobody is at are remembered only up to a bound, those that were left last.
+    /// Bounds the model keys without workers; the ones left most recently stay.
     fn forget_excess(&mut self) {
         if self.left.len() <= MAX_VACANT {
             return;
@@ -126,13 +127,13 @@ impl ModelStates {
         self.left = left.into_iter().map(|(since, p)| (p, since)).collect();
     }
 
-    /// All places and their states.
+    /// All model keys and their states.
     pub fn places(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
         self.places.iter()
     }
 
-    /// The places that serve a model: its own, else those that serve any model. Without a model, all. Those that are only
-    /// remembered have no say in that: they are told where nobody else is, so that the model is not taken for unknown.
+    /// The model keys that serve a model: its own, else those that serve any model. Without a model, all. Keys that are
+    /// only remembered are returned only where no other matches, so that the model does not count as unknown.
     pub fn of_model(&self, model: Option<&str>) -> Vec<(&ModelKey, &ModelState)> {
         let is_own = |place: &ModelKey| model.is_none() || place.model.as_deref() == model;
         let is_any = |place: &ModelKey| place.model.is_none();
@@ -155,12 +156,13 @@ impl ModelStates {
 }
 
 impl ModelState {
-    /// Whether a worker of this very place takes new requests; else it is only remembered, or all who are there drain.
+    /// Whether a worker of this very model key takes new requests. If not, the key is only remembered, or all its workers
+    /// drain.
     pub fn is_inhabited(&self) -> bool {
         self.is_inhabited
     }
 
-    /// What a request gets here.
+    /// How a request of this model key is served.
     pub fn verdict(
         &self,
         mode: Mode,
@@ -173,10 +175,10 @@ impl ModelState {
         self.state.verdict(mode, rules)
     }
 
-    /// Whether a normal request would be served now; why not, else.
+    /// Whether a normal request would be served now; otherwise the reason.
     ///
     /// # Errors
-    /// The reason that a request would be told.
+    /// The reason that a request would get.
     pub fn can_serve_requests(
         &self,
         on_prefill_absent: crate::config::OnPrefillAbsent,
@@ -188,8 +190,8 @@ impl ModelState {
     }
 }
 
-/// The workers by the place that they make. One that serves any model makes a place of its own, and belongs to the others of
-/// its namespace too.
+/// The workers grouped by their own model key. A worker that serves any model has a model key of its own, and counts for
+/// the others of its namespace too.
 fn by_place(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
     let mut members: HashMap<ModelKey, Vec<&Worker>> = HashMap::new();
     for worker in fleet.workers() {
@@ -198,7 +200,7 @@ fn by_place(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
             namespace: worker.namespace.clone(),
         };
         let here = members.entry(place).or_default();
-        // Who drains can be picked by nobody: where all do, it is as if nobody were there.
+        // Draining workers cannot be picked: where all drain, the model key counts as empty.
         if !worker.is_draining() {
             here.push(worker);
         }

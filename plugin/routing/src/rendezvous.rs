@@ -1,28 +1,28 @@
-//! Owns when prefill and decode have met: the state of one (model, namespace), and what each state answers.
+//! Owns the meeting of prefill and decode: the state of one (model, namespace), and how each state serves a request.
 //!
-//! The state is a pure function of what exists now ([`WorkerCounts`]). How it came about decides nothing: a waiter that is left
-//! behind, or an endpoint that is forgotten after the hand-shake, cannot be, since there is neither. History is kept for
-//! people only, as *deactivated*, which answers as *decode waiting* does.
+//! The state is a pure function of the worker counts ([`WorkerCounts`]), whatever happened before. A waiter that is left
+//! behind, or an endpoint that is forgotten after the hand-shake, cannot occur, since there is neither. History is kept for
+//! people only, as *deactivated*, which serves requests as *decode waiting* does.
 //!
 //! A *set* is the workers of one role that share a set name. Two sets of one role are ambiguous, and are not served until
-//! one is gone, rather than guessed at.
+//! one is gone: guessing could pick the wrong one.
 
 use crate::config::OnPrefillAbsent;
 
-/// What exists of one model in one namespace.
+/// Worker counts of one model in one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct WorkerCounts {
     /// Sets of prefill workers.
     pub prefill_sets: usize,
     /// Sets of decode workers.
     pub decode_sets: usize,
-    /// Prefill workers whose binding is built: all that must be known before one may be handed a request.
+    /// Prefill workers whose binding is built: only these may be handed a request.
     pub bound_prefills: usize,
-    /// Workers that run whole requests: those of role aggregated, and decode workers where the pool says that they can.
+    /// Workers that run whole requests: those of role aggregated, and decode workers where the pool allows it.
     pub whole_workers: usize,
 }
 
-/// Whether, and why not, requests of one model in one namespace can be disaggregated.
+/// Whether requests of one model in one namespace can be disaggregated, and why not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     /// Neither a prefill nor a decode worker.
@@ -31,9 +31,9 @@ pub enum State {
     DecodeWaiting,
     /// Prefill workers without a decode worker.
     PrefillReady,
-    /// Both are there, but no prefill worker's binding is built yet.
+    /// Prefill and decode workers, but no prefill worker's binding is built yet.
     Pending,
-    /// Both have met.
+    /// Prefill and decode have met.
     Active,
     /// Two sets of one role.
     Ambiguous,
@@ -53,7 +53,7 @@ impl State {
         Self::Deactivated,
     ];
 
-    /// The state of what exists. `was_active` tells *deactivated* from *decode waiting*, for people.
+    /// The state that the counts give. `was_active` separates *deactivated* from *decode waiting*, for people.
     pub fn of(census: WorkerCounts, was_active: bool) -> Self {
         match (census.prefill_sets, census.decode_sets) {
             (0, 0) => Self::Vacant,
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// Its name in logs, metrics and documentation.
+    /// Name in logs, metrics and documentation.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vacant => "vacant",
@@ -79,13 +79,13 @@ impl State {
         }
     }
 
-    /// What a request gets.
+    /// How a request is served.
     pub fn verdict(self, mode: Mode, rules: Rules) -> ServingDecision {
         match (self, mode) {
             (Self::Active, _) => ServingDecision::Pair,
-            // A binding that is still being built is needed to run a request, not to name who would.
+            // A binding that is still being built is needed to run a request, not to name the workers.
             (Self::Pending, Mode::QueryOnly) => ServingDecision::Pair,
-            // Readiness counts the prefill workers already; a decode worker must not get a bare request meanwhile.
+            // Readiness already counts the prefill workers; a decode worker must not get a bare request meanwhile.
             (Self::Pending, _) => ServingDecision::Refused(NotServed::Pending),
             (Self::Ambiguous, _) => ServingDecision::Refused(NotServed::Ambiguous),
             (absent, _) => match rules.on_prefill_absent {
@@ -104,12 +104,12 @@ impl State {
     }
 }
 
-/// What a request wants.
+/// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// An answer, from workers that the router picks.
     Normal,
-    /// An answer, from workers that it names itself.
+    /// An answer, from workers that the request names.
     PreRouted,
     /// Only the names of the workers that would be picked.
     QueryOnly,
@@ -119,7 +119,7 @@ impl Mode {
     /// All modes, for tables.
     pub const ALL: [Self; 3] = [Self::Normal, Self::PreRouted, Self::QueryOnly];
 
-    /// Its name in the documentation.
+    /// Name in the documentation.
     pub fn name(self) -> &'static str {
         match self {
             Self::Normal => "normal",
@@ -129,27 +129,27 @@ impl Mode {
     }
 }
 
-/// What, beside the state, decides.
+/// What decides besides the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// The pool's policy.
     pub on_prefill_absent: OnPrefillAbsent,
-    /// Whether there is a worker that runs whole requests.
+    /// Whether any worker runs whole requests.
     pub whole_workers: bool,
 }
 
-/// What a request gets.
+/// How a request is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServingDecision {
     /// A prefill and a decode worker.
     Pair,
-    /// One worker that runs it whole.
+    /// One worker that runs the whole request.
     Whole,
     /// An error: 503, and trying again later may help.
     Refused(NotServed),
 }
 
-/// Why nothing is served. The order is that in which one of several is told: what is nearest to being served first.
+/// Why a request is not served. Ordered by nearness to being served, nearest first: of several reasons, the first is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum NotServed {
     /// A binding is being built.
@@ -160,19 +160,19 @@ pub enum NotServed {
         "two sets of workers of one role are registered; it is ambiguous which is meant until one is gone"
     )]
     Ambiguous,
-    /// No prefill worker, and nobody may run it whole.
+    /// No prefill worker, and no worker that may run the whole request.
     #[error("disaggregation is not activated: no prefill worker is available")]
     NotActivated,
     /// No decode worker.
     #[error("no decode worker is available")]
     NoDecode,
-    /// Nobody at all.
+    /// No worker at all.
     #[error("no worker is available")]
     Vacant,
 }
 
 impl NotServed {
-    /// The reason in one word.
+    /// Code of the reason.
     pub fn code(self) -> &'static str {
         match self {
             Self::Pending => "prefill_pending",

@@ -1,7 +1,7 @@
-//! Owns which pairs may exchange KV: what a prefill worker's topology demands of the decode worker, as taints.
+//! Owns which pairs may exchange KV: the taints that a prefill worker's topology demands of the decode worker.
 //!
-//! Every worker carries the taint `dynamo.topology/<domain>=<value>` for each domain it is in, so that the demand is a
-//! plain test of sets. What cannot be derived fails closed: a pair that must not exchange KV costs more than a refusal.
+//! Every worker carries the taint `dynamo.topology/<domain>=<value>` for each of its domains, so that the demand is a plain
+//! test of sets. A demand that cannot be derived fails closed: a pair that must not exchange KV costs more than a refusal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,11 +37,11 @@ pub enum Enforcement {
     Preferred,
 }
 
-/// What a worker's taints must and should hold.
+/// Taints that a worker must and should carry.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default)]
 pub struct Constraints {
-    /// All of these.
+    /// Taints that the worker must carry, all of them.
     pub required_taints: BTreeSet<String>,
     /// Taint → weight.
     pub preferred_taints: BTreeMap<String, f64>,
@@ -50,7 +50,7 @@ pub struct Constraints {
 /// Why constraints cannot be derived.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// Some worker's transfers are restricted, and nothing is known of this one's place.
+    /// Some worker's transfers are restricted, and this worker has no topology.
     #[error("worker {worker} has no topology, while others must stay within theirs")]
     Unknown {
         /// The prefill worker.
@@ -64,7 +64,7 @@ pub enum TopologyError {
         /// The domain.
         domain: String,
     },
-    /// A domain is named, but not what it means.
+    /// A domain without an enforcement, or `preferred` without a weight.
     #[error(
         "worker {worker} names a transfer domain without an enforcement, or prefers one without a weight"
     )]
@@ -93,10 +93,10 @@ impl Topology {
     }
 }
 
-/// What the transfer from `prefill` demands of a decode worker, among workers of which some may have no topology.
+/// What the transfer from `prefill` demands of a decode worker, in a fleet where some workers may have no topology.
 ///
 /// # Errors
-/// When the demand cannot be known.
+/// When the demand cannot be derived.
 pub fn constraints<'a>(
     prefill: &Worker,
     mut fleet: impl Iterator<Item = &'a Worker>,
@@ -137,14 +137,14 @@ pub fn constraints<'a>(
 }
 
 impl Constraints {
-    /// These and a request's own; where both weigh a taint, the derived weight counts.
+    /// These constraints and the `derived` ones; where both weigh a taint, the derived weight counts.
     pub fn merged(mut self, derived: Self) -> Self {
         self.required_taints.extend(derived.required_taints);
         self.preferred_taints.extend(derived.preferred_taints);
         self
     }
 
-    /// Whether a worker has all that is required.
+    /// Whether a worker carries every required taint.
     pub fn admit(&self, worker: &Worker) -> bool {
         self.required_taints.iter().all(|taint| {
             worker
@@ -154,7 +154,7 @@ impl Constraints {
         })
     }
 
-    /// How much a worker is preferred: the sum of the weights of what it carries.
+    /// How much a worker is preferred: the sum of the weights of the taints that it carries.
     pub fn preference(&self, worker: &Worker) -> f64 {
         let carried = |taint: &str| {
             worker

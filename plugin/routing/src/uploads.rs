@@ -1,23 +1,24 @@
-//! Owns the request bodies that are being received on one thread: how long each may take, and which of them give way where there
-//! is no room for all.
+//! Owns the request bodies that are being received on one thread: how long each may take, and which of them give way where
+//! there is no room for all.
 //!
-//! Bodies share a budget of bytes. A client that sends slowly, or not at all, holds what has come of its body all the same; so
-//! a body that is complete takes the room of those that are not, and one that is being received takes that of those that have
-//! had their time, and of those that are much longer.
+//! Bodies share a budget of bytes. A slow or stalled client still holds the received part of its body. A complete body
+//! therefore takes the room of incomplete ones; an incomplete body takes the room of those whose safe time is over and of
+//! those that are much longer.
 
 use std::time::Duration;
 
 use hashbrown::HashMap;
 
-/// How long a body is safe from others that are being received: a client that is not slow has sent the longest body by then. Without
-/// it, where too many come at once, each would drive out another and none would ever be complete.
+/// How long a body is safe from other incomplete ones: by then a client that is not slow has sent the longest body. Without
+/// a safe time, too many bodies at once would drive each other out and none would ever be complete.
 const SAFE: Duration = Duration::from_secs(5);
 
-/// A body of so many times another's bytes is much longer: it gives way at once. A short body that comes in two pieces is
-/// incomplete for a moment, and long ones that are not complete either must not keep it out; none drives out its like.
+/// A body at least this many times as long as another is much longer and gives way at once. A short body that comes in two
+/// pieces is incomplete for a moment and must not be kept out by long incomplete ones; bodies of similar length do not
+/// drive each other out.
 const MUCH_LONGER: usize = 8;
 
-/// The bodies that are being received, by the number of their stream.
+/// The bodies that are being received, by stream number.
 #[derive(Debug, Default)]
 pub struct Uploads {
     open: HashMap<u32, Upload>,
@@ -25,31 +26,31 @@ pub struct Uploads {
 
 #[derive(Debug, Clone, Copy)]
 struct Upload {
-    /// When its request's headers came.
+    /// When the headers of the request came.
     began: Duration,
-    /// Bytes of it that have come.
+    /// Bytes received so far.
     bytes: usize,
 }
 
 impl Upload {
-    /// Whether it gives way to another that is not complete either.
+    /// Whether this body gives way to another incomplete one.
     fn gives_way_to(&self, other: &Upload, now: Duration) -> bool {
         let has_had_its_time = now.saturating_sub(self.began) >= SAFE && self.began < other.began;
         has_had_its_time || self.bytes >= other.bytes.saturating_mul(MUCH_LONGER)
     }
 }
 
-/// How far a body has come.
+/// How much of a body has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// More of it is to come.
+    /// More bytes follow.
     Incomplete,
-    /// All of it is there.
+    /// All bytes are there.
     Complete,
 }
 
 impl Uploads {
-    /// A body is to come on this stream.
+    /// Registers a stream whose body follows.
     pub fn begin(&mut self, stream: u32, now: Duration) {
         let upload = Upload {
             began: now,
@@ -58,32 +59,32 @@ impl Uploads {
         self.open.insert(stream, upload);
     }
 
-    /// So many bytes of it have come in all.
+    /// Sets the bytes received so far, in all.
     pub fn received(&mut self, stream: u32, bytes: usize) {
         if let Some(upload) = self.open.get_mut(&stream) {
             upload.bytes = bytes;
         }
     }
 
-    /// The body is complete, refused, or gone with its stream.
+    /// Removes a body that is complete, refused, or gone with its stream.
     pub fn end(&mut self, stream: u32) {
         self.open.remove(&stream);
     }
 
-    /// How many bodies are being received.
+    /// Number of bodies that are being received.
     pub fn count(&self) -> usize {
         self.open.len()
     }
 
-    /// The streams whose bodies have not come within `limit`.
+    /// The streams whose bodies are not complete within `limit`.
     pub fn late(&self, now: Duration, limit: Duration) -> Vec<u32> {
         let is_late = |upload: &Upload| now.saturating_sub(upload.began) >= limit;
         let late = self.open.iter().filter(|(_, upload)| is_late(upload));
         late.map(|(stream, _)| *stream).collect()
     }
 
-    /// The streams whose bodies give way so that `wanted` more bytes can be held for the body of `stream`, those that have taken
-    /// longest first; none where that would not be enough.
+    /// The streams whose bodies give way so that `wanted` more bytes can be held for the body of `stream`, longest under
+    /// way first; none where that would not be enough.
     pub fn make_way(
         &self,
         stream: u32,
@@ -124,7 +125,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Bodies by number: when each began, in seconds, and bytes of it that have come.
+    /// Bodies by stream number: start in seconds, and bytes received.
     fn uploads(all: &[(u32, u64, usize)]) -> Uploads {
         let mut uploads = Uploads::default();
         for (stream, began, bytes) in all {
@@ -139,7 +140,7 @@ mod tests {
         let mut uploads = uploads(&[(1, 0, 0), (2, 10, 500)]);
         assert!(uploads.late(at(59), at(60)).is_empty());
         assert_eq!(uploads.late(at(60), at(60)), [1]);
-        // A byte now and then is no excuse.
+        // A byte now and then does not extend the deadline.
         uploads.received(2, 501);
         let mut late = uploads.late(at(70), at(60));
         late.sort_unstable();
@@ -148,7 +149,7 @@ mod tests {
         uploads.end(2);
         assert!(uploads.late(at(1000), at(60)).is_empty());
         assert_eq!(uploads.count(), 0);
-        // What is not known any more is no upload.
+        // Bytes of an unknown stream create no upload.
         uploads.received(1, 7);
         assert_eq!(uploads.count(), 0);
     }
@@ -180,9 +181,9 @@ mod tests {
         assert_eq!(ways(9, 1100, 10), Some(vec![1, 2]));
         assert_eq!(ways(9, 1101, 10), None);
         assert_eq!(ways(9, 1101, 12), Some(vec![1, 2, 3]));
-        // Nobody takes the room of one that came later.
+        // No body takes the room of one that began later.
         assert_eq!(ways(1, 1, 100), None);
-        // One that is not known came at no time.
+        // An unknown stream has no start time.
         assert_eq!(ways(7, 1, 100), None);
     }
 
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(ways(9, 50), Some(vec![1]));
         assert_eq!(ways(9, 1601), Some(vec![1, 2]));
         assert_eq!(ways(9, 1602), None);
-        // What is not much longer stays, and so does all that is shorter.
+        // Bodies that are not much longer stay, and so do all shorter ones.
         assert_eq!(ways(1, 1), None);
         assert_eq!(ways(4, 1602), None);
     }

@@ -1,4 +1,4 @@
-//! Owns who of the VMs leads: polls for all, and tells of what all see.
+//! Owns the election of the leading VM, which polls for all VMs and logs what all of them see.
 
 use super::{read_u64, unique_number};
 use crate::host::{self, Written};
@@ -8,16 +8,16 @@ const PATIENCE_ROUNDS: u32 = 10;
 
 const LEASE: &str = "pd_router.lease";
 
-/// This VM's part in deciding who polls. One that has served a request gives way to one that has not: the main thread's
-/// VM serves nobody, so that is where the lease comes to rest. A holder is dead when its counter stands still: the host
-/// has only a wall clock, which may jump.
+/// This VM's part in the election of a leader. A VM that has served a request gives way to one that has not: the main thread's VM
+/// serves no request, so the lease comes to rest there. A holder is dead when its counter stands still: the host has only a wall
+/// clock, which may jump.
 pub struct Lease {
     me: Option<u64>,
     seen: Option<Holder>,
     still: u32,
 }
 
-/// Who holds the lease, as it is written down.
+/// The holder of the lease, as stored in shared data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holder {
     id: u64,
@@ -46,7 +46,7 @@ impl Holder {
 }
 
 impl Lease {
-    /// No part taken yet: nothing is written before the first round.
+    /// A VM that has not taken part yet: nothing is written before the first round.
     pub fn new() -> Self {
         Self {
             me: None,
@@ -55,7 +55,7 @@ impl Lease {
         }
     }
 
-    /// Whether this VM leads in this round.
+    /// Takes part in the election; whether this VM leads in this round.
     pub fn tick(&mut self, serves: bool) -> bool {
         let me = *self.me.get_or_insert_with(unique_number);
         let Some((bytes, version)) = host::shared(LEASE) else {

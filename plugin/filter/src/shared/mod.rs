@@ -1,5 +1,5 @@
-//! Owns what threads share: the board that all write on, the published fleet, the lease of the one who polls, and unique
-//! names.
+//! Owns state shared by all threads: the published fleet, the health of its source, engine reports, the leader's lease, and
+//! unique numbers.
 
 mod lease;
 
@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{self, Written};
 
-/// Attempts at a number of one's own while other threads take theirs.
+/// Attempts at taking a unique number while other threads take theirs.
 const TAKE_ATTEMPTS: u32 = 64;
 
 const NEXT_NUMBER: &str = "pd_router.next_number";
 
-/// A number that no other VM of this proxy has got. Not for `on_configure`: it leaves a trace.
+/// A number that no other VM of this proxy has. Not for `on_configure`: taking a number leaves a trace.
 pub fn unique_number() -> u64 {
     for _ in 0..TAKE_ATTEMPTS {
         let (bytes, version) = match host::shared(NEXT_NUMBER) {
@@ -30,7 +30,7 @@ pub fn unique_number() -> u64 {
         let number = read_u64(&bytes, 0).unwrap_or(0);
         let written = host::set_shared(NEXT_NUMBER, &number.wrapping_add(1).to_le_bytes(), version);
         if written == Ok(Written::Yes) {
-            // The first creation of a key is not protected: two VMs may both get 0. The time tells them apart.
+            // Creating a key is not protected: two VMs may both get 0. The time makes their numbers differ.
             return number ^ host::now_ns().rotate_left(16);
         }
     }
@@ -46,12 +46,12 @@ fn fleet_key(pool: &str) -> String {
     format!("pd_router.fleet.{pool}")
 }
 
-/// Where it is said of which source the last fleet is: few bytes, new with each fleet, for those who look often.
+/// Key of the last fleet's source: few bytes, rewritten with each fleet, for frequent reads.
 fn version_key(pool: &str) -> String {
     format!("pd_router.fleet_version.{pool}")
 }
 
-/// Publishes a fleet for all VMs.
+/// Publishes a fleet to all VMs.
 pub fn publish_fleet(pool: &str, source: &str, fleet: &Fleet) {
     let version = fleet.version();
     let published = host::set_shared(&fleet_key(pool), &fleet.encode(), None)
@@ -61,8 +61,7 @@ pub fn publish_fleet(pool: &str, source: &str, fleet: &Fleet) {
     }
 }
 
-/// The published fleet, unless `seen` is its version already, or it is of another source: of one that an older configuration
-/// had.
+/// The published fleet; `None` if `seen` is its version already, or if its source is another one, that of an older configuration.
 pub fn read_fleet(pool: &str, source: &str, seen: &Cell<u32>) -> Option<Fleet> {
     let (of, version) = host::shared(&version_key(pool))?;
     if of != source.as_bytes() || seen.replace(version) == version {
@@ -78,16 +77,16 @@ pub fn read_fleet(pool: &str, source: &str, seen: &Cell<u32>) -> Option<Fleet> {
     }
 }
 
-/// How a pool's source of workers does, as the VM that leads tells it.
+/// Health of a pool's source of workers, as published by the leading VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceHealth {
-    /// Whether its last answer was none: what is known may be true no more.
+    /// Whether the last poll got no good answer: the fleet may be out of date.
     pub stale: bool,
-    /// Whether it was silent for so long that its workers were given up.
+    /// Whether the source was silent for so long that its workers have expired.
     pub given_up: bool,
-    /// Where it is stale: when the last good answer came, in milliseconds since 1970; 0: none has come.
+    /// If stale: time of the last good answer, in milliseconds since 1970; 0: none has come.
     pub since_ms: u64,
-    /// What is wrong.
+    /// The problem, in words.
     pub problem: Option<String>,
 }
 
@@ -95,7 +94,7 @@ fn source_key(pool: &str) -> String {
     format!("pd_router.source.{pool}")
 }
 
-/// Tells all VMs how a pool's source does.
+/// Publishes the health of a pool's source to all VMs.
 pub fn publish_source(pool: &str, health: &SourceHealth) {
     let bytes = serde_json::to_vec(health).unwrap_or_default();
     if let Err(error) = host::set_shared(&source_key(pool), &bytes, None) {
@@ -103,7 +102,7 @@ pub fn publish_source(pool: &str, health: &SourceHealth) {
     }
 }
 
-/// How a pool's source does; none where that was never told.
+/// Health of a pool's source; `None` if it was never published.
 pub fn read_source(pool: &str) -> Option<SourceHealth> {
     let (bytes, _) = host::shared(&source_key(pool))?;
     serde_json::from_slice(&bytes).ok()
@@ -113,7 +112,7 @@ fn reports_key(pool: &str) -> String {
     format!("pd_router.reports.{pool}")
 }
 
-/// Tells all VMs what the engines of a pool have told, at this time of this VM's clock.
+/// Publishes the reports of a pool's engines to all VMs, as of `now` by this VM's clock.
 pub fn publish_reports<'r>(pool: &str, now: Duration, reports: impl Iterator<Item = &'r Report>) {
     let bytes = sharing::encode_reports(now, reports);
     if let Err(error) = host::set_shared(&reports_key(pool), &bytes, None) {
@@ -121,8 +120,7 @@ pub fn publish_reports<'r>(pool: &str, now: Duration, reports: impl Iterator<Ite
     }
 }
 
-/// What the engines of a pool have told, and when that was written by the clock of the VM that did, unless `seen` is the version
-/// of it.
+/// The reports of a pool's engines, and when they were written by the writer's clock; `None` if `seen` is their version already.
 pub fn read_reports(pool: &str, seen: &Cell<u32>) -> Option<(Duration, Vec<Report>)> {
     let (bytes, version) = host::shared(&reports_key(pool))?;
     let is_new = seen.replace(version) != version;

@@ -1,4 +1,4 @@
-//! Owns what the filter shows of itself: the fleet and its load as JSON, and a page that draws it. Only where that is turned on.
+//! Owns the status: the fleet and its load as JSON, and a page that draws it. Served only if enabled.
 
 mod refusals;
 
@@ -22,10 +22,10 @@ use crate::pools::Pools;
 use crate::shared::{self, SourceHealth};
 use crate::vm::Vm;
 
-/// The page. It reads the JSON beside it, and nothing from anywhere else.
+/// The status page. Reads the status JSON, and nothing from anywhere else.
 pub const PAGE: &str = include_str!("page.html");
 
-/// What the page may do: nothing but read from where it came. Its script and its style stand in it.
+/// Content security policy of the page: it may only read from its own origin. Script and style are inline.
 pub const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 fn milliseconds(time: Duration) -> u64 {
@@ -35,12 +35,12 @@ fn milliseconds(time: Duration) -> u64 {
 /// The pools as this thread's VM sees them.
 #[derive(Serialize)]
 struct Status {
-    /// The filter's.
+    /// The filter's version.
     version: &'static str,
-    /// Whether this thread's VM is the one that polls for all.
+    /// Whether this thread's VM polls for all.
     leads: bool,
     pools: Vec<Box<serde_json::value::RawValue>>,
-    /// The last ones, of all threads, the latest first.
+    /// Recent refusals of all threads, the latest first.
     refusals: Vec<Refused>,
 }
 
@@ -51,7 +51,7 @@ struct PoolStatus<'a> {
     protocol: &'static str,
     fleet_version: u64,
     discovery: DiscoveryStatus,
-    /// Of this thread alone.
+    /// Bookings of this thread alone.
     bookings: Bookings,
     /// Requests that wait for a worker.
     waiting: usize,
@@ -59,7 +59,7 @@ struct PoolStatus<'a> {
     workers: Vec<WorkerStatus<'a>>,
 }
 
-/// Where the fleet is known from, and how that does.
+/// The source of the fleet, and its health.
 #[derive(Serialize)]
 struct DiscoveryStatus {
     source: &'static str,
@@ -72,36 +72,36 @@ struct PlaceStatus<'a> {
     model: Option<&'a str>,
     namespace: &'a str,
     state: &'static str,
-    /// Why a request would not be served; none: it would.
+    /// Why a request would not be served; `None`: it would be.
     not_served: Option<String>,
 }
 
 #[derive(Serialize)]
 struct WorkerStatus<'a> {
     name: &'a str,
-    /// As text: readers that hold numbers as floating point would change it.
+    /// As text: readers that hold numbers as floating point would change the id.
     id: String,
     role: &'static str,
     model: Option<&'a str>,
     namespace: &'a str,
-    /// KV blocks that it is thought to hold.
+    /// KV blocks that the worker is thought to hold.
     prefix_blocks: usize,
-    /// Whether it keeps failing, and is passed over for a time.
+    /// Whether the worker keeps failing, and is passed over for a time.
     ejected: bool,
-    /// Whether it is well, or drains, as its source says.
+    /// Ready, unhealthy or draining, as the source says.
     condition: &'static str,
-    /// Of this thread alone.
+    /// Bookings of this thread alone.
     bookings: Bookings,
-    /// Of all other threads.
+    /// Bookings of all other threads.
     bookings_elsewhere: Bookings,
-    /// The engine's own figures, where it is asked for them.
+    /// The engine's own figures, if they are polled.
     engine: Option<EngineStatus>,
 }
 
-/// What an engine has told of itself; a figure that is not there is not known.
+/// An engine's own figures; a missing figure is not known.
 #[derive(Serialize)]
 struct EngineStatus {
-    /// When it told, in milliseconds since 1970.
+    /// Time of the report, in milliseconds since 1970.
     at_ms: u64,
     waiting: Option<u32>,
     running: Option<u32>,
@@ -142,7 +142,7 @@ impl From<Load> for Bookings {
     }
 }
 
-/// All of it, as JSON.
+/// The complete status, as JSON.
 pub fn status(pools: &Pools) -> Answer {
     let all = pools.all().iter();
     let status = Status {

@@ -1,4 +1,4 @@
-//! Owns the requests that were refused lately, those of all threads: each adds its own to a list that they share.
+//! Owns the recently refused requests of all threads, in a list that each thread adds to.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,25 +11,25 @@ use serde::{Deserialize, Serialize};
 use super::milliseconds;
 use crate::host::{self, Written};
 
-/// Refusals that are remembered.
+/// Refusals that the list keeps.
 const MOST: usize = 20;
-/// So many bytes of a message, in which a client's words may stand, are kept.
+/// Bytes of a message that are kept; a message may quote a client.
 const LONGEST_MESSAGE: usize = 300;
-/// Attempts at adding to the list while other threads do too. What finds no place the next round tries again.
+/// Attempts at adding to the list while other threads do too. The next round tries the rest again.
 const TRIES: usize = 3;
 const KEY: &str = "pd_router.refusals";
 
-/// Those of this VM that the others have not been told of.
+/// Refusals of this VM that are not published yet.
 #[derive(Default)]
 pub struct Refusals(RefCell<VecDeque<Refused>>);
 
 /// A request that was refused.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Refused {
-    /// In milliseconds since 1970.
+    /// Time, in milliseconds since 1970.
     at_ms: u64,
     pool: String,
-    /// The client's, as far as it is told, and our own.
+    /// The client's id, as far as it is shown, and our own.
     request_id: String,
     status: u32,
     code: String,
@@ -37,7 +37,7 @@ pub struct Refused {
 }
 
 impl Refusals {
-    /// One more.
+    /// Adds a refusal.
     pub fn add(&self, now: Duration, pool: &str, ids: &str, refusal: &Refusal) {
         let mut all = self.0.borrow_mut();
         all.truncate(MOST.saturating_sub(1));
@@ -51,12 +51,12 @@ impl Refusals {
         });
     }
 
-    /// Those of all threads, the latest first.
+    /// Refusals of all threads, the latest first.
     pub fn of_all(&self) -> Vec<Refused> {
         self.with_those_of(&host::shared(KEY).unwrap_or_default().0)
     }
 
-    /// Tells the other threads of those that are new here. To be called at each round.
+    /// Publishes new refusals to the other threads. Called in each round.
     pub fn publish(&self) {
         if self.0.borrow().is_empty() {
             return;

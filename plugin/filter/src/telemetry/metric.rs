@@ -1,13 +1,13 @@
-//! Owns one metric of the proxy's, and how its labels are written into its name.
+//! Owns one metric of the proxy, and the encoding of labels in its name.
 //!
-//! Labels are part of a defined name, as `NAME_label=.=value;.;label=.=value;.;`, and are taken apart by Envoy's `stats_tags`.
+//! Labels are part of a defined name, as `NAME_label=.=value;.;label=.=value;.;`; Envoy's `stats_tags` takes them apart.
 
 use crate::host::{self, MetricKind};
 
-/// A label's value in bytes, at most: names of workers and models come from outside.
+/// Longest value of a label, in bytes: names of workers and models come from outside.
 const LONGEST_VALUE: usize = 128;
 
-/// A metric that has been defined; silent where the host would not define it.
+/// A defined metric; silent if the host would not define it.
 #[derive(Clone, Copy)]
 pub struct Metric(Option<u32>);
 
@@ -20,17 +20,17 @@ impl Metric {
         Self(defined.ok())
     }
 
-    /// One that only grows.
+    /// A metric that only grows.
     pub fn counter(name: &str, labels: &[(&str, &str)]) -> Self {
         Self::define(MetricKind::Counter, &labelled(name, labels))
     }
 
-    /// One that goes up and down.
+    /// A metric that goes up and down.
     pub fn gauge(name: &str, labels: &[(&str, &str)]) -> Self {
         Self::define(MetricKind::Gauge, &labelled(name, labels))
     }
 
-    /// One whose values are put in Envoy's buckets.
+    /// A metric whose values are put in Envoy's buckets.
     pub fn histogram(name: &str, labels: &[(&str, &str)]) -> Self {
         Self::define(MetricKind::Histogram, &labelled(name, labels))
     }
@@ -39,12 +39,12 @@ impl Metric {
     pub fn add(self, count: u64) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         if count > 0 {
-            // A counter refuses nothing but a wrong id, which a defined metric does not have.
+            // The host refuses only a wrong id, which a defined metric does not have.
             let _ = self.0.map(|id| host::increment_metric(id, count));
         }
     }
 
-    /// Sets a gauge, or takes a value into a histogram.
+    /// Sets a gauge, or adds a value to a histogram.
     pub fn record(self, value: u64) {
         let _ = self.0.map(|id| host::record_metric(id, value));
     }

@@ -1,4 +1,4 @@
-//! Owns the metrics: their names, and how what happens becomes a figure. `docs/metrics.md` lists them.
+//! Owns the metrics: their names, and the events that change them. `docs/metrics.md` lists them.
 
 mod metric;
 mod pool;
@@ -16,19 +16,19 @@ use routing::sharing::Totals;
 
 use metric::Metric;
 
-/// The conditions that a worker can be in, with their names.
+/// The conditions that a worker can be in.
 const CONDITIONS: [Condition; 3] = [Condition::Ready, Condition::Unhealthy, Condition::Draining];
 
 /// The legs of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leg {
-    /// The one that reads the prompt.
+    /// Reads the prompt.
     Prefill,
-    /// The one that answers.
+    /// Generates the answer.
     Decode,
 }
 
-/// All metrics that are not a pool's.
+/// All metrics that do not belong to one pool.
 pub struct Telemetry {
     prefill_calls: Metric,
     prefill_retries: Metric,
@@ -36,7 +36,7 @@ pub struct Telemetry {
     recoveries: Metric,
     ejected: Metric,
     decode_retries: Metric,
-    /// Of each fate: hand-offs, and the blocks in them.
+    /// Hand-offs and their blocks, by fate.
     handed_off: [[Metric; 2]; Fate::ALL.len()],
     streams: Metric,
     prefill_charges: Metric,
@@ -52,15 +52,15 @@ pub struct Telemetry {
     vms: Metric,
     lapped: Metric,
     told_lapped: Cell<u64>,
-    /// Streams of this VM that are open.
+    /// Open streams of this VM.
     open: Cell<u64>,
-    /// What the gauges were set to last by this VM.
+    /// Values that this VM set the gauges to last.
     told: Cell<Option<(Totals, usize)>>,
     told_of: RefCell<Option<Census>>,
 }
 
 impl Telemetry {
-    /// Defines the metrics, so that they are there as zeros.
+    /// Defines the metrics, so that they start as zeros.
     pub fn new() -> Self {
         let counter = |name: &str| Metric::counter(name, &[]);
         let gauge = |name: &str| Metric::gauge(name, &[]);
@@ -105,7 +105,7 @@ impl Telemetry {
         defined
     }
 
-    /// Every word that can be counted is there from the beginning.
+    /// Defines the counters of all label values, so that they start as zeros.
     fn define_words(&self) {
         for code in Refusal::CODES {
             self.word("refused_total", "reason", code);
@@ -125,62 +125,62 @@ impl Telemetry {
         }
     }
 
-    /// A request came that is not for the filter itself.
+    /// Counts an open stream: a request that is not for the filter itself.
     pub fn stream_opened(&self) {
         self.open.set(self.open.get().saturating_add(1));
     }
 
-    /// Its stream ended.
+    /// Counts the end of a stream.
     pub fn stream_closed(&self) {
         self.open.set(self.open.get().saturating_sub(1));
     }
 
-    /// Streams of this VM that are open.
+    /// Open streams of this VM.
     pub fn streams(&self) -> u64 {
         self.open.get()
     }
 
-    /// A prefill worker is called.
+    /// Counts a call to a prefill worker.
     pub fn prefill_called(&self) {
         self.prefill_calls.add(1);
     }
 
-    /// A prefill worker failed and another one is called.
+    /// Counts a prefill retry: one worker failed, another one is called.
     pub fn prefill_retried(&self) {
         self.prefill_retries.add(1);
     }
 
-    /// A second prefill worker is called beside a first one that is late.
+    /// Counts a hedge: a second prefill worker is called while the first is late.
     pub fn hedged(&self) {
         self.hedges.add(1);
     }
 
-    /// A decode leg that failed before its client read anything is replaced.
+    /// Counts a recovery: a decode leg that failed before its client read anything is replaced.
     pub fn recovered(&self) {
         self.recoveries.add(1);
     }
 
-    /// An answer that had begun was, or is, broken off.
+    /// Counts a reset: an answer that had begun is broken off, by its worker or by the filter.
     pub fn reset(&self, reason: &'static str) {
         self.count_word("resets_total", "reason", reason);
     }
 
-    /// A worker that keeps failing is passed over for a time.
+    /// Counts an ejection: a worker that keeps failing is passed over for a time.
     pub fn ejection(&self, role: Role) {
         self.count_word("ejections_total", "role", role.name());
     }
 
-    /// A decode worker took no connection and another one answers.
+    /// Counts a decode retry: one worker took no connection, another one answers.
     pub fn decode_retried(&self) {
         self.decode_retries.add(1);
     }
 
-    /// This has become of a hand-off of so many blocks. To be told once of each.
+    /// Counts the fate of a hand-off of `blocks` blocks. Called once per hand-off.
     pub fn handed_off(&self, fate: Fate, blocks: u64) {
         self.all_handed_off(fate, 1, blocks);
     }
 
-    /// The same of several, which have so many blocks together.
+    /// Counts the fate of several hand-offs with `blocks` blocks together.
     pub fn all_handed_off(&self, fate: Fate, handoffs: u64, blocks: u64) {
         let metrics = Fate::ALL.iter().zip(&self.handed_off);
         for (_, [count, sum]) in metrics.filter(|(known, _)| **known == fate) {
@@ -189,18 +189,18 @@ impl Telemetry {
         }
     }
 
-    /// A request was refused.
+    /// Counts a refused request.
     pub fn refused(&self, reason: &'static str) {
         self.count_word("refused_total", "reason", reason);
     }
 
-    /// A request that the pool would have disaggregated runs whole.
+    /// Counts a fallback: a request that the pool would have disaggregated runs aggregated.
     pub fn fell_back(&self, fallback: Fallback) {
         let (name, reason) = fallback_of(fallback);
         self.count_word(name, "reason", reason);
     }
 
-    /// A leg of a hand-off failed, whatever followed.
+    /// Counts a failed leg of a hand-off, with or without recovery.
     pub fn handoff_failed(&self, leg: Leg) {
         let [prefill, decode] = self.handoff_failures;
         match leg {
@@ -209,22 +209,22 @@ impl Telemetry {
         }
     }
 
-    /// A place changed its state.
+    /// Counts a state change of a model key.
     pub fn transition(&self, to: State) {
         self.count_word("transitions_total", "state", to.name());
     }
 
-    /// Blocks that a client left behind are being fetched.
+    /// Counts a clean-up: blocks that a client left behind are being fetched.
     pub fn cleaning_up(&self) {
         self.clean_ups.add(1);
     }
 
-    /// Bytes of request bodies were copied out of the proxy.
+    /// Counts bytes of request bodies copied out of the proxy.
     pub fn bodies_copied(&self, bytes: u64) {
         self.body_bytes_copied.add(bytes);
     }
 
-    /// Words are the program's own, so the number of metrics is bounded.
+    /// Label values are constants of the program, so the number of metrics is bounded.
     fn count_word(&self, name: &'static str, label: &str, word: &'static str) {
         self.word(name, label, word).add(1);
     }
@@ -235,7 +235,7 @@ impl Telemetry {
         *metric.or_insert_with(|| Metric::counter(name, &[(label, word)]))
     }
 
-    /// Segments of other VMs' decisions that this VM came too late for, all in all.
+    /// Counts segments of other VMs' decisions that this VM read too late; `all` is the total so far.
     pub fn lapped(&self, all: u64) {
         let new = all.saturating_sub(self.told_lapped.replace(all));
         if new > 0 {
@@ -243,14 +243,14 @@ impl Telemetry {
         }
     }
 
-    /// What the gauges are is not known: they are all set the next time.
+    /// Forgets the values of the gauges: the next calls set all of them.
     pub fn begin_anew(&self) {
         self.told.set(None);
         self.told_of.replace(None);
     }
 
-    /// What all VMs have under way, and how many VMs there are. Gauges are set, and by the VM that leads alone: what a VM that
-    /// crashed had added to them would stay.
+    /// Sets the gauges of work under way in all VMs, and of the number of VMs. Gauges are set, and by the leading VM alone:
+    /// additions of a VM that crashed would stay.
     pub fn totals(&self, now: &Totals, vms: usize) {
         if self.told.replace(Some((*now, vms))) == Some((*now, vms)) {
             return;
@@ -263,7 +263,7 @@ impl Telemetry {
         self.vms.record(vms as u64);
     }
 
-    /// The fleets and the states of the places that are routed to, those of all pools together. Told by the VM that leads.
+    /// Sets the gauges of workers, model states and leader, of all pools together. Called by the leading VM.
     pub fn census(&self, now: Census) {
         if self.told_of.borrow().as_ref() == Some(&now) {
             return;
@@ -282,7 +282,7 @@ impl Telemetry {
     }
 }
 
-/// Why answers that have begun are broken off.
+/// Reasons for breaking off answers that have begun.
 const RESETS: [&str; 4] = [
     "broken_off",
     "silent",
@@ -290,7 +290,7 @@ const RESETS: [&str; 4] = [
     "prefill_no_handoff",
 ];
 
-/// The metric that a fallback is counted by, and the reason.
+/// Metric and reason label of a fallback.
 fn fallback_of(fallback: Fallback) -> (&'static str, &'static str) {
     let name = match fallback {
         Fallback::NotWorthIt => "bypasses_total",
@@ -301,29 +301,29 @@ fn fallback_of(fallback: Fallback) -> (&'static str, &'static str) {
     (name, fallback.name())
 }
 
-/// Which kind of VM leads.
+/// Kind of the leading VM.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub enum Leader {
-    /// The main thread's, which serves nobody.
+    /// The main thread's, which serves no requests.
     #[default]
     Main,
-    /// One that serves requests too.
+    /// A VM that serves requests too.
     Worker,
 }
 
-/// How many workers and places there are.
+/// Numbers of workers and model keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Which kind of VM tells.
+    /// Kind of the leading VM.
     pub leader: Leader,
-    /// Of each role, in each condition.
+    /// Workers by role and condition.
     pub workers: [[u64; CONDITIONS.len()]; Role::ALL.len()],
-    /// In each state.
+    /// Model keys by state.
     pub places: [u64; State::ALL.len()],
 }
 
 impl Census {
-    /// Those of a pool are added.
+    /// Adds the numbers of a pool.
     pub fn add(&mut self, router: &Router) {
         for (role, counts) in Role::ALL.into_iter().zip(&mut self.workers) {
             for worker in router.fleet().of_role(role) {

@@ -1,5 +1,5 @@
-//! Owns the metrics of one pool: its requests and answers by model, what of prefixes was possible and chosen, who was picked,
-//! and what each worker has booked.
+//! Owns the metrics of one pool: requests and answers by model, prefix blocks possible and chosen, picks, and each worker's
+//! bookings.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,25 +12,25 @@ use routing::route::{Facts, Router, Tally};
 
 use super::metric::Metric;
 
-/// Models that have labels of their own; of others the figures stand under `other`.
+/// Models with labels of their own; other models are counted under `other`.
 const MOST_MODELS: usize = 64;
-/// Workers that have labels of their own: the first ones by name that were ever seen, for the proxy forgets no metric. Those that
-/// come later have no gauges, and their picks stand under `other`.
+/// Workers with labels of their own: the first names ever seen, since the proxy forgets no metric. Later workers have no gauges,
+/// and their picks are counted under `other`.
 const MOST_WORKERS: usize = 1024;
-/// What stands for those beyond.
+/// Label of models and workers beyond these limits.
 const OTHER: &str = "other";
-/// What stands for the model of a request that was routed to none.
+/// Model label of a request that was routed to no model.
 const NO_MODEL: &str = "none";
-/// The kinds of status, by their first digit.
+/// Classes of status, by first digit.
 const CODES: [&str; 6] = ["none", "1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// How a request ended, for its metrics.
 pub struct Ended<'a> {
-    /// What it is counted under.
+    /// Model and prompt tokens that the request is counted under.
     pub facts: &'a Facts,
-    /// Tokens of its answer, as far as it told of them.
+    /// Tokens of the answer, as far as known.
     pub output_tokens: u64,
-    /// The first digit of its status; 0: it got none.
+    /// First digit of the status; 0: none.
     pub code: usize,
 }
 
@@ -65,18 +65,18 @@ struct OfModel {
     output_tokens: Metric,
 }
 
-/// What was told last of a worker.
+/// A worker's gauges, and the values last set.
 struct OfWorker {
     prefill_tokens: Metric,
     decode_blocks: Metric,
-    /// None: it is not known.
+    /// Prefill tokens and decode blocks last set; `None`: not known.
     told: Option<(u64, u64)>,
-    /// The round in which it was there last.
+    /// Last round in which the worker was in the fleet.
     seen: u64,
 }
 
 impl PoolTelemetry {
-    /// Defines the pool's metrics, so that they are there as zeros.
+    /// Defines the pool's metrics, so that they start as zeros.
     pub fn new(pool: &str) -> Self {
         let labels = [("pool", pool)];
         let counter = |name: &str| Metric::counter(name, &labels);
@@ -109,13 +109,13 @@ impl PoolTelemetry {
         defined
     }
 
-    /// A request has ended.
+    /// Counts a request that has ended.
     pub fn ended(&self, ended: &Ended<'_>) {
         let model = self.of_model(ended.facts.model.as_deref().unwrap_or(NO_MODEL));
         model.requests.add(1);
         model.input_tokens.add(ended.facts.prompt_tokens);
         model.output_tokens.add(ended.output_tokens);
-        // Of one that was not read, or generated nothing, there is no length.
+        // A request that was not read, or generated nothing, has no length.
         for (metric, tokens) in [
             (self.input_tokens, ended.facts.prompt_tokens),
             (self.output_tokens, ended.output_tokens),
@@ -129,27 +129,27 @@ impl PoolTelemetry {
         }
     }
 
-    /// The first token of an answer came so long after its request.
+    /// Records the time from a request to the first token of its answer.
     pub fn first_token(&self, after: Duration) {
         self.first_token.record(milliseconds(after));
     }
 
-    /// The tokens of an answer came so far apart, on average.
+    /// Records the mean time between the tokens of an answer.
     pub fn between_tokens(&self, apart: Duration) {
         self.between_tokens.record(milliseconds(apart));
     }
 
-    /// A request waited so long for a worker.
+    /// Records the time that a request waited for a worker.
     pub fn queued(&self, time: Duration) {
         self.queued.record(milliseconds(time));
     }
 
-    /// A prefill worker said that it had so many blocks of a prompt in its cache.
+    /// Counts blocks of a prompt that a prefill worker reported as cached.
     pub fn cached(&self, blocks: u64) {
         self.cached.add(blocks);
     }
 
-    /// What was decided since this was last told.
+    /// Counts the decisions made since the last call.
     pub fn decided(&self, tally: Tally) {
         self.body_bytes.add(tally.body_bytes);
         self.prompt_blocks.add(tally.prompt_blocks);
@@ -163,7 +163,7 @@ impl PoolTelemetry {
         }
     }
 
-    /// What there is in the pool, told by the VM that leads. Workers that were never picked stand there with 0.
+    /// Sets the gauges of the pool; called by the leading VM. Workers that were never picked start with 0 picks.
     pub fn census(&self, router: &Router) {
         let absent = router.absent_policy();
         let disaggregates = router
@@ -180,7 +180,7 @@ impl PoolTelemetry {
         self.tell_of_workers(router);
     }
 
-    /// What the gauges are is not known: they are all set the next time.
+    /// Forgets the values of the gauges: the next census sets all of them.
     pub fn begin_anew(&self) {
         self.told.set(None);
         for known in self.workers.borrow_mut().values_mut() {
@@ -204,7 +204,7 @@ impl PoolTelemetry {
             let load = router.worker_load_in_all(worker);
             known.tell((load.prefill_tokens, load.decode_blocks));
         }
-        // The proxy forgets no metric: of a worker that left, zeros stay.
+        // The proxy forgets no metric: gauges of a worker that left are set to 0.
         for gone in workers.values_mut().filter(|known| known.seen != round) {
             gone.tell((0, 0));
         }

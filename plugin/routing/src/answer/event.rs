@@ -1,7 +1,7 @@
-//! Owns what one document says, in the shapes that are known: an answer in one piece, or the data of one event, of chat completions,
-//! completions, responses, messages, SGLang's `/generate`; errors.
+//! Owns the reading of one document, in the known shapes: an unstreamed answer, or the data of one event, of chat
+//! completions, completions, responses, messages and SGLang's `/generate`; errors.
 //!
-//! A document of a shape that is not known is content: a worker must not be blamed for what is not understood here.
+//! A document of an unknown shape is content: a worker must not be blamed for what is not understood here.
 
 use std::fmt;
 
@@ -10,24 +10,24 @@ use serde::{Deserialize, Deserializer};
 
 use super::value::{Part, Parts, Reason, Says, Word};
 
-/// What a document says.
+/// Contents of a document.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Tokens that it carries, at least.
+    /// Minimum number of tokens in the document.
     pub(super) tokens: u64,
-    /// Whether it carries anything generated, be it no token of its own.
+    /// Whether the document carries generated content, even without a token.
     pub(super) says: bool,
-    /// Whether it says that something went wrong.
+    /// Whether the document reports an error.
     pub(super) error: bool,
-    /// How it says that the answer, or parts of it, ended.
+    /// How the answer, or parts of it, ended.
     pub(super) ends: Ends,
-    /// Whether it is the event behind which nothing comes.
+    /// Whether the document is the last event of its stream.
     pub(super) is_last: bool,
-    /// Whether it is of no shape that is known: what says nothing here may say something elsewhere.
+    /// Whether the document has an unknown shape: its content may be in fields that are not read here.
     pub(super) is_unknown: bool,
-    /// Whether it is called complete, as all are by some engines, and gives no reason why it ended.
+    /// Whether the document's status is complete, as for all answers of some engines, without a reason for the end.
     pub(super) is_called_complete: bool,
-    /// The tokens so far, where they are counted.
+    /// Tokens so far, where the document counts them.
     pub(super) told: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Ends {
     pub(super) itself: bool,
     pub(super) limit: bool,
     pub(super) gave_up: bool,
-    /// A choice does not say how, if it has.
+    /// A choice gives no reason for its end, or has not ended.
     pub(super) untold: bool,
 }
 
@@ -66,24 +66,24 @@ impl Ends {
 }
 
 impl Facts {
-    /// What `data` says, in an event of this name; it has none in an answer in one piece.
+    /// Reads `data` of an event of this name; an unstreamed answer has no name.
     pub(super) fn read(data: &[u8], name: &str) -> Self {
         Self::of(data, name).unwrap_or_else(Self::unknown)
     }
 
-    /// The same; none where it cannot be read.
+    /// Like `read`, but none where the data cannot be read.
     pub(super) fn of(data: &[u8], name: &str) -> Option<Self> {
         let mut json = serde_json::Deserializer::from_slice(data);
         let facts = Named(name).deserialize(&mut json).ok()?;
         json.end().ok().map(|()| facts)
     }
 
-    /// What cannot be read.
+    /// Facts of data that cannot be read.
     pub(super) fn unknown() -> Self {
         Self::token(true)
     }
 
-    /// An event that is too long to be read.
+    /// Facts of an event that is too long to be read.
     pub(super) fn too_long(name: &str) -> Self {
         let known = Fields::default().facts(name);
         match known.error || known.is_last {
@@ -107,7 +107,7 @@ impl Facts {
         }
     }
 
-    /// An error.
+    /// Facts of an error.
     pub(super) fn failure() -> Self {
         Self {
             error: true,
@@ -142,7 +142,7 @@ impl Facts {
     }
 }
 
-/// Whether an event of this name ends its stream well.
+/// Whether an event of this name ends its stream normally.
 pub(super) fn is_clean_end(name: &str) -> bool {
     matches!(
         name,
@@ -150,7 +150,7 @@ pub(super) fn is_clean_end(name: &str) -> bool {
     )
 }
 
-/// A document, as far as it counts.
+/// The fields of a document that count.
 #[derive(Default)]
 struct Fields<'a> {
     kind: Word<'a>,
@@ -168,9 +168,9 @@ struct Fields<'a> {
     delta: Option<Part<'a>>,
     block: Option<Part<'a>>,
     item: Option<Part<'a>>,
-    /// Whether there is a text, or ids, at its top.
+    /// Whether there is text, or ids, at the top level.
     text: bool,
-    /// Whether anything says something whose name is not known here.
+    /// Whether any field of an unknown name has content.
     other: bool,
 }
 
@@ -182,7 +182,7 @@ struct Usage {
     output_tokens: Option<u64>,
 }
 
-/// What `/generate` says of its answer so far.
+/// Metadata in a `/generate` answer.
 #[derive(Deserialize)]
 struct Meta {
     #[serde(default)]
@@ -191,7 +191,7 @@ struct Meta {
     finish_reason: Reason,
 }
 
-/// Why a response is not complete.
+/// Why a response is incomplete.
 #[derive(Deserialize)]
 struct Details<'a> {
     #[serde(borrow, default)]
@@ -241,7 +241,7 @@ impl<'de> Fields<'de> {
             "content_block" => self.block = object.next_value()?,
             "item" => self.item = object.next_value()?,
             "text" | "output_ids" | "token_ids" => self.text |= object.next_value::<Says>()?.0,
-            // These name and count.
+            // Fields without content.
             "id" | "created" | "created_at" | "model" | "system_fingerprint" | "service_tier"
             | "index" | "sequence_number" | "item_id" | "output_index" | "content_index"
             | "role" | "stop_sequence" => {
@@ -298,7 +298,7 @@ impl<'de> Fields<'de> {
         self.of_message(kind)
     }
 
-    /// An event of the Responses interface.
+    /// Facts of an event of the Responses interface.
     fn of_response_event(&self, step: &str) -> Facts {
         match step {
             "completed" => Facts::last(Ends::of(Reason::Itself)),
@@ -320,14 +320,14 @@ impl<'de> Fields<'de> {
         }
     }
 
-    /// An answer of the Responses interface.
+    /// Facts of an answer of the Responses interface.
     fn of_response(&self) -> Facts {
         let reason = match &*self.status.0 {
             "completed" => Reason::Itself,
             "incomplete" => self.why_incomplete(),
             "failed" => return Facts::failure(),
             "cancelled" => Reason::GaveUp,
-            // It runs in the background.
+            // Runs in the background.
             _ => return Facts::content(true),
         };
         Facts {
@@ -342,7 +342,7 @@ impl<'de> Fields<'de> {
         details.map_or(Reason::Untold, |details| Reason::of(&details.reason.0))
     }
 
-    /// An event or an answer of the Messages interface, or something that is not known.
+    /// Facts of an event or an answer of the Messages interface, or of an unknown one.
     fn of_message(&self, kind: &str) -> Facts {
         match kind {
             "message" => Facts {
@@ -366,7 +366,7 @@ impl<'de> Fields<'de> {
         }
     }
 
-    /// Whether a delta says something, or anything beside it; one that is not there may do so under a name that is not known.
+    /// Whether a delta or a field beside it has content; an event without a delta may carry content in an unknown field.
     fn carries(&self) -> bool {
         self.other || self.text || self.delta.as_ref().is_none_or(|delta| delta.says)
     }
@@ -380,12 +380,12 @@ impl<'de> Fields<'de> {
     }
 }
 
-/// Whether a block is more than the place for a text to come: the call of a tool has a name.
+/// Whether a block is more than a placeholder for text: a tool call has a name.
 fn begins(block: &Part<'_>) -> bool {
     block.says || !matches!(&*block.kind.0, "text" | "thinking")
 }
 
-/// A document in an event of this name; a list of documents is as all of them.
+/// A document in an event of this name; a list of documents counts as their sum.
 struct Named<'n>(&'n str);
 
 impl<'de> DeserializeSeed<'de> for Named<'_> {
@@ -421,7 +421,7 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 }
 
-/// All choices of an answer, or of a chunk of it.
+/// All choices of an answer, or of a chunk.
 struct Choices(Facts);
 
 impl<'de> Deserialize<'de> for Choices {

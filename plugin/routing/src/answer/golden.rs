@@ -1,4 +1,4 @@
-//! Golden answers: of every interface, in every form.
+//! Golden answers of every interface, in every form.
 
 use super::{End, Verdict, Why};
 
@@ -7,13 +7,13 @@ use super::{End, Verdict, Why};
 pub(super) enum Mode {
     /// As events.
     Events,
-    /// In one piece.
+    /// Unstreamed, in one piece.
     Whole,
-    /// As events that are compressed.
+    /// As compressed events.
     Compressed,
 }
 
-/// An answer, and what it comes to.
+/// An answer and its expected verdict.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Golden {
     pub(super) name: &'static str,

@@ -1,13 +1,13 @@
-//! Owns the name of the model in an answer: the client reads the one that it used, whatever its worker calls the model.
+//! Owns the name of the model in an answer: the client reads the name that it used, whatever its worker calls the model.
 
 use crate::json::{Object, edited, quoted};
 
 const MODEL: &str = "model";
-/// Where an event of the Responses interface has the answer so far.
+/// Field of an event of the Responses interface that holds the answer so far.
 const RESPONSE: &str = "response";
 
-/// A document whose `model` is `name`; every other byte as it was. A document is an answer, or the data of one event. None where
-/// it names no model.
+/// The document (an answer, or the data of one event) with its `model` set to `name`, all other bytes unchanged. None where
+/// the document has no model.
 pub(super) fn with_model_name(document: &str, name: &str) -> Option<String> {
     let object = Object::parse(document.as_bytes(), &[MODEL, RESPONSE]).ok()?;
     let mut edits = object.edit();

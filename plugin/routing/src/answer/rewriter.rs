@@ -1,6 +1,6 @@
-//! Owns the edits of an answer on its way to the client: of a stream event by event, of an answer in one piece at once.
+//! Owns the edits of an answer on its way to the client: a stream event by event, an unstreamed answer at once.
 //!
-//! Whole lines go on as soon as they are there, and every byte that no edit speaks of as it came.
+//! Complete lines are passed on at once. Every byte outside an edit stays as it came.
 
 use super::MAX_EVENT;
 use super::lines::line_end;
@@ -11,11 +11,11 @@ use crate::handoff::usage::with_cached_tokens;
 /// An edit of a JSON document: of an answer, or of the data of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventEdit {
-    /// `usage` says that so many tokens of the prompt came from prefill's cache.
+    /// Sets in `usage` how many prompt tokens came from prefill's cache.
     CachedTokens(u64),
-    /// Prefill's log-probabilities of the prompt come before decode's.
+    /// Puts prefill's log-probabilities of the prompt before decode's.
     PromptLogprobs(PromptLogprobs),
-    /// `model` is the name that the client used.
+    /// Sets `model` to the name that the client used.
     ModelName(String),
 }
 
@@ -30,7 +30,7 @@ impl EventEdit {
     }
 }
 
-/// A document edited by all of `edits`, one after the other; none where none applies.
+/// The document after all of `edits`, in order; none where none applies.
 pub fn apply_all(edits: &[EventEdit], document: &str) -> Option<String> {
     let mut edited: Option<String> = None;
     for edit in edits {
@@ -46,12 +46,12 @@ pub struct Rewriter {
     edits: Vec<EventEdit>,
     /// The beginning of a line whose end has not come.
     line: Vec<u8>,
-    /// Whether the line is too long to be held back, and goes on as it comes.
+    /// Whether the line is too long to be held back, and passes unchanged.
     passes: bool,
 }
 
 impl Rewriter {
-    /// Edits what is to come.
+    /// A rewriter with one edit.
     pub fn new(edit: EventEdit) -> Self {
         Self {
             edits: vec![edit],
@@ -59,8 +59,7 @@ impl Rewriter {
         }
     }
 
-    /// Edits what is to come by this too, in place of an edit of the same kind: a request that was placed anew has another
-    /// prefill's word for it.
+    /// Adds an edit, in place of an edit of the same kind: after a retry another prefill's value counts.
     pub fn add(&mut self, edit: EventEdit) {
         let kind = std::mem::discriminant(&edit);
         self.edits
@@ -68,12 +67,12 @@ impl Rewriter {
         self.edits.push(edit);
     }
 
-    /// An answer in one piece, edited; none where no edit applies.
+    /// An unstreamed answer, edited; none where no edit applies.
     pub fn of_document(&self, document: &str) -> Option<String> {
         apply_all(&self.edits, document)
     }
 
-    /// Takes the next bytes, and hands on what goes to the client now: all but an unfinished line.
+    /// Reads the next bytes and returns what goes to the client now: all but an unfinished line.
     pub fn read(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.line.len().saturating_add(bytes.len()));
         while let Some(end) = line_end(bytes) {
@@ -88,7 +87,7 @@ impl Rewriter {
         out
     }
 
-    /// The stream has ended: hands on what was held back.
+    /// Ends the stream and returns what was held back.
     pub fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.end_line(&mut out);
@@ -116,7 +115,7 @@ impl Rewriter {
     }
 }
 
-/// A line with its data edited; what stands around them, the line's end too, stays.
+/// A line with its data edited; everything around the data stays, the line end included.
 fn edited(line: &[u8], edits: &[EventEdit]) -> Option<String> {
     const FIELD: &str = "data:";
     let line = std::str::from_utf8(line).ok()?;
@@ -145,7 +144,7 @@ mod tests {
         "data: {\"usage\":{}}",
     );
 
-    /// The same with the cached tokens.
+    /// The stream with the cached tokens.
     fn edited_stream() -> String {
         let details = "{\"prompt_tokens_details\":{\"cached_tokens\":7}";
         STREAM
@@ -173,7 +172,7 @@ mod tests {
             .collect()
     }
 
-    /// Prefill's word on the third answer of a batch, which the streams here do not have.
+    /// Prefill's log-probabilities for the third answer of a batch, which the streams here do not have.
     fn of_nobody() -> EventEdit {
         let prefill = br#"[{},{},{"meta_info":{"input_token_logprobs":[1]}}]"#;
         EventEdit::PromptLogprobs(PromptLogprobs::read(prefill).unwrap())

@@ -1,4 +1,4 @@
-//! Answers read, whatever they say and however they are cut.
+//! Tests of answers, whatever they contain and however they are cut.
 
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ fn golden_answers_come_to_what_they_say() {
     }
 }
 
-/// The same stream with other line ends; the last of them stays away.
+/// The stream with other line ends; the final one is left out.
 fn with_line_ends(text: &str, end: &str) -> String {
     text.trim_end_matches('\n').replace('\n', end)
 }
@@ -77,7 +77,7 @@ fn found_w9_an_event_is_read_at_its_cr() {
     assert!(read(&[role, b"data: [DONE]\r"]).is_over());
 }
 
-/// What says nothing is not held against anybody while more may come.
+/// An answer without content counts as empty only when it is over.
 #[test]
 fn found_w2_what_says_nothing_is_empty_when_it_is_over() {
     for line in [
@@ -173,7 +173,7 @@ fn an_end_without_a_text_is_legal() {
     }
 }
 
-/// A token that comes in a shape which is not known is one.
+/// A token in an unknown shape counts as a token.
 #[test]
 fn found_w6_what_is_not_known_is_content_in_every_interface() {
     for (line, tokens) in [
@@ -293,8 +293,8 @@ fn an_error_is_one_whatever_comes_before_and_behind() {
     }
 }
 
-/// vLLM's words where the KV could not be fetched: an error, and a good end behind it; of the Responses interface two events, and
-/// the connection breaks.
+/// vLLM's answer where the KV could not be fetched: an error, then a normal end; on the Responses interface two events,
+/// then the connection breaks.
 #[test]
 fn found_v2_an_error_is_no_good_end_and_two_events_are_no_content() {
     let failed = b"data: {\"error\": {\"message\": \"Internal server error\", \"type\": \"InternalServerError\", \"param\": null, \"code\": 500}}\n\ndata: [DONE]\n\n";
@@ -319,7 +319,7 @@ fn found_b12_a_line_that_may_become_the_end_is_held_back_from_its_first_byte() {
         let reader = read(&[token.as_bytes(), done.as_bytes(), end.as_bytes()]);
         assert!(reader.is_over() && reader.may_have_ended(), "{end:?}");
     }
-    // What ends is told by the event's name, before its data, and be those too long to be read.
+    // The event's name announces the end before its data, even where the data is too long to be read.
     for name in ["response.completed", "response.incomplete", "message_stop"] {
         let named = format!("event: {name}\n");
         assert!(read(&[named.as_bytes()]).may_have_ended(), "{name}");
@@ -329,7 +329,7 @@ fn found_b12_a_line_that_may_become_the_end_is_held_back_from_its_first_byte() {
         );
         assert!(read(&[long.as_bytes()]).is_over(), "{name}");
     }
-    // Of what cannot be read any byte may be the end.
+    // In an unreadable answer any byte may be the end.
     let mut compressed = Reader::new(b"text/event-stream", Some(b"gzip"));
     compressed.read(b"\x1f\x8b");
     assert!(compressed.may_have_ended());
@@ -429,7 +429,7 @@ fn a_form_is_told_by_the_content_type() {
     assert_eq!(Form::of(b""), Form::Whole);
 }
 
-/// An engine whose `/v1/responses` always says that it is complete: the one token is no whole answer.
+/// An engine whose `/v1/responses` always reports completion: a single token is no complete answer.
 #[test]
 fn found_l2_a_prefill_that_used_up_its_token_has_not_ended_by_itself() {
     let of = |tokens: u64| {
@@ -461,7 +461,7 @@ fn a_prefill_that_was_given_up_has_failed() {
     }
 }
 
-/// What is known of an answer at one place of it.
+/// What is known at one point of an answer.
 type State = (Verdict, u64, [bool; 4]);
 
 fn state(reader: &Reader) -> State {

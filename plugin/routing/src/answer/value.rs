@@ -1,4 +1,4 @@
-//! Owns what a JSON value says: whether it says anything, a word, why an answer ended.
+//! Owns the reading of one JSON value: whether it has content, its text, the reason for an answer's end.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,30 +6,30 @@ use std::fmt;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A text; empty where the value is none. It stays where it is, unless it holds an escape.
+/// A text; empty where the value is no text. Borrowed unless it holds an escape.
 #[derive(Default)]
 pub(super) struct Word<'a>(pub(super) Cow<'a, str>);
 
-/// Whether a value says anything. Null, false, an empty text, and lists and objects of nothing else say nothing.
+/// Whether a value has content. Null, false, an empty text, and lists and objects of only these have none.
 #[derive(Default)]
 pub(super) struct Says(pub(super) bool);
 
-/// Why an answer ended, as it says.
+/// The reason that an answer gives for its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Reason {
-    /// It does not say so.
+    /// No reason given.
     #[default]
     Untold,
-    /// Generation has come to its end.
+    /// Generation ended by itself.
     Itself,
-    /// It has as many tokens as it may have.
+    /// The token limit was reached.
     Limit,
     /// The engine gave up.
     GaveUp,
 }
 
 impl Reason {
-    /// The reason that a word of any interface names.
+    /// The reason that a word of any interface stands for.
     pub(super) fn of(word: &str) -> Self {
         match word {
             "" => Self::Untold,
@@ -43,19 +43,19 @@ impl Reason {
 /// A part of an answer: a message, a delta, a block. A text is a part, too.
 #[derive(Default)]
 pub(super) struct Part<'a> {
-    /// What it calls itself.
+    /// The part's own type.
     pub(super) kind: Word<'a>,
-    /// Whether there is more in it than its name and its role.
+    /// Whether the part has more than its type and its role.
     pub(super) says: bool,
-    /// Why the answer ended, where it says so.
+    /// The reason for the answer's end, where given.
     pub(super) reason: Reason,
 }
 
-/// Whether any of a list of parts says something; or the value itself, where it is no list.
+/// Whether any of a list of parts has content; for a value that is no list, whether the value has.
 #[derive(Default)]
 pub(super) struct Parts(pub(super) bool);
 
-/// Values of no interest, which need no function of their own.
+/// Values without content, which need no function of their own.
 macro_rules! scalars {
     ($bool:expr, $number:expr) => {
         fn visit_bool<E>(self, value: bool) -> Result<Self::Value, E> {
@@ -168,7 +168,7 @@ impl<'de> Visitor<'de> for ReasonVisitor {
         skip_list(list).map(|()| Reason::Untold)
     }
 
-    /// SGLang has it inside of an object.
+    /// SGLang gives the reason as an object.
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
         let mut reason = Reason::Untold;
         while let Some(Word(key)) = object.next_key()? {

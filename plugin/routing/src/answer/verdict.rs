@@ -1,38 +1,38 @@
-//! Owns what an answer comes to: what it has said so far, and how it ended.
+//! Owns an answer's verdict: its content so far, and how it ended.
 
 use super::event::{Ends, Facts};
 use crate::handoff::usage;
 
-/// What an answer has said so far.
+/// State of an answer so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing yet: a role alone, comments, the place for a text to come.
+    /// No content yet: a role alone, comments, the placeholder for a text to come.
     Nothing,
-    /// Something generated; or something that is not understood here, which may be that.
+    /// Generated content, or something not understood here, which may be content.
     Content,
-    /// It has come to an end that it gives a reason for, with or without content before.
+    /// Ended with a reason, with or without content before.
     Ended(End),
-    /// It is over, and nothing was generated: no choices, no reason why it ended, or the engine gave up before the first token.
+    /// Over without content: no choices, no reason for the end, or the engine gave up before the first token.
     Empty,
-    /// It says that it failed, whatever came before.
+    /// Reports a failure, whatever came before.
     Failed(Why),
 }
 
-/// Where an answer has its end from.
+/// What ended an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Generation itself: a stop, a call of a tool, a filter.
+    /// Generation itself: a stop, a tool call, a filter.
     Itself,
-    /// The limit of tokens.
+    /// The token limit.
     Limit,
 }
 
-/// How an answer says that it failed.
+/// How an answer reports a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// An error is told in it.
+    /// An error in the answer.
     Error,
-    /// The engine gave up in the middle of it.
+    /// The engine gave up midway.
     GaveUp,
 }
 
@@ -41,14 +41,14 @@ pub enum Why {
 pub(super) enum Progress {
     /// More may come.
     Open,
-    /// Nothing comes any more that counts.
+    /// Nothing more that counts.
     Over,
 }
 
-/// All that the documents of one answer say.
+/// Sum of the documents of one answer.
 #[derive(Debug, Default)]
 pub(super) struct Said {
-    /// Events that carried tokens, each choice of them for itself.
+    /// Events that carried tokens, counted per choice.
     counted: u64,
     told: Option<u64>,
     says: bool,
@@ -69,7 +69,7 @@ impl Said {
         self.is_unknown |= facts.is_unknown;
     }
 
-    /// The stream's own last word.
+    /// Ends the stream: its last event.
     pub(super) fn take_done(&mut self) {
         self.is_last = true;
     }
@@ -78,33 +78,33 @@ impl Said {
         self.told = Some(tokens);
     }
 
-    /// Tokens so far: what `usage` says, else the events that carried any.
+    /// Tokens so far: the count in `usage`, else the events that carried any.
     pub(super) fn tokens(&self) -> u64 {
         self.told().max(self.counted)
     }
 
-    /// Tokens so far, as `usage` says; 0 where it does not.
+    /// Tokens so far, according to `usage`; 0 without one.
     pub(super) fn told(&self) -> u64 {
         self.told.unwrap_or(0)
     }
 
-    /// Whether anything was generated. What is counted may be hidden: a thought that is not shown.
+    /// Whether anything was generated. Counted tokens may be hidden, such as reasoning that is not shown.
     pub(super) fn has_content(&self) -> bool {
         self.says || self.tokens() > 0
     }
 
-    /// Whether nothing comes behind it.
+    /// Whether the last event is there.
     pub(super) fn is_last(&self) -> bool {
         self.is_last
     }
 
-    /// Whether it says that it ended, in any of its choices.
+    /// Whether any choice gives a reason for the end.
     pub(super) fn tells_end(&self) -> bool {
         let Ends { itself, limit, .. } = self.ends;
         self.is_last || itself || limit
     }
 
-    /// Takes a whole answer in one piece.
+    /// Reads an unstreamed answer.
     pub(super) fn take_document(&mut self, answer: &[u8]) -> Verdict {
         if answer.trim_ascii().is_empty() {
             return Verdict::Empty;
@@ -113,12 +113,12 @@ impl Said {
         self.of_document()
     }
 
-    /// Takes the end of an answer in one piece that is too long to be read: what its tail counts.
+    /// Reads the end of an unstreamed answer that is too long to be read: only its token count.
     pub(super) fn take_tail(&mut self, tail: &[u8]) {
         self.take_count(usage::output_tokens(tail));
     }
 
-    /// What a stream of events has come to.
+    /// Verdict of a stream of events.
     pub(super) fn verdict(&self, progress: Progress) -> Verdict {
         let is_over = progress == Progress::Over || self.is_last;
         match self.end() {
@@ -129,7 +129,7 @@ impl Said {
         }
     }
 
-    /// What an answer in one piece comes to, which has all of its choices.
+    /// Verdict of an unstreamed answer, which has all of its choices.
     fn of_document(&self) -> Verdict {
         match self.end() {
             None if self.is_unknown => Verdict::Content,
@@ -168,14 +168,15 @@ impl Said {
 }
 
 impl Verdict {
-    /// What a JSON answer in one piece comes to.
+    /// Verdict of an unstreamed JSON answer.
     pub fn of_document(answer: &[u8]) -> Self {
         let mut said = Said::default();
         said.take_document(answer)
     }
 
-    /// What a prefill worker's answer comes to, which was allowed one token. The Responses interface calls complete what other
-    /// interfaces call cut off: one that used up its token is at its limit, whatever it says. An engine that gave up has failed.
+    /// Verdict of a prefill worker's answer, which was allowed one token. The Responses interface calls complete what other
+    /// interfaces call cut off: an answer that used up its token is at its limit, whatever its status. An engine that gave
+    /// up has failed.
     pub fn of_prefill(answer: &[u8]) -> Self {
         let facts = Facts::read(answer, "");
         let mut said = Said::default();

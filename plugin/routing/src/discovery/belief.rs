@@ -1,25 +1,25 @@
-//! Owns what of a polled source's answers is believed: nothing unreadable, and emptiness only when said twice.
+//! Owns which answers of a polled source count: no unreadable one, and an empty one only when repeated.
 
 use crate::fleet::Worker;
 
-/// What the polled answers have led to so far.
+/// The workers according to the polled answers so far.
 #[derive(Debug, Default)]
 pub struct PolledWorkers {
     workers: Vec<Worker>,
     empty_answers: u32,
 }
 
-/// What one answer changed.
+/// Effect of one answer.
 #[derive(Debug, PartialEq)]
 pub enum Believed {
-    /// These are the workers now.
+    /// The workers have changed to these.
     Changed(Vec<Worker>),
-    /// Nothing new, or not yet believed.
+    /// Nothing new, or not yet accepted.
     Unchanged,
 }
 
 impl PolledWorkers {
-    /// Starts from what is already known, for one who takes over from another.
+    /// Starts from the known workers, for a VM that takes over from another.
     pub fn starting_from(workers: Vec<Worker>) -> Self {
         Self {
             workers,
@@ -27,8 +27,8 @@ impl PolledWorkers {
         }
     }
 
-    /// Takes a readable answer. An empty list after a fleet that worked counts from the second time on: a source that
-    /// has just restarted answers so before its workers have registered again.
+    /// Takes in a readable answer. After a fleet with workers an empty list counts only when repeated: a source that has
+    /// just restarted has no workers before they have registered again.
     pub fn hear(&mut self, answer: Vec<Worker>) -> Believed {
         self.empty_answers = match answer.is_empty() {
             true => self.empty_answers.saturating_add(1),
@@ -41,9 +41,9 @@ impl PolledWorkers {
         Believed::Changed(answer)
     }
 
-    /// The source has been silent for too long: nobody is known any more. The next answer that lists somebody counts at once.
+    /// Expires the workers of a source that was silent for too long. The next answer with workers counts at once.
     pub fn give_up(&mut self) -> Believed {
-        // As if emptiness had been said twice.
+        // Same as a repeated empty answer.
         self.empty_answers = 2;
         match std::mem::take(&mut self.workers).is_empty() {
             true => Believed::Unchanged,

@@ -1,7 +1,7 @@
 //! Owns the document source: a JSON list of workers, polled from an HTTP cluster.
 //!
-//! The document is `{"workers": [...]}`, a worker being written as in the static source; `docs/workers.schema.json` is its
-//! schema. A server that tells an ETag is asked with it, and may answer 304.
+//! The document is `{"workers": [...]}`, with workers written as in the static source; `docs/workers.schema.json` is its
+//! schema. An ETag of the server is sent back with the next poll, which may then be answered with 304.
 
 use serde::Deserialize;
 
@@ -10,14 +10,14 @@ use super::{Answer, Heard, Poll, Source, SourceError, static_workers};
 use crate::config::{DocumentDiscovery, ListedWorker, Pool, Protocol};
 use crate::fleet::Worker;
 
-/// The document as it is written.
+/// The document as written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
     pub(super) workers: Vec<ListedWorker>,
 }
 
-/// Bytes of an ETag that is sent back; a longer one is ignored.
+/// Longest ETag that is sent back, in bytes; a longer one is ignored.
 const MAX_ETAG: usize = 512;
 
 /// A server that lists the workers.
@@ -26,7 +26,7 @@ pub struct Document {
     poll: Poll,
     protocol: Protocol,
     outside: Outside,
-    /// What the last answer that was read was called.
+    /// ETag of the last answer that was read.
     etag: Option<String>,
 }
 
@@ -67,16 +67,16 @@ impl Source for Document {
             200 => {}
             304 if self.etag.is_some() => return Ok(Heard::Unchanged),
             status => {
-                // Whoever answers so may be another server than the one that told the ETag.
+                // Another server than the one with the ETag may have answered.
                 self.etag = None;
                 return Err(SourceError::Status(status));
             }
         }
-        // Until the answer has been read.
+        // No ETag until the answer has been read.
         self.etag = None;
         let workers = parse(answer.body, self.protocol)?;
         if !workers.is_empty() {
-            // An empty list is to be said twice.
+            // Only a second empty list counts, so an empty one must not be answered with 304.
             self.etag = answer.etag.and_then(sendable);
         }
         let (workers, said) = self.outside.leave_out(workers, Vec::new());
@@ -84,7 +84,7 @@ impl Source for Document {
     }
 }
 
-/// An ETag that may be sent back.
+/// The ETag, if it may be sent back.
 fn sendable(etag: &[u8]) -> Option<String> {
     let is_plain = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
     match etag.len() <= MAX_ETAG && etag.iter().all(is_plain) {
@@ -93,13 +93,13 @@ fn sendable(etag: &[u8]) -> Option<String> {
     }
 }
 
-/// Why a document is not believed.
+/// Why a document is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// Not JSON, a field of the wrong type, or an unknown one.
     #[error("the document of workers cannot be read: {0}")]
     Format(#[from] serde_json::Error),
-    /// Well-formed, but it cannot be meant.
+    /// Well-formed, but invalid.
     #[error("the document of workers is wrong: {0}")]
     Value(#[from] crate::config::ConfigError),
 }

@@ -1,7 +1,7 @@
-//! Owns the Dynamo source: what a frontend's `GET /health` says of its instances.
+//! Owns the Dynamo source: the instances in a frontend's `GET /health`.
 //!
-//! Only rows of the endpoint `generate` are workers; others repeat the ids. A row tells namespace and component, not
-//! model or role: those are mapped by configuration. Instance ids are full unsigned 64-bit numbers, new at every start.
+//! Only rows of the endpoint `generate` are workers; others repeat the ids. A row has a namespace and a component, but no
+//! model or role: the configuration maps those. Instance ids are full unsigned 64-bit numbers, new at every start.
 
 use serde::Deserialize;
 
@@ -9,7 +9,7 @@ use super::{Answer, Heard, Poll, Source, SourceError, bounded};
 use crate::config::{DynamoDiscovery, Pool};
 use crate::fleet::{Worker, WorkerId};
 
-/// A Dynamo frontend, asked at `/health`.
+/// A Dynamo frontend, polled at `/health`.
 #[derive(Debug)]
 pub struct Dynamo {
     mapping: DynamoDiscovery,
@@ -66,7 +66,7 @@ struct Instance {
     instance_id: u64,
 }
 
-/// Why a health answer is not believed.
+/// Why a health answer is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum DynamoError {
     /// Not JSON, or without a list of instances.
@@ -74,7 +74,7 @@ pub enum DynamoError {
     Format(#[from] serde_json::Error),
 }
 
-/// The workers that a health answer lists, in the order of their ids.
+/// The workers in a health answer, ordered by id.
 ///
 /// # Errors
 /// When the answer cannot be read; an empty list is no error.
@@ -102,7 +102,7 @@ fn worker(instance: Instance, mapping: &DynamoDiscovery) -> Option<Worker> {
         model: Some(model.clone()),
         namespace: instance.namespace,
         dp_size: 1,
-        // One component is one set: a second component of the same role is another.
+        // One component is one set: a second component of the same role is another set.
         set: instance.component,
         bootstrap_port: None,
         topology: None,

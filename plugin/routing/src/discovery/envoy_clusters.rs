@@ -1,7 +1,8 @@
-//! Owns the Envoy-clusters source: the hosts of Envoy's own clusters, as its admin interface tells them.
+//! Owns the Envoy-clusters source: the hosts of Envoy's own clusters, read from its admin interface.
 //!
-//! So whatever fills a cluster (DNS, EDS, a control plane) is discovery enough, and what Envoy knows of a host's health counts:
-//! its endpoint's own word, active checks, outlier detection, and the counters of its connections.
+//! Anything that fills a cluster (DNS, EDS, a control plane) therefore serves as discovery, and Envoy's knowledge of a
+//! host's health counts: its endpoint's health status, active checks, outlier detection, and the counters of its
+//! connections.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -15,13 +16,13 @@ use super::{Answer, Heard, Poll, Source, SourceError, bounded};
 use crate::config::{EnvoyClusters, MemberAttributes, Pool};
 use crate::fleet::{Capacity, Condition, Worker, WorkerId};
 
-/// Failures between two polls, without a success, from which on a host is not well.
+/// Failures between two polls, without a success, that make a host unhealthy.
 const MANY_FAILURES: u64 = 3;
 
-/// Polls without a failure after which one that was not well is thought to be well: nobody may be sending it anything.
+/// Polls without a new failure that make an unhealthy host healthy again: it may simply get no requests.
 const QUIET_POLLS: u32 = 3;
 
-/// Envoy, asked for its clusters.
+/// Envoy's admin interface, polled for its clusters.
 #[derive(Debug)]
 pub struct Clusters {
     poll: Poll,
@@ -65,7 +66,7 @@ impl Clusters {
                 continue;
             };
             known = known.saturating_add(1);
-            // Envoy's order may be another one each time.
+            // Envoy's order may change between answers.
             let addressed = cluster.host_statuses.iter();
             let mut hosts: Vec<(SocketAddr, &Host<'_>)> = addressed
                 .filter_map(|host| Some((host.address.ip()?, host)))
@@ -137,18 +138,18 @@ fn worker(address: SocketAddr, attributes: &MemberAttributes, condition: Conditi
     }
 }
 
-/// Why an answer is not believed.
+/// Why an answer is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ClustersError {
     /// Not JSON, or not of Envoy's shape.
     #[error("this is not what Envoy answers at /clusters?format=json: {0}")]
     Format(#[from] serde_json::Error),
-    /// Envoy's answer, without any cluster that was meant.
+    /// Envoy's answer, without any of the configured clusters.
     #[error("Envoy has none of the clusters that discovery.envoy_clusters.members names")]
     NoneKnown,
 }
 
-/// What Envoy answers, as far as it matters (`envoy.admin.v3.Clusters`). What is 0 or false it leaves out.
+/// Envoy's answer, as far as used (`envoy.admin.v3.Clusters`). Envoy omits fields that are 0 or false.
 #[derive(Deserialize)]
 struct AdminClusters<'a> {
     #[serde(borrow, default)]
@@ -173,7 +174,7 @@ struct Host<'a> {
     health_status: Health<'a>,
 }
 
-/// One that is no IP address (a pipe, a name) is no worker's.
+/// An address; one that is no IP address (a pipe, a name) belongs to no worker.
 #[derive(Deserialize, Default)]
 struct Address<'a> {
     #[serde(borrow)]
@@ -239,7 +240,7 @@ impl Stat<'_> {
 impl Host<'_> {
     fn condition(&self, record: &Record) -> Condition {
         let health = &self.health_status;
-        // Envoy keeps a host that has been removed while connections to it last.
+        // Envoy keeps a removed host while connections to it last.
         if health.eds_health_status == "DRAINING" || health.pending_dynamic_removal {
             return Condition::Draining;
         }
@@ -273,22 +274,22 @@ impl Host<'_> {
 /// A host's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counts {
-    /// Connections refused, requests failed, requests timed out: one request may count in two of them.
+    /// Connections refused, requests failed, requests timed out: one request may count twice.
     failures: [u64; 3],
     successes: u64,
 }
 
-/// How a host has been doing, poll by poll.
+/// A host's counters, poll by poll.
 #[derive(Debug, Default)]
 struct Record {
     last: Option<Counts>,
     is_suspect: bool,
-    /// Polls in a row without another failure.
+    /// Polls in a row without a new failure.
     quiet: u32,
 }
 
 impl Record {
-    /// What it counts now. The first time nothing has grown, however much it is.
+    /// Takes in the current counters. The first poll counts no growth, whatever the counters.
     fn note(&mut self, now: Counts) {
         let last = self.last.replace(now).unwrap_or(now);
         let grown = now.failures.iter().zip(last.failures);

@@ -1,4 +1,4 @@
-//! Owns workers that are written down: in the configuration (the static source), or in a document that is polled.
+//! Owns listed workers: in the configuration (the static source), or in a polled document.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -10,7 +10,7 @@ pub fn workers(list: &[ListedWorker]) -> Vec<Worker> {
     list.iter().map(worker).collect()
 }
 
-/// Its id: the one that it is given, else one that follows from its address.
+/// The worker's id: the listed one, else one derived from the address.
 pub(super) fn identity(listed: &ListedWorker) -> WorkerId {
     let derived = || {
         let address = listed.address.map(|address| address.to_string());

@@ -1,8 +1,8 @@
-//! Owns where workers are known from: one file per source, and what of a source's answers is believed.
+//! Owns the sources of workers: one file per source, and which of a source's answers are accepted.
 //!
-//! A source says what is to be asked ([`Source::poll`]) and reads the answer ([`Source::heard`]); who asks, and when, is not
-//! its business. What it has read is not yet the fleet: [`PolledWorkers`] has a say in that, and [`Staleness`] in how long a fleet
-//! outlives a source that has fallen silent.
+//! A source names its next request ([`Source::poll`]) and reads the answer ([`Source::heard`]); sending and timing are the
+//! caller's. The workers read are not yet the fleet: [`PolledWorkers`] decides which answers count, and [`Staleness`] how
+//! long a fleet outlives a silent source.
 
 mod belief;
 mod document;
@@ -31,31 +31,32 @@ pub use registration::{
 pub use registry::{Change, Entry, Leases, Named, Registry, RegistryError};
 pub use staleness::Staleness;
 
-/// Bytes of a source's answer at most; a longer one is not read. Envoy's own tells some kilobytes of each host of each cluster.
+/// Longest answer of a source, in bytes; a longer one is not read. Envoy's own answer has some kilobytes per host of each
+/// cluster.
 pub const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
-/// A source of workers. To be made anew by a VM that begins to poll, and when a fleet has been given up: what it remembers of
+/// A source of workers. A VM that begins to poll creates a new one, and so does a pool whose fleet has expired: memory of
 /// the last answer must not keep the next one from being read.
 pub trait Source {
-    /// Its name, as in the configuration.
+    /// Name, as in the configuration.
     fn name(&self) -> &'static str;
 
-    /// What is to be asked next; none: nothing is asked over HTTP.
+    /// The next request; none: nothing is polled over HTTP.
     fn poll(&self) -> Option<Poll>;
 
-    /// Reads an answer that came whole.
+    /// Reads a complete answer.
     ///
     /// # Errors
-    /// When it says nothing of the workers. What is known stays then.
+    /// When the answer holds no workers. The workers known before stay then.
     fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError>;
 }
 
-/// What is to be asked, with `GET`.
+/// A `GET` request to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Poll {
     /// The proxy's cluster.
     pub cluster: String,
-    /// Members of it, asked one after the other while the first fail; empty: the cluster picks.
+    /// Members of the cluster, tried in order while earlier ones fail; empty: the cluster picks.
     pub destinations: Vec<SocketAddr>,
     /// Path and query.
     pub path: String,
@@ -70,16 +71,16 @@ pub struct Poll {
 /// An answer to a poll.
 #[derive(Debug, Clone, Copy)]
 pub struct Answer<'a> {
-    /// Its status.
+    /// HTTP status.
     pub status: u16,
     /// The header `etag`.
     pub etag: Option<&'a [u8]>,
-    /// Its body.
+    /// Response body.
     pub body: &'a [u8],
 }
 
 impl Answer<'_> {
-    /// That it was read to its end.
+    /// Checks that the answer was read to its end.
     fn check_length(&self) -> Result<(), SourceError> {
         match self.body.len() <= MAX_ANSWER {
             true => Ok(()),
@@ -88,28 +89,28 @@ impl Answer<'_> {
     }
 }
 
-/// What a good answer says.
+/// Contents of a good answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Heard {
-    /// These are the workers; and what the operator should know, each thing told once.
+    /// The workers, and messages for the operator, each given once.
     Workers(Vec<Worker>, Vec<String>),
-    /// The same as last time.
+    /// Unchanged since the last answer.
     Unchanged,
 }
 
-/// Why an answer is not believed.
+/// Why an answer is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// Another status than 200.
     #[error("status {0}")]
     Status(u16),
-    /// Not what Dynamo answers.
+    /// Not an answer of Dynamo.
     #[error(transparent)]
     Dynamo(#[from] DynamoError),
     /// Not a list of workers.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// Not what Envoy answers.
+    /// Not an answer of Envoy.
     #[error(transparent)]
     Clusters(#[from] ClustersError),
     /// Longer than [`MAX_ANSWER`].
@@ -120,12 +121,12 @@ pub enum SourceError {
         "a pool may have {MAX_WORKERS} workers and {MAX_RANKS} data-parallel ranks at most; these are more"
     )]
     TooMany,
-    /// The source asks nothing.
+    /// The source polls nothing.
     #[error("nothing was asked")]
     NotAsked,
 }
 
-/// As many workers as a pool may have, with as many ranks.
+/// The workers, if a pool may have as many, with as many ranks.
 fn bounded(workers: Vec<Worker>) -> Result<Vec<Worker>, SourceError> {
     let ranks = ranks(workers.iter().map(|worker| worker.dp_size));
     match workers.len() <= MAX_WORKERS && ranks <= MAX_RANKS {
@@ -134,7 +135,7 @@ fn bounded(workers: Vec<Worker>) -> Result<Vec<Worker>, SourceError> {
     }
 }
 
-/// A pool's source; none where its workers are listed in the configuration.
+/// A pool's source; none where the configuration lists its workers.
 pub fn source(pool: &Pool) -> Option<Box<dyn Source>> {
     Some(match &pool.discovery {
         Discovery::Static(_) => return None,

@@ -1,21 +1,21 @@
-//! Owns which of a source's workers are left out, since they lie outside the networks that requests may go to.
+//! Owns which of a source's workers are left out because they lie outside the networks that requests may go to.
 
 use hashbrown::HashSet;
 
 use crate::config::Destinations;
 use crate::fleet::Worker;
 
-/// Things said that are remembered, so that they are not said at every poll.
+/// Maximum messages remembered, so that they are not repeated at every poll.
 const MAX_SAID: usize = 1_024;
 
-/// Leaves workers out, and says so once of each.
+/// Leaves workers out, with one message for each.
 #[derive(Debug)]
 pub struct Outside {
     destinations: Destinations,
     said: Said,
 }
 
-/// What the operator has been told, as long as it goes on being true.
+/// Messages given to the operator, kept as long as they stay true.
 #[derive(Debug, Default)]
 pub struct Said(HashSet<String>);
 
@@ -27,7 +27,7 @@ impl Outside {
         }
     }
 
-    /// Those who may be sent something; and what is new to say, of those who may not and `beside`.
+    /// The workers that requests may go to, and the new messages: about the other workers, and `beside`.
     pub fn leave_out(
         &mut self,
         mut workers: Vec<Worker>,
@@ -58,7 +58,7 @@ fn left_out(name: &str, address: &str) -> String {
 }
 
 impl Said {
-    /// Those of the present problems that have not been told. What is over may be told again.
+    /// The problems without a message so far. A problem that was over is reported again.
     fn anew(&mut self, problems: Vec<String>) -> Vec<String> {
         let told = std::mem::take(&mut self.0);
         self.0.extend(problems.iter().take(MAX_SAID).cloned());

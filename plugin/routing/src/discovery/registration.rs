@@ -1,4 +1,4 @@
-//! Owns what workers that register themselves say and are told: who may, what a body means, and the answers.
+//! Owns the requests of workers that register themselves: authorisation, the meaning of a body, and the answers.
 
 use std::hint::black_box;
 use std::net::SocketAddr;
@@ -15,13 +15,13 @@ use crate::config::check_workers;
 use crate::config::{ConfigError, Discovery, ListedWorker, Pool, RegistrationDiscovery, Token};
 use crate::excerpt::{MESSAGE, NAME, excerpt};
 
-/// Bytes of a request's body at most.
+/// Longest request body, in bytes.
 pub const MAX_BODY: usize = 1024 * 1024;
 
-/// How far a registration reaches: told in every answer, since a worker behind several gateways must go to each.
+/// Scope of a registration, in every answer: a worker behind several gateways must register with each.
 const SCOPE: &str = "this gateway only";
 
-/// Workers that come by themselves: nothing is asked.
+/// The source of self-registered workers: polls nothing.
 #[derive(Debug)]
 pub struct Registration;
 
@@ -39,47 +39,47 @@ impl Source for Registration {
     }
 }
 
-/// Where a worker registers: a pool, and its rules.
+/// The pool that a worker registers with, and its rules.
 #[derive(Debug, Clone, Copy)]
 pub struct RegistrationPool<'a> {
     /// The pool.
     pub pool: &'a Pool,
-    /// Its rules.
+    /// Rules of the registration.
     pub rules: &'a RegistrationDiscovery,
 }
 
-/// An answer.
+/// An HTTP answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// Its status.
+    /// HTTP status.
     pub status: u32,
-    /// Its headers beside the content type, which is `application/json`.
+    /// Headers beside the content type, which is `application/json`.
     pub headers: Vec<(&'static str, &'static str)>,
-    /// Its body, JSON.
+    /// JSON body.
     pub body: String,
 }
 
 /// Why a registration is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// No pool takes registrations, or not the one named.
+    /// No pool takes registrations, or not the named one.
     #[error("no pool{} takes registrations", name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default())]
     NoOffice {
-        /// The pool that was named.
+        /// The named pool.
         name: Option<String>,
     },
-    /// Several pools do, and none is named.
+    /// Several pools take registrations, and none is named.
     #[error("several pools take registrations: name one, as /pd-router/workers?pool=NAME")]
     WhichPool,
     /// No token, or a wrong one.
     #[error("a valid bearer token is required")]
     Unauthorised,
-    /// The body does not say what it should.
+    /// An invalid body.
     #[error("{}{problem}", field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
     Body {
-        /// Where in the body; none for the body itself.
+        /// Field in the body; none for the body itself.
         field: Option<String>,
-        /// What is wrong there.
+        /// What is wrong.
         problem: String,
     },
     /// The body is too long.
@@ -88,10 +88,10 @@ pub enum Problem {
     /// No more workers fit.
     #[error("{0}")]
     Full(String),
-    /// Only `GET`, `POST` and `DELETE` mean something.
+    /// A method other than `GET`, `POST` and `DELETE`.
     #[error("only GET, POST and DELETE are allowed here")]
     Method,
-    /// Others were always quicker to change the registry.
+    /// Other threads have always changed the registry first.
     #[error("too many workers register at once; try again")]
     Contended,
 }
@@ -136,7 +136,7 @@ impl Problem {
     }
 }
 
-/// Whether an `authorization` header carries the token. Takes as long for a wrong token as for the right one.
+/// Whether an `authorization` header carries the token. A wrong token takes as long as the right one.
 pub fn authorised(header: Option<&[u8]>, token: &Token) -> bool {
     const SCHEME: &[u8] = b"bearer ";
     let Some((scheme, given)) = header.and_then(|header| header.split_at_checked(SCHEME.len()))
@@ -153,10 +153,10 @@ pub fn authorised(header: Option<&[u8]>, token: &Token) -> bool {
     scheme.eq_ignore_ascii_case(SCHEME) && black_box(differing) == 0 && !secret.is_empty()
 }
 
-/// Where a request to `path` (with its query) registers, if its `authorization` allows it.
+/// The registration pool for a request to `path` (with its query), if its `authorization` is valid.
 ///
 /// # Errors
-/// [`Problem`] says what to answer.
+/// [`Problem`] gives the answer.
 pub fn office<'a>(
     pools: impl Iterator<Item = &'a Pool>,
     path: &str,
@@ -180,7 +180,7 @@ pub fn office<'a>(
     }
 }
 
-/// The pool that a path's query names.
+/// The pool named in a path's query.
 fn named_pool(path: &str) -> Option<String> {
     let (_, query) = path.split_once('?')?;
     let mut values = query
@@ -190,18 +190,18 @@ fn named_pool(path: &str) -> Option<String> {
     Some(value.decode_utf8_lossy().into_owned())
 }
 
-/// What the body of a `POST` means: a worker, or `{"workers": [...]}` as in a document.
+/// Reads the body of a `POST`: a worker, or `{"workers": [...]}` as in a document.
 ///
 /// # Errors
 /// [`Problem`] names the field.
 pub fn read_put(body: &[u8], office: RegistrationPool<'_>) -> Result<Change, Problem> {
-    /// Which of the two it is.
+    /// Decides between the two forms.
     #[derive(Deserialize)]
     struct Shape {
         workers: Option<IgnoredAny>,
     }
     is_short(body)?;
-    // A list would be read as the fields of one, in their order.
+    // A list would be read as the fields of one worker, in order.
     if body.trim_ascii_start().starts_with(b"[") {
         return Err(Problem::Body {
             field: None,
@@ -241,7 +241,7 @@ pub fn read_put(body: &[u8], office: RegistrationPool<'_>) -> Result<Change, Pro
     }
 }
 
-/// What the body of a `DELETE` means: `{"address": …}`, `{"id": …}`, or a list of such, bare or as `{"workers": [...]}`.
+/// Reads the body of a `DELETE`: `{"address": …}`, `{"id": …}`, or a list of such, bare or as `{"workers": [...]}`.
 ///
 /// # Errors
 /// [`Problem`] names the field.
@@ -274,7 +274,7 @@ pub fn read_delete(body: &[u8]) -> Result<Change, Problem> {
     Ok(Change::Delete(named.collect::<Result<_, _>>()?))
 }
 
-/// That a body was read to its end: what it says is looked at only then.
+/// Refuses a body that is too long, before it is read.
 fn is_short(body: &[u8]) -> Result<(), Problem> {
     match body.len() <= MAX_BODY {
         true => Ok(()),
@@ -282,7 +282,7 @@ fn is_short(body: &[u8]) -> Result<(), Problem> {
     }
 }
 
-/// Reads a body, and names what is wrong with it.
+/// Reads a body; errors name the field.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     is_short(body)?;
     let mut json = serde_json::Deserializer::from_slice(body);
@@ -307,17 +307,18 @@ impl From<RegistryError> for Problem {
 }
 
 impl RegistrationPool<'_> {
-    /// `changed` workers have been registered, or renewed.
+    /// Answer to a registration or renewal of `changed` workers.
     pub fn registered(&self, changed: usize) -> Reply {
         self.good(json!({"registered": changed}))
     }
 
-    /// `changed` workers have been taken out.
+    /// Answer to a removal of `changed` workers.
     pub fn removed(&self, changed: usize) -> Reply {
         self.good(json!({"removed": changed}))
     }
 
-    /// Who is registered, and how long ago this VM saw them register at its `tick`, of which each takes `tick_ms` milliseconds.
+    /// Lists the registered workers, with the time since this VM saw them register, counted at its `tick` in ticks of
+    /// `tick_ms` milliseconds.
     pub fn list(&self, registry: &Registry, leases: &Leases, tick: u64, tick_ms: u64) -> Reply {
         let workers = registry.entries().iter().map(|entry| {
             let age_ms = leases

@@ -1,8 +1,8 @@
-//! Owns the workers that have registered themselves, and their leases.
+//! Owns the registered workers and their leases.
 //!
-//! The registry lies on the board that all threads share, under [`Registry::key`]: whoever takes a registration reads it,
-//! applies the change and writes it back, if nobody was quicker. A lease is judged by a counter that stands still, and by the
-//! ticks of the one who looks: the clock may be set.
+//! The registry lies in the store that all threads share, under [`Registry::key`]: the thread that takes a registration
+//! reads it, applies the change and writes it back, unless another thread has written meanwhile. A lease is measured by a
+//! counter that stands still, in the observer's ticks: the clock may be set.
 
 use std::net::SocketAddr;
 
@@ -15,48 +15,48 @@ use super::static_workers;
 use crate::config::{Destinations, ListedWorker, MAX_RANKS, ranks};
 use crate::fleet::{Worker, WorkerId};
 
-/// Bytes of a registry at most: it is read by every thread.
+/// Largest registry, in bytes: every thread reads it.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// The workers that have registered.
+/// The registered workers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Registry {
-    /// Grows with every change, so that no counter ever has a value twice.
+    /// Grows with every change, so that no counter has the same value twice.
     beats: u64,
-    /// The beat of the last change that was more than a renewal.
+    /// The beat of the last change other than a renewal.
     revision: u64,
     entries: Vec<Entry>,
 }
 
-/// One that has registered. What it said of itself stays text: a thousand workers register again every few seconds, and each
-/// time the registry is read and written whole.
+/// One registered worker. Its registration stays text: a thousand workers register again every few seconds, and each time
+/// the whole registry is read and written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Entry {
     id: WorkerId,
     address: Option<SocketAddr>,
     renewal: u64,
-    /// How many ranks it has. Another version of the gateway did not write it.
+    /// Number of ranks. Absent in what other versions of the gateway wrote.
     #[serde(default)]
     ranks: u32,
     worker: Box<RawValue>,
 }
 
-/// What changes in a registry.
+/// A change of a registry.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// These are there, or there still. One at a known address with another id is another worker, and so is one of a known id
-    /// at another address: the one that was there is gone.
+    /// Workers that register or renew. A known address with another id is another worker, and so is a known id at another
+    /// address: the former worker is removed.
     Put(Vec<ListedWorker>),
-    /// These are gone.
+    /// Workers to be removed.
     Delete(Vec<Named>),
 }
 
-/// How a worker is named that is to go.
+/// Name of a worker to be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named {
-    /// By where it is.
+    /// By its address.
     Address(SocketAddr),
-    /// By its id, also by one that follows from its address.
+    /// By its id, given or derived from the address.
     Id(u64),
 }
 
@@ -66,52 +66,52 @@ pub enum RegistryError {
     /// Not what [`Registry::encode`] wrote.
     #[error("registry: {0}")]
     Format(#[from] serde_json::Error),
-    /// There would be more workers than there may be.
+    /// More workers than allowed.
     #[error("{max} workers may be registered at once, and that many are")]
     Full {
-        /// How many may.
+        /// Maximum number of workers.
         max: usize,
     },
-    /// There would be more ranks of workers than there may be.
+    /// More ranks of workers than allowed.
     #[error("the registered workers would have more than {MAX_RANKS} data-parallel ranks together")]
     TooManyRanks,
-    /// What the workers say of themselves takes too much room.
+    /// The registrations are too large.
     #[error("the registered workers take more than {MAX_BYTES} bytes")]
     TooLarge,
 }
 
 impl Entry {
-    /// Its id: the one that it gave, else one that follows from its address.
+    /// The id: the worker's own, else one derived from the address.
     pub fn id(&self) -> WorkerId {
         self.id
     }
 
-    /// What it said of itself.
+    /// The registration.
     ///
     /// # Errors
-    /// Where that cannot be read: another version of the gateway wrote it.
+    /// Where the registration cannot be read: another version of the gateway wrote it.
     pub fn worker(&self) -> Result<ListedWorker, RegistryError> {
         Ok(serde_json::from_str(self.worker.get())?)
     }
 }
 
 impl Registry {
-    /// Where a pool's registry lies on the board.
+    /// Key of a pool's registry in the shared store.
     pub fn key(pool: &str) -> String {
         format!("pd_router.registry.{pool}")
     }
 
-    /// Those who have registered, in the order in which they came.
+    /// The registered workers, in the order of registration.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Changes whenever [`Registry::workers`] may have: a renewal alone leaves it as it is.
+    /// Changes whenever [`Registry::workers`] may have changed: not with a mere renewal.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The same as workers, but for those whom requests may not go to.
+    /// The registered workers, without those that requests may not go to.
     pub fn workers(&self, destinations: &Destinations) -> Vec<Worker> {
         let entries = self.entries.iter();
         let listed: Vec<ListedWorker> = entries.filter_map(|entry| entry.worker().ok()).collect();
@@ -123,11 +123,10 @@ impl Registry {
         workers
     }
 
-    /// Changes it whole or not at all, and tells how many workers the change was about.
+    /// Applies a change entirely or not at all, and returns how many workers it concerned.
     ///
     /// # Errors
-    /// [`RegistryError::Full`] where it would grow beyond `max_workers`, [`RegistryError::TooManyRanks`] where its workers would have
-    /// more ranks than a pool may.
+    /// [`RegistryError::Full`] beyond `max_workers`, [`RegistryError::TooManyRanks`] beyond the ranks that a pool may have.
     pub fn apply(&mut self, change: &Change, max_workers: usize) -> Result<usize, RegistryError> {
         match change {
             Change::Put(workers) => self.put(workers, max_workers),
@@ -142,7 +141,7 @@ impl Registry {
         let renewed = count(&|entry| coming.renew(entry));
         let kept = count(&|entry| coming.renew(entry) || !coming.replace(entry));
         let new = coming.order.len().saturating_sub(renewed);
-        // A smaller bound than before drives nobody away.
+        // A bound lower than before removes no worker.
         if kept.saturating_add(new) > max.max(self.entries.len()) {
             return Err(RegistryError::Full { max });
         }
@@ -187,10 +186,10 @@ impl Registry {
         gone
     }
 
-    /// The form in which it lies on the board.
+    /// The bytes for the shared store.
     ///
     /// # Errors
-    /// [`RegistryError::TooLarge`] beyond 4 MiB: it is not to be written then.
+    /// [`RegistryError::TooLarge`] beyond 4 MiB: such a registry must not be written.
     pub fn encode(&self) -> Result<Vec<u8>, RegistryError> {
         let bytes = serde_json::to_vec(self)?;
         match bytes.len() <= MAX_BYTES {
@@ -242,13 +241,13 @@ impl Upserts {
         Ok(coming)
     }
 
-    /// Whether one that is registered is one of them.
+    /// Whether a registered worker renews with this change.
     fn renew(&self, entry: &Entry) -> bool {
         let new = self.entries.get(&entry.id);
         new.is_some_and(|new| new.address == entry.address)
     }
 
-    /// Whether its id or its address is one of theirs now.
+    /// Whether this change takes over the entry's id or address.
     fn replace(&self, entry: &Entry) -> bool {
         let address = entry.address;
         self.entries.contains_key(&entry.id)
@@ -256,7 +255,7 @@ impl Upserts {
     }
 }
 
-/// A name that can be looked up.
+/// A hashable name of a worker.
 #[derive(PartialEq, Eq, Hash)]
 struct Name(Option<SocketAddr>, u64);
 
@@ -269,7 +268,7 @@ impl Name {
     }
 }
 
-/// What one VM has seen of the counters: who has not registered again for how long.
+/// One VM's view of the counters: how long each worker has not registered again.
 #[derive(Debug, Default)]
 pub struct Leases {
     seen: HashMap<WorkerId, Seen>,
@@ -282,8 +281,9 @@ struct Seen {
 }
 
 impl Leases {
-    /// Looks at the registry at the observer's `tick`, and tells whose counter has stood still for `lease_ticks`. Only a VM that
-    /// leads may take them out, from the very registry that was looked at. One that begins to look gives everyone a whole lease.
+    /// Reads the registry at the observer's `tick` and returns the workers whose counter has stood still for `lease_ticks`.
+    /// Only the leading VM may remove them, from the very registry that it read. A new observer starts every worker with a
+    /// full lease.
     pub fn look(&mut self, registry: &Registry, tick: u64, lease_ticks: u64) -> Vec<Named> {
         let mut expired = Vec::new();
         let before = std::mem::take(&mut self.seen);
@@ -300,7 +300,7 @@ impl Leases {
         expired
     }
 
-    /// How many ticks ago a worker was seen to register; none where this VM has not looked since.
+    /// Ticks since a worker was seen to register; none where this VM has not looked since.
     pub fn age(&self, entry: &Entry, tick: u64) -> Option<u64> {
         let seen = self.seen.get(&entry.id)?;
         (seen.renewal == entry.renewal).then(|| tick.saturating_sub(seen.tick))
@@ -343,13 +343,13 @@ mod tests {
         put(&mut registry, &[worker("10.0.0.2:1", None)]);
         assert!(registry.entries()[1].renewal > first);
         assert_eq!(registry.entries()[0].renewal, first);
-        // A new start at the same address.
+        // A restart at the same address.
         put(&mut registry, &[worker("10.0.0.1:1", Some(3))]);
         assert_eq!(who(&registry), ["10.0.0.2:1", "10.0.0.1:1 3"]);
-        // The same id elsewhere.
+        // The same id at another address.
         put(&mut registry, &[worker("10.0.0.9:1", Some(3))]);
         assert_eq!(who(&registry), ["10.0.0.2:1", "10.0.0.9:1 3"]);
-        // Two exchange their addresses.
+        // Two workers exchange their addresses.
         put(
             &mut registry,
             &[worker("10.0.0.2:1", Some(3)), worker("10.0.0.9:1", Some(4))],
@@ -403,7 +403,7 @@ mod tests {
         assert!(matches!(full, Err(RegistryError::Full { max: 2 })));
         assert_eq!(registry.encode().unwrap(), before.encode().unwrap());
         put(&mut registry, &more);
-        // Those who are there stay, whatever the bound has become.
+        // Registered workers stay, even beyond a lowered bound.
         assert_eq!(registry.apply(&Change::Put(more.to_vec()), 1).unwrap(), 2);
     }
 
@@ -417,7 +417,7 @@ mod tests {
         let mut registry = Registry::default();
         let change = |workers: &[ListedWorker]| Change::Put(workers.to_vec());
         registry.apply(&change(&all), 100).unwrap();
-        // They may come again, and one may take another's place.
+        // All may renew, and one may take another's place.
         registry.apply(&change(&all), 100).unwrap();
         let more = registry.apply(&change(&[worker("10.0.1.1:1", None)]), 100);
         assert!(matches!(more, Err(RegistryError::TooManyRanks)));
@@ -468,14 +468,14 @@ mod tests {
         assert_eq!(expired, [Named::Id(1)]);
         registry.apply(&Change::Delete(expired), 8).unwrap();
         assert_eq!(leases.look(&registry, 111, 10), []);
-        // Gone and back between two looks, it has a lease of its own.
+        // A worker that left and came back between two looks has a new lease.
         registry
             .apply(&Change::Delete(vec![Named::Id(2)]), 8)
             .unwrap();
         put(&mut registry, &[two]);
         assert_eq!(leases.look(&registry, 120, 10), []);
         assert_eq!(leases.look(&registry, 130, 10), [Named::Id(2)]);
-        // Another leader has seen nothing yet.
+        // A new leader has seen no counter yet.
         assert_eq!(Leases::default().look(&registry, 9_000, 10), []);
     }
 
@@ -487,7 +487,7 @@ mod tests {
         let read = Registry::decode(&bytes).unwrap();
         assert_eq!(read.encode().unwrap(), bytes);
         assert_eq!(read.entries()[0].worker().unwrap().id, Some(u64::MAX));
-        // 4,096 of them are less than a megabyte.
+        // 4,096 such entries are less than a megabyte.
         assert!(bytes.len() < 240, "{}", String::from_utf8_lossy(&bytes));
         let mut large = worker("10.0.0.1:1", None);
         large.adapters = vec!["a".repeat(MAX_BYTES)];
@@ -499,7 +499,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
-        /// Whatever is registered in whatever order: no address and no id is there twice, and the last one to come is there.
+        /// In any order of registrations, no address and no id occurs twice, and the last registered worker is there.
         #[test]
         fn nobody_is_there_twice(steps in prop::collection::vec((1_u16..5, prop::option::of(1_u64..4), any::<bool>()), 1..40)) {
             let mut registry = Registry::default();

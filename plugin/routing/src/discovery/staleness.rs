@@ -2,26 +2,26 @@
 
 use std::time::Duration;
 
-/// Silence that one look may add at most: a clock that is set forward by hours must not end a fleet.
+/// Maximum silence added by one look: a clock set forward by hours must not end a fleet.
 const MOST_AT_ONCE: Duration = Duration::from_secs(60);
 
-/// How a source has been doing. To be told of every answer, by whoever polls.
+/// Health of a source. Needs every poll's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Staleness {
     /// How long a stale fleet is kept; none: for ever.
     keep: Option<Duration>,
-    /// When the last good answer came, since 1970.
+    /// Time of the last good answer, since 1970.
     last_good: Option<Duration>,
-    /// When this was last looked at.
+    /// Time of the last look.
     looked: Duration,
-    /// How long there has been no good answer.
+    /// Time without a good answer.
     silent: Duration,
     failures: u32,
     given_up: bool,
 }
 
 impl Staleness {
-    /// Polling begins `now`, since 1970. A fleet that was known before is kept for `keep_ms` milliseconds; none: for ever.
+    /// Polling begins at `now`, since 1970. A fleet known before is kept for `keep_ms` milliseconds; none: for ever.
     pub fn new(keep_ms: Option<u64>, now: Duration) -> Self {
         Self {
             keep: keep_ms.map(Duration::from_millis),
@@ -33,7 +33,7 @@ impl Staleness {
         }
     }
 
-    /// A good answer came, also one that says that nothing has changed.
+    /// Records a good answer, which may be unchanged.
     pub fn good(&mut self, now: Duration) {
         *self = Self {
             keep: self.keep,
@@ -42,13 +42,13 @@ impl Staleness {
         };
     }
 
-    /// A poll failed, or its answer was none.
+    /// Records a failed poll or a bad answer.
     pub fn failed(&mut self, now: Duration) {
         self.failures = self.failures.saturating_add(1);
         self.look(now);
     }
 
-    /// Whether the fleet is to be given up `now`; told once. To be asked after every poll that failed, or more often.
+    /// Whether the fleet expires at `now`; true only once. Call after every failed poll, or more often.
     pub fn gives_up(&mut self, now: Duration) -> bool {
         self.look(now);
         let Some(keep) = self.keep.filter(|_| self.is_stale() && !self.given_up) else {
@@ -64,12 +64,12 @@ impl Staleness {
         self.looked = now;
     }
 
-    /// Whether the last poll failed: what is known may be true no more.
+    /// Whether the last poll failed: the workers may have changed.
     pub fn is_stale(&self) -> bool {
         self.failures > 0
     }
 
-    /// Whether the fleet has been given up, and no good answer has come since.
+    /// Whether the fleet has expired, without a good answer since.
     pub fn is_given_up(&self) -> bool {
         self.given_up
     }
@@ -79,7 +79,7 @@ impl Staleness {
         self.failures
     }
 
-    /// When the last good answer came, since 1970; none: not since this VM began to poll.
+    /// Time of the last good answer, since 1970; none: not since this VM began to poll.
     pub fn last_good(&self) -> Option<Duration> {
         self.last_good
     }
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!((source.failures(), source.last_good()), (11, Some(at(101))));
         source.good(at(113));
         assert!(!source.is_stale() && !source.is_given_up());
-        // The time is the same again.
+        // The time to keep the fleet starts anew.
         source.failed(at(122));
         assert!(!source.gives_up(at(122)));
         source.failed(at(123));

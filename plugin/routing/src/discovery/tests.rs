@@ -1,4 +1,4 @@
-//! Tests of what all sources share: how they are made, and what they ask.
+//! Tests common to all sources: how they are made, and what they poll.
 
 use super::*;
 use crate::config::Config;
@@ -18,7 +18,7 @@ pub fn answer(body: &[u8]) -> Answer<'_> {
     }
 }
 
-/// The names of the workers in an answer, and what is to be said.
+/// The names of the workers in an answer, and its messages.
 pub fn names(heard: Heard) -> (Vec<String>, Vec<String>) {
     match heard {
         Heard::Workers(workers, said) => (workers.into_iter().map(|w| w.name).collect(), said),
@@ -60,7 +60,7 @@ fn every_source_says_what_it_asks_and_under_its_own_name() {
         });
         assert_eq!(seen, asked);
         assert!(poll.is_none_or(|poll| (poll.interval_ms, poll.timeout_ms) == (1_000, 1_000)));
-        // Whatever is asked, an error and a page of somebody else's say nothing.
+        // For every source, errors and unrelated pages hold no workers.
         for (status, body) in [
             (503, &b"{\"workers\":[]}"[..]),
             (304, b""),

@@ -1,17 +1,17 @@
-//! Owns one line of a `/metrics` text: its name, its labels, its value. Nothing is copied.
+//! Owns one line of a `/metrics` text: its name, labels and value. Nothing is copied.
 
-/// A line that has a name.
+/// A line with a name.
 pub(super) struct Sample<'a> {
-    /// Before the labels.
+    /// The name, before the labels.
     pub name: &'a [u8],
-    /// From the brace that opens them on; the value, where there are none.
+    /// The rest: from the opening brace of the labels; without labels, the value.
     rest: &'a [u8],
 }
 
 impl<'a> Sample<'a> {
-    /// None where the line is a comment, empty, or begins like none of the names that anyone asks for.
+    /// None where the line is a comment, empty, or cannot begin a name of interest.
     pub fn of(line: &'a [u8]) -> Option<Self> {
-        // Most lines are buckets of histograms of the same engines, so a first look can only tell what is no engine's.
+        // Most lines are histogram buckets of the same engines, so the first byte rules out only other programs' lines.
         if !matches!(line.first(), Some(b'v' | b's' | b't' | b'n' | b'p')) {
             return None;
         }
@@ -26,7 +26,7 @@ impl<'a> Sample<'a> {
             Some(labels) => Labels(labels).skip_all()?,
             None => self.rest,
         };
-        // A time stamp may follow it, or an exemplar.
+        // A time stamp or an exemplar may follow the value.
         number(
             after
                 .split(u8::is_ascii_whitespace)
@@ -34,19 +34,20 @@ impl<'a> Sample<'a> {
         )
     }
 
-    /// What a label says, as it is written: escapes stay.
+    /// Value of a label, as written: escapes stay.
     pub fn label(&self, name: &[u8]) -> Option<&'a [u8]> {
         let mut labels = Labels(self.rest.strip_prefix(b"{")?);
         std::iter::from_fn(|| labels.next()).find_map(|(one, value)| (one == name).then_some(value))
     }
 
-    /// What a label says, as a number.
+    /// Value of a label, as a number.
     pub fn number_of(&self, label: &[u8]) -> Option<f64> {
         number(self.label(label)?)
     }
 
-    /// Whether another series holds what this one says. SGLang has one for each rank of a tensor or pipeline parallel engine, all
-    /// of which have the same requests, and one for each priority beside that of all; data-parallel ranks have their own requests.
+    /// Whether another series already holds this value. SGLang has a series for each rank of a tensor or pipeline parallel
+    /// engine, all with the same requests, and one for each priority beside the total; data-parallel ranks have their own
+    /// requests.
     pub fn repeats_another(&self) -> bool {
         let other_than = |label: &[u8], usual: &[u8]| {
             self.label(label)
@@ -67,7 +68,7 @@ fn number(text: &[u8]) -> Option<f64> {
 struct Labels<'a>(&'a [u8]);
 
 impl<'a> Labels<'a> {
-    /// The next label's name and value; none at their end, and where they cannot be read.
+    /// The next label's name and value; none at the end of the labels, and where they cannot be read.
     fn next(&mut self) -> Option<(&'a [u8], &'a [u8])> {
         let padding = |byte: &u8| matches!(byte, b',' | b' ' | b'\t');
         let start = self.0.iter().position(|byte| !padding(byte))?;
@@ -83,7 +84,7 @@ impl<'a> Labels<'a> {
         Some((name.trim_ascii_end(), value.get(..end)?))
     }
 
-    /// What follows the brace that closes them.
+    /// What follows the closing brace.
     fn skip_all(mut self) -> Option<&'a [u8]> {
         while self.next().is_some() {}
         let rest = self.0.trim_ascii_start();
@@ -93,7 +94,7 @@ impl<'a> Labels<'a> {
     }
 }
 
-/// Where the quote is that ends a value.
+/// Position of the closing quote of a value.
 fn quote(text: &[u8]) -> Option<usize> {
     let mut escaped = false;
     text.iter().position(|byte| {

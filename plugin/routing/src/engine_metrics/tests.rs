@@ -31,15 +31,15 @@ const SAMPLES: [(&str, &str); 6] = [
     ("triton", include_str!("samples/triton.txt")),
 ];
 
-/// What each sample says, in the same order.
+/// The figures of each sample, in the same order.
 fn said() -> [Figures; 6] {
     [
-        // Two engines; the usage that counts is the one under the newer name.
+        // Two engines; the usage under the newer name counts.
         figures(3, 31, 0.375, 54_938, 16, Some(1_760_123_456.78)),
         figures(1, 2, 0.0625, 573, 16, None),
-        // Two data-parallel ranks; what is told of each priority is in the sum already.
+        // Two data-parallel ranks; the sum already contains each priority.
         figures(3, 9, 0.625, 12_000, 64, None),
-        // Tensor- and pipeline-parallel ranks all tell of the same requests.
+        // Tensor- and pipeline-parallel ranks all report the same requests.
         figures(0, 9, 0.28, 7_034, 16, None),
         figures(2, 6, 0.125, 12_000, 32, None),
         figures(5, 8, 0.4875, 6_239, 64, None),

@@ -1,9 +1,9 @@
-//! Owns where a prefill worker's bootstrap server is: the place at which SGLang's and Mooncake's legs find each other.
+//! Owns the address of a prefill worker's bootstrap server, through which SGLang's and Mooncake's legs find each other.
 
 use std::fmt;
 use std::net::SocketAddr;
 
-/// Where a prefill worker's bootstrap server is.
+/// Address of a prefill worker's bootstrap server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bootstrap {
     host: String,
@@ -11,7 +11,7 @@ pub struct Bootstrap {
 }
 
 impl Bootstrap {
-    /// The bootstrap server of a worker, beside its HTTP server. An IPv6 host is written in brackets.
+    /// The bootstrap server on a worker's host, beside its HTTP server. An IPv6 host is written in brackets.
     pub fn beside(worker: SocketAddr, port: u16) -> Self {
         let host = match worker {
             SocketAddr::V4(address) => address.ip().to_string(),
@@ -20,18 +20,18 @@ impl Bootstrap {
         Self { host, port }
     }
 
-    /// Its host, which needs no escaping in JSON: an IP address, IPv6 in brackets.
+    /// The host, which needs no escaping in JSON: an IP address, IPv6 in brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Its port.
+    /// The port.
     pub fn port(&self) -> u16 {
         self.port
     }
 }
 
-/// As the authority of a URL.
+/// Written as the authority of a URL.
 impl fmt::Display for Bootstrap {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}:{}", self.host, self.port)

@@ -1,7 +1,7 @@
-//! Owns Dynamo's direct mode: the choice travels in headers, the body is not touched, Dynamo runs the legs.
+//! Owns Dynamo's direct mode: the choice travels in headers, the body stays unchanged, Dynamo runs the legs.
 //!
-//! Values are decimal unsigned 64-bit ids. Both spellings are sent: 1.2.1 knows only the legacy names, and later versions
-//! let the new ones win. A frontend wants both workers or neither: one alone is an error after prefill has run.
+//! Values are decimal unsigned 64-bit ids. Both spellings are sent: 1.2.1 knows only the legacy names, and in later
+//! versions the new ones win. A frontend needs both workers or neither: one alone is an error after prefill has run.
 
 use super::HeaderValue;
 use crate::fleet::Target;
@@ -23,7 +23,7 @@ pub fn pair(prefill: &Target, decode: &Target) -> Vec<HeaderValue> {
     headers
 }
 
-/// Headers that name a worker which runs the whole request.
+/// Headers that name the one worker for the whole request.
 pub fn whole(worker: &Target) -> Vec<HeaderValue> {
     let mut headers: Vec<HeaderValue> = named(DECODE, worker.worker.id.0).collect();
     if let Some(rank) = worker.rank {
@@ -32,7 +32,7 @@ pub fn whole(worker: &Target) -> Vec<HeaderValue> {
     headers
 }
 
-/// Fields of `nvext` by which a caller steers; ranks among them, since the headers name none where a worker has only one.
+/// Fields of `nvext` that are routing overrides; ranks are among them, since the headers name none for a worker with only one.
 pub const STEERING: [&str; 7] = [
     "annotations",
     "backend_instance_id",
@@ -43,9 +43,8 @@ pub const STEERING: [&str; 7] = [
     "allowed_worker_ids",
 ];
 
-/// Edits that take out of `nvext` what a caller who is not trusted steers with: a mere query would make Dynamo skip prefill,
-/// a rank would be another than the one picked. Annotations that ask for nothing of the kind stay. None where there is
-/// nothing to take out.
+/// Edits that remove an untrusted caller's routing overrides from `nvext`: a query would make Dynamo skip prefill, and a
+/// rank could differ from the picked one. Other annotations stay. None where there is nothing to remove.
 pub fn without_steering(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
@@ -75,7 +74,7 @@ fn cleaned(nvext: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Whether annotations make the request a mere query, or cannot be read, so that they might.
+/// Whether annotations make the request a query, or cannot be read and therefore might.
 fn asks(annotations: &str) -> bool {
     let read = serde_json::from_str::<Vec<String>>(annotations);
     read.map_or(annotations != "null", |read| {

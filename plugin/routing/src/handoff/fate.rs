@@ -1,23 +1,23 @@
-//! Owns what becomes of a hand-off: whether the KV blocks that a prefill worker holds are known to be free, known to stay, or neither.
+//! Owns the fate of a hand-off: whether the KV blocks held by a prefill worker are known to be free, known to stay, or neither.
 
 use crate::route::PrefillAnswer;
 
-/// What has become of a hand-off.
+/// Fate of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// It was fetched, or given back.
+    /// Fetched, or released.
     Fetched,
-    /// Nobody fetches it: its blocks stay until its lease ends.
+    /// Never fetched: the blocks stay until their lease ends.
     Leaked,
-    /// Nobody tells: decode was asked, and had not begun to answer when it ended.
+    /// Unknown: decode was asked, and had not begun to answer when it ended.
     Unknown,
 }
 
 impl Fate {
-    /// All there are.
+    /// All fates.
     pub const ALL: [Self; 3] = [Self::Fetched, Self::Leaked, Self::Unknown];
 
-    /// Its name in metrics.
+    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fetched => "fetched",
@@ -26,7 +26,8 @@ impl Fate {
         }
     }
 
-    /// After a call that was to fetch it for nobody, or to give it back: one that failed may have done so before.
+    /// Fate after a clean-up call, which fetches the blocks without a client or releases them; a failed call may have done
+    /// so before it failed.
     pub fn after_a_call(answer: PrefillAnswer<'_>) -> Self {
         match answer {
             PrefillAnswer::Whole {
@@ -38,17 +39,17 @@ impl Fate {
     }
 }
 
-/// A hand-off that waits for its decode leg, or was fetched by it.
+/// A hand-off that waits for its decode leg, or was fetched by that leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handed {
     /// KV blocks.
     pub blocks: u64,
-    /// As it would be told now.
+    /// Fate as known now.
     pub fate: Fate,
 }
 
 impl Handed {
-    /// To a decode leg that is dispatched.
+    /// A hand-off to a decode leg that is dispatched.
     pub fn over(blocks: u64) -> Self {
         Self {
             blocks,
@@ -56,7 +57,7 @@ impl Handed {
         }
     }
 
-    /// Its decode leg has begun to answer.
+    /// The hand-off once its decode leg has begun to answer.
     pub fn fetched(self) -> Self {
         Self {
             fate: Fate::Fetched,

@@ -1,14 +1,14 @@
-//! Owns whom a hand-off names: the hosts that decode would fetch from, and whether it may.
+//! Owns the hosts in a hand-off, from which decode would fetch, and whether decode may.
 //!
-//! A prefill engine says itself where its KV lies. That may be another address than its HTTP server's, as that of a network card
-//! with RDMA, or a name; a pool whose networks are known says which.
+//! A prefill engine itself reports where its KV lies. That may be another address than its HTTP server's, such as that of
+//! an RDMA network card, or a name; a pool with configured networks restricts it to those.
 
 use std::net::IpAddr;
 
 use crate::config::Network;
 use crate::json::elements;
 
-/// The hosts that a JSON value names: a string, or a list of such. A string may be a host alone, `host:port`, or a URL.
+/// The hosts in a JSON value: a string, or a list of strings. A string may be a host alone, `host:port`, or a URL.
 pub fn named(value: &str) -> Vec<String> {
     let texts = elements(value).unwrap_or_else(|| vec![value]);
     let texts = texts.into_iter().filter_map(text);
@@ -26,22 +26,22 @@ fn host_of(text: &str) -> &str {
     let authority = after.get(..end).unwrap_or_default();
     match authority.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
-        // Several colons, and no brackets: an IPv6 address alone.
+        // Several colons without brackets: a bare IPv6 address.
         None if authority.matches(':').count() > 1 => authority,
         None => authority.split(':').next().unwrap_or_default(),
     }
 }
 
-/// What is wrong with the hosts of a hand-off.
+/// A problem with the hosts of a hand-off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Oddity {
-    /// One that lies in none of the networks that the pool names, or is no address.
+    /// A host outside the pool's configured networks, or no address.
     Outside(String),
-    /// One that is not its worker's own address, in a pool that names no networks.
+    /// A host other than its worker's own address, in a pool without configured networks.
     Elsewhere(String),
 }
 
-/// Looks at the hosts that the hand-off of a worker at `own` names; none: nothing is odd.
+/// Checks the hosts in the hand-off of a worker at `own`; none: no problem.
 pub fn look(hosts: &[String], own: Option<IpAddr>, networks: &[Network]) -> Option<Oddity> {
     let address = |host: &String| host.parse::<IpAddr>().ok();
     let is_within = |host: &&String| {

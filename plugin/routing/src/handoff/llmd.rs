@@ -1,12 +1,12 @@
-//! Owns llm-d's routing sidecar: a header names the prefill worker, the sidecar beside the decode worker runs the legs.
+//! Owns llm-d's routing sidecar: a header names the prefill worker, and the sidecar beside the decode worker runs the legs.
 //!
-//! The body is not touched, and the request's destination is the decode worker. Source: llm-d's picker contract.
+//! The body stays unchanged, and the request's destination is the decode worker. Source: llm-d's picker contract.
 
 use std::net::SocketAddr;
 
 use super::HeaderValue;
 
-/// Where the sidecar reads who prefills.
+/// Header from which the sidecar reads the prefill worker.
 pub const PREFILLER: &str = "x-prefiller-host-port";
 
 /// The header that names the prefill worker: `ip:port`, IPv6 in brackets.

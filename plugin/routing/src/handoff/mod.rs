@@ -17,13 +17,14 @@ pub mod usage;
 use crate::json::Edits;
 use crate::request::Request;
 
-/// A header to be set on a leg: set, never added, so that a client's own value does not survive beside it.
+/// A header of a leg. Set, never added, so that a client's own value does not remain beside it.
 pub type HeaderValue = (&'static str, String);
 
-/// Bytes that a prefill answer may hand to decode: the ids of a prompt of a million tokens, seven bytes each, and its blocks'.
+/// Longest hand-off in a prefill answer, in bytes: the ids of a prompt of a million tokens, seven bytes each, and its
+/// blocks' ids.
 pub const MAX_HANDOFF: usize = 8 * 1024 * 1024;
 
-/// The fields by which one leg is handed over to another, in all protocols: a client must not set them.
+/// The fields that hand one leg over to another, in all protocols: a client must not set them.
 pub const FIELDS: [&str; 5] = [
     "kv_transfer_params",
     "bootstrap_host",
@@ -32,8 +33,8 @@ pub const FIELDS: [&str; 5] = [
     "disaggregated_params",
 ];
 
-/// Edits that take out a hand-off which says nothing (null or `{}`), for a request that runs whole; none where the client
-/// sent no such field.
+/// Edits that remove an empty hand-off (null or `{}`), for a request that one worker runs; none where the client sent no
+/// such field.
 pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;

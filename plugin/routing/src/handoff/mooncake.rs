@@ -1,7 +1,7 @@
 //! Owns vLLM's `MooncakeConnector`: the legs find each other by a transfer's number and the prefill engine's id.
 //!
-//! Prefill first, then decode, though the engines would take either order: while prefill may still fail, nothing of decode
-//! is at risk. Prefill's answer tells nothing of the transfer; a worker's engine ids, one for each rank, are asked of its
+//! Prefill runs first, then decode, though the engines would take either order: while prefill may still fail, no decode is
+//! at risk. Prefill's answer has nothing about the transfer; a worker's engine ids, one for each rank, are read from its
 //! bootstrap server and are new with each start. Source: vLLM's Mooncake connector and its proxy.
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use crate::json::{Edits, quoted};
 
 pub use super::nixl::{cleanup_edits, decode_edits};
 
-/// Edits that make the client's body the prefill leg's, but for the transfer.
+/// Edits that make the client's body the prefill leg's, except for the transfer.
 pub use super::nixl::cleanup_edits as prefill_edits;
 
-/// Path at which a bootstrap server tells the engine ids.
+/// Path of the engine ids on a bootstrap server.
 pub const QUERY: &str = "/query";
 
 /// A prefill worker's engine ids, by rank.
@@ -26,7 +26,7 @@ pub const QUERY: &str = "/query";
 pub struct EngineIds(BTreeMap<u32, String>);
 
 impl EngineIds {
-    /// Reads what a bootstrap server answers; none where it names no engine.
+    /// Reads a bootstrap server's answer; none where the answer has no engine.
     pub fn parse(answer: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Entry {
@@ -41,13 +41,13 @@ impl EngineIds {
         (!ids.is_empty()).then_some(Self(ids))
     }
 
-    /// Whether these may be the engines that told `earlier`: each of those is there still.
+    /// Whether these may be the engines of `earlier`: each of those is still there.
     pub fn continue_those(&self, earlier: &Self) -> bool {
         let mut before = earlier.0.iter();
         before.all(|(rank, id)| self.0.get(rank) == Some(id))
     }
 
-    /// The engine that computes for a rank.
+    /// The engine of a rank.
     pub fn of(&self, rank: u32) -> Option<&str> {
         self.0.get(&rank).map(String::as_str)
     }
@@ -56,16 +56,16 @@ impl EngineIds {
 /// One hand-off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transfer {
-    /// Its number, used once.
+    /// Transfer number, used once.
     pub number: u64,
     /// The prefill worker's bootstrap server.
     pub bootstrap: Bootstrap,
-    /// The engine that computes.
+    /// Id of the prefill engine.
     pub engine_id: String,
 }
 
 impl Transfer {
-    /// Puts it into the prefill leg.
+    /// Adds the transfer to the prefill leg.
     pub fn put_into_prefill(&self, edits: &mut Edits) {
         let params = format!(
             r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-{}"}}"#,
@@ -74,7 +74,7 @@ impl Transfer {
         edits.insert(PARAMS, params);
     }
 
-    /// Puts it into the decode leg, or the one that cleans up.
+    /// Adds the transfer to the decode leg, or to the clean-up leg.
     pub fn put_into_decode(&self, edits: &mut Edits) {
         let params = format!(
             r#"{{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":"http://{}","remote_engine_id":{},"transfer_id":"xfer-{}"}}"#,
@@ -86,7 +86,8 @@ impl Transfer {
     }
 }
 
-/// KV blocks that the prefill worker holds until they are fetched. Its answer names none, so the prompt's tokens tell.
+/// KV blocks that the prefill worker holds until they are fetched. Its answer has no block ids, so the prompt's tokens are
+/// counted.
 pub fn blocks(answer: &[u8], block_tokens: u32) -> u64 {
     usage::prompt_blocks(answer, block_tokens)
 }

@@ -1,8 +1,8 @@
-//! Owns vLLM's `NixlConnector`: prefill first, then decode with the `kv_transfer_params` that prefill answered.
+//! Owns vLLM's `NixlConnector`: prefill first, then decode with the `kv_transfer_params` of prefill's answer.
 //!
-//! The prefill leg asks for one token, not streamed, and says that another will fetch the blocks. The decode leg is the
-//! client's body with that object put in. Sources: vLLM's NIXL connector and its proxy; the rules on `stream_options` and
-//! `min_tokens` are vLLM's request validation.
+//! The prefill leg requests one token, unstreamed, and announces that another engine will fetch the blocks. The decode leg
+//! is the client's body with that object inserted. Sources: vLLM's NIXL connector and its proxy; the rules on
+//! `stream_options` and `min_tokens` are vLLM's request validation.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::request::Request;
 
 pub(super) const PARAMS: &str = "kv_transfer_params";
 const BLOCK_IDS: &str = "remote_block_ids";
-/// Says that blocks wait to be fetched: without it decode would compute the prompt itself.
+/// Set where blocks wait to be fetched: without it decode would compute the prompt itself.
 const TO_FETCH: &str = "do_remote_prefill";
-/// When the prefill worker frees the blocks, in seconds since 1970; null where it does not say.
+/// When the prefill worker frees the blocks, in seconds since 1970; null where unknown.
 const EXPIRY: &str = "remote_blocks_expiry_time";
 /// Where decode fetches the blocks.
 const HOST: &str = "remote_host";
 
-/// What the prefill leg carries: the engine is to keep the blocks for a decode worker not yet told to it.
+/// Parameters of the prefill leg: the engine keeps the blocks for a decode worker that is not known yet.
 const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
 /// Edits that make the client's body the prefill leg's.
@@ -29,13 +29,13 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
     edits
 }
 
-/// Edits that make the client's body ask for one token, not streamed: the prefill leg's, and those of the leg that fetches
-/// blocks which a client has left behind; both but for the hand-off.
+/// Edits that make the client's body request one token, unstreamed, for the prefill leg and for the leg that fetches blocks
+/// left behind by a client; without the hand-off.
 pub fn cleanup_edits(request: &Request<'_>) -> Edits {
     without_params(request, one_token::edits(request))
 }
 
-/// Edits that make the client's body the decode leg's, but for the hand-off, which only prefill's answer brings.
+/// Edits that make the client's body the decode leg's, except for the hand-off, which only prefill's answer contains.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
     without_params(request, request.body.edit())
 }
@@ -48,7 +48,7 @@ fn without_params(request: &Request<'_>, mut edits: Edits) -> Edits {
     edits
 }
 
-/// What prefill answered for decode: passed on byte for byte, for its fields differ by version.
+/// Prefill's hand-off, passed on byte for byte, because its fields differ by version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handoff {
     params: String,
@@ -63,18 +63,18 @@ impl Handoff {
         self.blocks
     }
 
-    /// When the prefill worker frees them, since 1970, where it says so.
+    /// When the prefill worker frees the blocks, since 1970; none where unknown.
     pub fn expires(&self) -> Option<Duration> {
         self.expires
     }
 
-    /// The hosts that decode would fetch them from.
+    /// The hosts that decode would fetch the blocks from.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
 
-    /// Reads a prefill worker's answer; none where it holds no hand-off (missing, null, not an
-    /// object, longer than any prompt needs, or one that says of nothing that it waits to be fetched).
+    /// Reads a prefill worker's answer; none without a hand-off (missing, null, not an object, longer than any prompt
+    /// needs, or without blocks to fetch).
     pub fn parse(answer: &[u8]) -> Option<Self> {
         let object = Object::parse(answer, &[PARAMS]).ok()?;
         let params = object.get(PARAMS)?.value;
@@ -88,7 +88,7 @@ impl Handoff {
         }
         // Block ids come as one list, or as a list of groups.
         let blocks = fields.get(BLOCK_IDS).map(|ids| count_numbers(ids.value));
-        // Of a member that is there twice, engines take the last.
+        // Engines take the last of duplicate members.
         let hosts = fields.all(HOST).flat_map(|host| hosts::named(host.value));
         Some(Self {
             hosts: hosts.collect(),
@@ -98,13 +98,13 @@ impl Handoff {
         })
     }
 
-    /// Puts the hand-off into the decode leg.
+    /// Adds the hand-off to the decode leg.
     pub fn put_into(self, edits: &mut Edits) {
         edits.insert(PARAMS, self.params);
     }
 }
 
-/// A time of the wall clock: some releases write one that counts from their own start, which says nothing here.
+/// A wall-clock time. Some releases count from their own start, which is useless here.
 fn seconds(text: &str) -> Option<Duration> {
     const YEAR_2001: Duration = Duration::from_secs(1_000_000_000);
     let seconds = text.parse().ok()?;

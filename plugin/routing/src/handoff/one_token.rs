@@ -1,7 +1,7 @@
-//! Owns what all legs share that only compute the prompt, or only fetch what was computed: one token, not streamed.
+//! Owns what is common to all legs that only compute the prompt, or only fetch the KV: one token, unstreamed.
 //!
-//! The limit is set under every name it has, since engines differ in which one wins. A lower bound above it and options of
-//! a stream that is none are errors to the engines, so they go.
+//! The limit is set under each of its names, since engines differ in which one wins. Engines reject a lower bound above the
+//! limit, and stream options without a stream, so those are removed.
 
 use crate::json::{Edits, Object, each_edited, edited};
 use crate::request::sequences::SAMPLING;
@@ -12,7 +12,7 @@ const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_to
 /// The limit among the sampling parameters of SGLang's `/generate`.
 const SAMPLED: &str = "max_new_tokens";
 
-/// Edits that make the client's body ask for one token, not streamed.
+/// Edits that make the client's body request one token, unstreamed.
 pub fn edits(request: &Request<'_>) -> Edits {
     let body = &request.body;
     let mut edits = body.edit();
@@ -47,7 +47,7 @@ fn limit_sampling(body: &Object<'_>, edits: &mut Edits) {
         .for_each(|member| edits.replace(member, sampling(member.value)));
 }
 
-/// Sampling parameters, one object or a list of them, with the limit.
+/// Sampling parameters, one object or a list of objects, with the limit set.
 fn sampling(params: &str) -> String {
     let limited = match params.as_bytes().first() {
         Some(b'{') => sampling_object(params),

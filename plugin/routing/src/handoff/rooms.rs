@@ -1,13 +1,13 @@
-//! Owns numbers that are used once: bootstrap rooms, by which SGLang's two legs find each other, and the ids of transfers.
+//! Owns numbers that are used once: bootstrap rooms, in which SGLang's two legs find each other, and the ids of transfers.
 //!
-//! SGLang recovers the prefill rank as `room % dp_size`, so a room is aligned to the rank that was
-//! picked, and it is at most 2^63 − 1. Rooms of different VMs differ in their upper bits, which are a number that no other
-//! VM of this proxy has, mixed with one that differs between proxies.
+//! SGLang recovers the prefill rank as `room % dp_size`, so a room is aligned to the picked rank, and is at most 2^63 − 1.
+//! Rooms of different VMs differ in their upper bits: a number unique to the VM in this proxy, mixed with one that differs
+//! between proxies.
 
 /// Bits that count the rooms of one VM: 2^39 of them last for years.
 const COUNTER_BITS: u32 = 39;
 
-/// Bits that tell VMs apart: together with the counter 63.
+/// Bits that separate VMs: together with the counter 63.
 const OWNER_BITS: u32 = 24;
 
 /// Draws rooms.
@@ -18,7 +18,7 @@ pub struct Rooms {
 }
 
 impl Rooms {
-    /// The rooms of the VM that `owner` is the number of.
+    /// The rooms of the VM with the number `owner`.
     pub fn new(owner: u64) -> Self {
         Self {
             owner: owner & ((1 << OWNER_BITS) - 1),
@@ -26,13 +26,13 @@ impl Rooms {
         }
     }
 
-    /// A room that has not been used, for the rank that was picked of a worker with `dp_size` ranks.
+    /// An unused room for the picked rank of a worker with `dp_size` ranks.
     pub fn draw(&mut self, rank: u32, dp_size: u32) -> u64 {
         let size = u64::from(dp_size.max(1));
         let rank = u64::from(rank) % size;
         let base = (self.owner << COUNTER_BITS) | self.next;
-        // Everything below `base` may be used up: the room is the first aligned one that is not, and the next base lies
-        // behind the whole aligned group.
+        // Rooms below `base` may be used up: the room is the first aligned one from `base` on, and the next base follows
+        // the whole aligned group.
         let aligned = base.next_multiple_of(size);
         let used = aligned
             .saturating_add(size)
@@ -41,15 +41,15 @@ impl Rooms {
         aligned.saturating_add(rank) & (i64::MAX as u64)
     }
 
-    /// A number that has not been used, for a hand-off that binds it to no rank.
+    /// An unused number, for a hand-off that is not bound to a rank.
     pub fn draw_any(&mut self) -> u64 {
         self.draw(0, 1)
     }
 
-    /// A number of at least 2^62 and below 2^63 that has not been used: far from those that an engine counts for itself.
-    /// TensorRT-LLM demands that it be above 2^42.
+    /// An unused number, at least 2^62 and below 2^63: far from those that an engine counts itself. TensorRT-LLM requires a
+    /// number above 2^42.
     pub fn draw_high(&mut self) -> u64 {
-        // The bit that marks it is taken from the counter, which lasts for years without it, not from the owner.
+        // The bit that marks it is taken from the counter, which still lasts for years, not from the owner.
         let counter_bits = COUNTER_BITS - 1;
         let counted = self.draw_any() & ((1 << counter_bits) - 1);
         1 << 62 | self.owner << counter_bits | counted

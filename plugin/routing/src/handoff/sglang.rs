@@ -1,8 +1,8 @@
-//! Owns SGLang's bootstrap hand-off: both legs at once, with the same fields, by which the engines find each other.
+//! Owns SGLang's bootstrap hand-off: both legs at once, with the same fields, through which the engines find each other.
 //!
 //! Each sequence has a room of its own: a batch, or a request for several choices, carries lists. The prefill worker stops
-//! after one token by itself; its leg says so too, and is not streamed, so that an error is a status and not an event in a
-//! stream that began well.
+//! after one token by itself; its leg sets the limit too, and is unstreamed, so that an error is a status and not an event
+//! in a stream that began well.
 
 use super::one_token;
 use crate::json::Edits;
@@ -17,16 +17,16 @@ mod logprobs;
 /// The fields of a hand-off.
 const FIELDS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
-/// The rank that is to serve a leg.
+/// The rank that serves a leg.
 const RANK: &str = "routed_dp_rank";
 
 /// The rank that prefills, for decode.
 const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
-/// The rank that is to serve a leg, as older releases call it; newer ones still read it.
+/// The rank that serves a leg, under the name of older releases; newer ones still read it.
 const OLD_RANK: &str = "data_parallel_rank";
 
-/// Sequences that one request may hand over: each needs a room, and a small body must not ask for millions.
+/// Maximum sequences in one request: each needs a room, and a small body must not request millions.
 pub const MOST_SEQUENCES: u64 = 1024;
 
 /// How the fields of a hand-off are written.
@@ -34,12 +34,12 @@ pub const MOST_SEQUENCES: u64 = 1024;
 pub enum Shape {
     /// As plain values.
     One,
-    /// As lists, one element for each sequence, though there be one alone.
+    /// As lists, one element per sequence, even for a single one.
     Lists,
 }
 
 impl Shape {
-    /// The shape that the engine expects for what is asked.
+    /// The shape that the engine expects for these sequences.
     pub fn of(asked: Sequences) -> Self {
         match (asked.prompts, asked.choices) {
             (Prompts::One, 0 | 1) => Self::One,
@@ -48,10 +48,10 @@ impl Shape {
     }
 }
 
-/// How many rooms a request needs.
+/// Number of rooms that a request needs.
 ///
 /// # Errors
-/// [`Refusal::Field`] where it asks for more than [`MOST_SEQUENCES`].
+/// [`Refusal::Field`] above [`MOST_SEQUENCES`].
 pub fn rooms_needed(asked: Sequences) -> Result<usize, Refusal> {
     let count = asked.count();
     if count > MOST_SEQUENCES {
@@ -64,7 +64,7 @@ pub fn rooms_needed(asked: Sequences) -> Result<usize, Refusal> {
 }
 
 impl Bootstrap {
-    /// Puts the hand-off into a leg: both legs get the same.
+    /// Adds the hand-off to a leg: both legs get the same.
     pub fn put_into(&self, rooms: &[u64], shape: Shape, edits: &mut Edits) {
         // An IP address needs no escaping.
         let host = format!("\"{}\"", self.host());
@@ -89,14 +89,14 @@ fn repeated(value: &str, times: usize) -> String {
     format!("[{}]", vec![value; times].join(","))
 }
 
-/// Puts the rank that was picked into the prefill leg, where the worker has several.
+/// Adds the picked rank to the prefill leg, where the worker has several.
 pub fn put_prefill_rank(prefill: Option<u32>, edits: &mut Edits) {
     if let Some(rank) = prefill {
         edits.insert(RANK, rank.to_string());
     }
 }
 
-/// Puts the ranks that were picked into the decode leg, where the workers have several.
+/// Adds the picked ranks to the decode leg, where the workers have several.
 pub fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut Edits) {
     if let Some(rank) = decode {
         edits.insert(RANK, rank.to_string());
@@ -106,15 +106,15 @@ pub fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut E
     }
 }
 
-/// Edits of the decode leg, but for the hand-off.
+/// Edits of the decode leg, without the hand-off.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
     without_handoff(request, request.body.edit())
 }
 
-/// Edits of the prefill leg, but for the hand-off.
+/// Edits of the prefill leg, without the hand-off.
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
     let mut edits = without_handoff(request, one_token::edits(request));
-    // The id by which the worker is told to drop the request is ours: of two the last one would count.
+    // The router uses an id of its own to abort the request at the worker: of two, the last one would count.
     request
         .body
         .all("rid")
@@ -122,7 +122,7 @@ pub fn prefill_edits(request: &Request<'_>) -> Edits {
     edits
 }
 
-/// Ranks in a body go too: the router picks the rank, and the room is aligned to it.
+/// Removes ranks in a body too: the router picks the rank, and the room is aligned to it.
 fn without_handoff(request: &Request<'_>, mut edits: Edits) -> Edits {
     for name in FIELDS.into_iter().chain([RANK, PREFILL_RANK, OLD_RANK]) {
         request
@@ -133,7 +133,7 @@ fn without_handoff(request: &Request<'_>, mut edits: Edits) -> Edits {
     edits
 }
 
-/// The bootstrap port in what a worker says of itself at `/get_server_info`; none where it says none.
+/// The bootstrap port in a worker's `/get_server_info`; none where missing.
 pub fn bootstrap_port(server_info: &[u8]) -> Option<u16> {
     #[derive(serde::Deserialize)]
     struct ServerInfo {

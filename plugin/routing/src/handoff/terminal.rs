@@ -1,46 +1,46 @@
-//! Owns the prefill answer that is already the whole answer: generation ended by itself at the first token.
+//! Owns the prefill answer that is already complete: generation ended by itself at the first token.
 //!
-//! Such an answer carries no hand-off, since nothing is left to decode. It is the client's, without the fields of the
-//! transfer, as JSON or, where a stream was asked for, as events that say the same.
+//! Such an answer carries no hand-off, since nothing is left to decode. The client gets it without the fields of the
+//! transfer, as JSON or, where the client requested a stream, as equivalent events.
 
 mod events;
 
 use crate::answer::{End, Verdict};
 use crate::json::{Object, each_edited, edited};
 
-/// Fields of a transfer, which are no client's business.
+/// Fields of a transfer, which are not for clients.
 const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"];
 
-/// Token ids that TensorRT-LLM answers for decode. Others answer them to a client who asks for them.
+/// Token ids that TensorRT-LLM returns for decode. Other engines return them only on request.
 const PROMPT_IDS: &str = "prompt_token_ids";
 
-/// Bytes of an answer that can be told as a stream: one token, and its log-probabilities.
+/// Longest answer, in bytes, that is converted to a stream: one token, and its log-probabilities.
 const MAX_RETOLD: usize = 1024 * 1024;
 
 /// A prefill answer that ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terminal {
-    /// The answer's type.
+    /// Content type of the answer.
     pub content_type: &'static str,
-    /// The answer.
+    /// Body of the answer.
     pub body: Vec<u8>,
 }
 
-/// How the client asked for its answer.
+/// The form in which the client requested its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// One JSON document.
     Whole,
     /// Server-sent events.
     Stream {
-        /// Whether they end with the usage.
+        /// Whether the stream ends with the usage.
         usage: bool,
     },
 }
 
 impl Terminal {
-    /// The whole answer; none where the length limit ended it (then a missing hand-off is a failure), or where it is
-    /// no answer, or one of more than a megabyte where a stream is wanted.
+    /// The complete answer; none where the length limit ended it (then a missing hand-off is a failure), where it is no
+    /// answer, or where more than a megabyte would have to be streamed.
     pub fn read(answer: &[u8], form: Form) -> Option<Self> {
         if Verdict::of_prefill(answer) != Verdict::Ended(End::Itself) {
             return None;
@@ -51,7 +51,7 @@ impl Terminal {
                 content_type: "application/json",
                 body: body.into_bytes(),
             }),
-            // Told anew it is held many times over.
+            // Conversion holds the answer in memory many times over.
             Form::Stream { .. } if body.len() > MAX_RETOLD => None,
             Form::Stream { usage } => Some(Self {
                 content_type: "text/event-stream",
@@ -61,7 +61,7 @@ impl Terminal {
     }
 }
 
-/// The answer without what speaks of the transfer, every other byte as it was.
+/// The answer without the fields of the transfer, every other byte unchanged.
 fn without_transfer(answer: &[u8]) -> Option<String> {
     let answer = std::str::from_utf8(answer).ok()?;
     let [kv, params] = TRANSFER_FIELDS;
@@ -88,7 +88,7 @@ fn without_transfer(answer: &[u8]) -> Option<String> {
     )
 }
 
-/// A choice without TensorRT-LLM's parameters; none where it has none.
+/// A choice without TensorRT-LLM's parameters; none where the choice has none.
 fn choice_without_transfer(choice: &str) -> Option<String> {
     let [_, params] = TRANSFER_FIELDS;
     Object::parse(choice.as_bytes(), &[params])
@@ -143,7 +143,7 @@ mod tests {
                 .concat()
                 .contains("disaggregated_params")
         );
-        // vLLM's client has asked for them.
+        // vLLM returns the ids because the client requested them.
         let vllm = r#"{"prompt_token_ids":[1,2],"choices":[{"finish_reason":"stop"}]}"#;
         assert_eq!(whole(vllm).unwrap(), vllm);
     }

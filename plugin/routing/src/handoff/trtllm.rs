@@ -1,7 +1,7 @@
-//! Owns TensorRT-LLM's hand-off, context first: prefill computes the context and the first token, decode goes on from there.
+//! Owns TensorRT-LLM's hand-off, context first: prefill computes the context and the first token, decode continues from there.
 //!
-//! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not read the
-//! prompt again. Ids are numbers up to 2^63 and pass as they are written. Source: TensorRT-LLM's disaggregated server.
+//! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not
+//! tokenise the prompt again. Ids are numbers up to 2^63 and pass as written. Source: TensorRT-LLM's disaggregated server.
 
 use super::{MAX_HANDOFF, hosts, one_token, usage};
 use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
@@ -10,13 +10,13 @@ use crate::request::{Generation, Request};
 const PARAMS: &str = "disaggregated_params";
 const REQUEST_TYPE: &str = "request_type";
 const CTX_USAGE: &str = "ctx_usage";
-/// Numbers by which decode finds the context. Newer engines know a request by the second.
+/// Numbers by which decode finds the context. Newer engines identify a request by the second.
 const IDS: [&str; 2] = ["ctx_request_id", "disagg_request_id"];
-/// Where decode asks for the context.
+/// Address from which decode fetches the context.
 const ENDPOINT: &str = "ctx_info_endpoint";
 const PROMPT_IDS: &str = "prompt_token_ids";
 
-/// Edits that make the client's body the prefill leg's, but for what [`context_only`] adds.
+/// Edits that make the client's body the prefill leg's, without the member of [`context_only`].
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
     without_params(request, one_token::edits(request))
 }
@@ -50,7 +50,7 @@ impl DecodeLeg {
         Self::of(request, request.body.edit())
     }
 
-    /// The leg that fetches a context which a client has left behind: one token, not streamed.
+    /// The leg that fetches a context left behind by a client: one token, unstreamed.
     pub fn cleanup(request: &Request<'_>) -> Self {
         Self::of(request, one_token::edits(request))
     }
@@ -71,7 +71,7 @@ impl DecodeLeg {
         }
     }
 
-    /// Edits that make the client's body the leg that goes on from `context`.
+    /// Edits that make the client's body the decode leg of `context`.
     pub fn edits(&self, context: &Context) -> Edits {
         let mut edits = self.edits.clone();
         edits.insert(PARAMS, context.params.as_str());
@@ -87,12 +87,12 @@ impl DecodeLeg {
     }
 }
 
-/// What prefill answered for decode.
+/// Prefill's hand-off for decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
-    /// The parameters as decode wants them.
+    /// The parameters as decode needs them.
     params: String,
-    /// The prompt's token ids, as they are written.
+    /// The prompt's token ids, as written.
     prompt_ids: Option<String>,
     prompt_tokens: u64,
     hosts: Vec<String>,
@@ -104,19 +104,19 @@ pub enum ContextProblem {
     /// No JSON object, or one without choices.
     #[error("its answer has no choices")]
     NoAnswer,
-    /// Not one choice alone.
+    /// Other than one choice.
     #[error("its answer has {0} choices, where a context has one")]
     Choices(usize),
     /// The choice has no parameters.
     #[error("its answer carries no disaggregated_params")]
     NoParams,
-    /// The parameters name no context.
+    /// The parameters have no context id.
     #[error("its disaggregated_params name no request to go on with")]
     NoId,
-    /// The prompt's ids are there, but are no list.
+    /// The prompt's ids are no list.
     #[error("its prompt_token_ids are no list")]
     PromptIds,
-    /// It is longer than any prompt needs.
+    /// Longer than any prompt needs.
     #[error("what it hands over is too long")]
     TooLong,
 }
@@ -125,7 +125,7 @@ impl Context {
     /// Reads a prefill worker's answer.
     ///
     /// # Errors
-    /// [`ContextProblem`] where it hands nothing over.
+    /// [`ContextProblem`] where the answer has no usable hand-off.
     pub fn parse(answer: &[u8]) -> Result<Self, ContextProblem> {
         let object = Object::parse(answer, &["choices", "usage", PROMPT_IDS])
             .map_err(|_| ContextProblem::NoAnswer)?;
@@ -154,12 +154,13 @@ impl Context {
         })
     }
 
-    /// The hosts that decode would fetch the context from, where it names any.
+    /// The hosts that decode would fetch the context from, where given.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
 
-    /// KV blocks that the prefill worker holds until they are fetched. Its answer names none, so the prompt's tokens tell.
+    /// KV blocks that the prefill worker holds until they are fetched. Its answer has no block ids, so the prompt's tokens
+    /// are counted.
     pub fn blocks(&self, block_tokens: u32) -> u64 {
         self.prompt_tokens.div_ceil(u64::from(block_tokens.max(1)))
     }
@@ -175,7 +176,7 @@ fn hosts_in(params: &str) -> Vec<String> {
         .collect()
 }
 
-/// A choice's parameters, byte for byte, but that decode is to generate, with the context's usage in front.
+/// A choice's parameters, byte for byte, except that decode generates, with the context's usage in front.
 fn generation_only(choice: &str, usage: Option<&str>) -> Result<String, ContextProblem> {
     let object =
         Object::parse(choice.as_bytes(), &[PARAMS]).map_err(|_| ContextProblem::NoParams)?;
@@ -214,7 +215,7 @@ mod tests {
 
     const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"finish_reason":"length","disaggregated_params": {"request_type":"context_only", "first_gen_tokens":[7],"ctx_request_id":9223372036854775807,"encoded_opaque_state":"AA==","disagg_request_id":4611686018427387905,"new":1e400}}],"prompt_token_ids":[1, 2,3],"usage":{"prompt_tokens":3}}"#;
 
-    /// What of it decode is sent.
+    /// The part of the answer that decode gets.
     const PARAMS_SENT: &str = r#""disaggregated_params":{"ctx_usage":{"prompt_tokens":3},"request_type":"generation_only", "first_gen_tokens":[7],"ctx_request_id":9223372036854775807,"encoded_opaque_state":"AA==","disagg_request_id":4611686018427387905,"new":1e400}"#;
 
     fn applied(edits: &Edits, body: &str) -> String {

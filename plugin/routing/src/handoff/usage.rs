@@ -1,5 +1,5 @@
-//! Owns what `usage` says of a prompt: its tokens, and how many of them prefill had in its cache; and the edit by which the
-//! client learns the latter, which decode cannot know.
+//! Owns the `usage` of a prompt: its tokens, and how many of them prefill had in its cache; and the edit that shows the
+//! latter to the client, since decode cannot know it.
 //!
 //! Completions and chat completions count `prompt_tokens`, responses `input_tokens`; each has details of its own.
 
@@ -8,11 +8,11 @@ use memchr::memmem;
 use crate::json::{Object, edited};
 
 const USAGE: &str = "usage";
-/// Where an event of the Responses interface has the answer so far.
+/// Field of an event of the Responses interface that holds the answer so far.
 const RESPONSE: &str = "response";
 const CACHED: &str = "cached_tokens";
 
-/// The names of one interface.
+/// Names of the fields in one interface.
 struct Names {
     tokens: &'static str,
     details: &'static str,
@@ -30,7 +30,7 @@ const INPUT: Names = Names {
 const MEMBERS: &[&str] = &[PROMPT.tokens, PROMPT.details, INPUT.tokens, INPUT.details];
 
 impl Names {
-    /// The names that a `usage` uses.
+    /// The names in a given `usage`.
     fn of(usage: &Object<'_>) -> &'static Self {
         let has = |name: &str| usage.get(name).is_some();
         match has(INPUT.details) || (has(INPUT.tokens) && !has(PROMPT.tokens)) {
@@ -40,20 +40,19 @@ impl Names {
     }
 }
 
-/// KV blocks of the prompt, of which an answer says how many tokens it has; the last one may be partly filled. 0 where it
-/// says nothing.
+/// KV blocks of the prompt, from its tokens in an answer's `usage`; the last block may be partly filled. 0 without a count.
 pub fn prompt_blocks(answer: &[u8], block_tokens: u32) -> u64 {
     prompt_tokens(answer).div_ceil(u64::from(block_tokens.max(1)))
 }
 
-/// Tokens of the prompt, as an answer says; 0 where it does not.
+/// Tokens of the prompt in an answer's `usage`; 0 without a count.
 pub fn prompt_tokens(answer: &[u8]) -> u64 {
     let count = |usage: &Object<'_>| usage.get(Names::of(usage).tokens)?.value.parse().ok();
     read(answer, count).unwrap_or_default()
 }
 
-/// Tokens of an answer in one piece, as this part of it says; 0 where it does not. The name of a member with its colon cannot stand
-/// in a text, whose quotes are escaped: so nothing needs to be parsed.
+/// Tokens of an unstreamed answer, from this part of it; 0 without a count. A member's name with its colon cannot occur
+/// inside a text, where quotes are escaped, so nothing needs to be parsed.
 pub fn output_tokens(part: &[u8]) -> u64 {
     let names = [&b"\"completion_tokens\":"[..], b"\"output_tokens\":"];
     names
@@ -69,7 +68,7 @@ fn number_behind(part: &[u8], name: &[u8]) -> Option<u64> {
     std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()
 }
 
-/// Tokens of the prompt that a prefill worker had in its cache, as its answer says; 0 where it does not.
+/// Tokens of the prompt that a prefill worker had in its cache, from its answer's `usage`; 0 without a count.
 pub fn cached_tokens(answer: &[u8]) -> u64 {
     let count = |usage: &Object<'_>| {
         let details = usage.get(Names::of(usage).details)?.value;
@@ -85,8 +84,8 @@ fn read(answer: &[u8], count: impl Fn(&Object<'_>) -> Option<u64>) -> Option<u64
     count(&Object::parse(usage.as_bytes(), MEMBERS).ok()?)
 }
 
-/// A document whose `usage` says that so many tokens came from a cache; every other byte as it was. A document is an
-/// answer, or the data of one event. None where it has no `usage`.
+/// The document (an answer, or the data of one event) with `cached` cached tokens in its `usage`, all other bytes
+/// unchanged. None where the document has no `usage`.
 pub fn with_cached_tokens(document: &str, cached: u64) -> Option<String> {
     let object = Object::parse(document.as_bytes(), &[USAGE, RESPONSE]).ok()?;
     let with_usage = |object: &Object<'_>| {
@@ -108,7 +107,7 @@ pub fn with_cached_tokens(document: &str, cached: u64) -> Option<String> {
     String::from_utf8(edits.apply(document.as_bytes())).ok()
 }
 
-/// A `usage` with the count; none where it is no object.
+/// A `usage` with the count; none where `usage` is no object.
 fn usage(usage: &str, cached: u64) -> Option<String> {
     edited(usage, MEMBERS, |object, edits| {
         let name = Names::of(object).details;
@@ -120,7 +119,7 @@ fn usage(usage: &str, cached: u64) -> Option<String> {
     })
 }
 
-/// Details with the count: those that are null, or no object, begin anew.
+/// Details with the count: details that are null, or no object, are replaced.
 fn details(details: &str, cached: u64) -> String {
     let count = cached.to_string();
     let kept = edited(details, &[CACHED], |object, edits| {

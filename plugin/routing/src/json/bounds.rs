@@ -1,17 +1,16 @@
-//! Owns how deep a JSON text may nest, and how many values may stand in it: what it takes to read one depends on both.
+//! Owns the limits on a JSON text's nesting and number of values: the cost of reading it depends on both.
 
 use memchr::{memchr2_iter, memchr3_iter};
 
 use super::behind_string;
 
-/// JSON values in a request: a prompt of a million ids is half as many. To read one takes some ten times as long as to skip a
-/// byte of text, so that a text of nothing else would keep a thread from its other requests.
+/// Maximum JSON values in a request: about twice a prompt of a million ids. Reading a value takes some ten times as long as
+/// skipping a byte of text, so a text of values only would keep a thread from its other requests.
 pub const MAX_VALUES: usize = 2 * 1024 * 1024;
 
-/// Whether more than so many values stand in `json`, members' names counted as values are. Of what is no JSON it tells something
-/// like it.
+/// Whether `json` has more than `most` values; names of members count as values. For invalid JSON the answer is approximate.
 pub fn has_more_values_than(most: usize, json: &[u8]) -> bool {
-    // Every value but the first follows one of these, and most texts have not even so many of them, inside of strings or not.
+    // Every value but the first follows one of these bytes, and most texts have fewer of them, inside and outside of strings.
     if memchr3_iter(b',', b'[', b'{', json).nth(most / 2).is_none() {
         return false;
     }
@@ -30,9 +29,9 @@ pub fn has_more_values_than(most: usize, json: &[u8]) -> bool {
     false
 }
 
-/// Whether lists and objects lie in each other more than `most` deep in `json`, which is valid.
+/// Whether lists and objects nest more than `most` deep in `json`, which must be valid.
 pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
-    // Most texts have not even that many brackets, and are told by counting, which is quicker.
+    // Most texts have fewer brackets than that; counting them is quicker.
     if memchr2_iter(b'[', b'{', json).nth(most).is_none() {
         return false;
     }

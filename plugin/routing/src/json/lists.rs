@@ -1,4 +1,4 @@
-//! Owns JSON lists, gone through element by element: what is held of one does not grow with it.
+//! Owns JSON lists, read element by element: the memory held does not grow with the list.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -8,10 +8,10 @@ use serde_json::value::RawValue;
 
 use super::offset;
 
-/// Elements of a list that may be listed at once: a list of millions of them takes eight times its own size.
+/// Maximum elements returned as one list: for millions of elements that takes eight times the text's size.
 const MAX_LISTED: usize = 65_536;
 
-/// Shows a list's elements as they are written, one after the other, until it is told to stop; none where `list` is none.
+/// Passes a list's elements to `visit` as written, one after the other, until `visit` breaks; none where `list` is no list.
 fn visit_elements<'a>(list: &'a str, visit: impl FnMut(&'a str) -> ControlFlow<()>) -> Option<()> {
     struct Elements<F>(F);
     impl<'a, F: FnMut(&'a str) -> ControlFlow<()>> Visitor<'a> for Elements<F> {
@@ -35,7 +35,7 @@ fn visit_elements<'a>(list: &'a str, visit: impl FnMut(&'a str) -> ControlFlow<(
     json.end().ok()
 }
 
-/// The elements of a list as they are written; none where `list` is none, or has more than 65,536 of them.
+/// The elements of a list as written; none where `list` is no list, or has more than 65,536 elements.
 pub fn elements(list: &str) -> Option<Vec<&str>> {
     let mut found = Vec::new();
     visit_elements(list, |element| {
@@ -48,13 +48,13 @@ pub fn elements(list: &str) -> Option<Vec<&str>> {
     Some(found)
 }
 
-/// How many elements a list has; none where `list` is none.
+/// Number of elements of a list; none where `list` is no list.
 pub fn length(list: &str) -> Option<usize> {
     let elements: Vec<IgnoredAny> = serde_json::from_str(list).ok()?;
     Some(elements.len())
 }
 
-/// A list whose elements `edit` gives another value, or none to let them be; none where `list` is none.
+/// The list with each element replaced by `edit`'s result, or kept where `edit` returns none; none where `list` is no list.
 pub fn each_edited(
     list: &str,
     mut edit: impl FnMut(usize, &str) -> Option<String>,
@@ -75,7 +75,7 @@ pub fn each_edited(
     Some(text)
 }
 
-/// How many numbers stand in a list and in the lists inside it; 0 where `lists` is none.
+/// Number of numbers in a list and in the lists inside it; 0 where `lists` is no list.
 pub fn count_numbers(lists: &str) -> u64 {
     match lists.as_bytes().first() {
         Some(b'[') => serde_json::from_str(lists).map_or(0, |Numbers(count)| count),
@@ -83,7 +83,7 @@ pub fn count_numbers(lists: &str) -> u64 {
     }
 }
 
-/// Numbers, counted while they are read.
+/// Count of numbers, taken while they are read.
 struct Numbers(u64);
 
 impl<'de> Deserialize<'de> for Numbers {

@@ -1,10 +1,10 @@
-//! Owns where an object's members of interest lie, apart from its bytes: a text that is kept need not be read again.
+//! Owns the positions of an object's members of interest, apart from its bytes: a kept text need not be read again.
 
 use std::borrow::Cow;
 
 use super::{Member, Object};
 
-/// An object that was read, without its bytes.
+/// A parsed object without its bytes.
 #[derive(Debug, Clone)]
 pub struct ObjectSpans {
     open: usize,
@@ -12,7 +12,7 @@ pub struct ObjectSpans {
     members: Vec<MemberSpan>,
 }
 
-/// Where one member lies.
+/// Position of one member.
 #[derive(Debug, Clone)]
 struct MemberSpan {
     key: String,
@@ -25,7 +25,7 @@ struct MemberSpan {
 }
 
 impl Object<'_> {
-    /// Where its members lie, for as long as its text is kept.
+    /// Positions of the members, valid as long as the text is kept.
     pub fn spans(&self) -> ObjectSpans {
         let span = |member: &Member<'_>| MemberSpan {
             key: member.key.to_string(),
@@ -45,8 +45,8 @@ impl Object<'_> {
 }
 
 impl ObjectSpans {
-    /// The object over its `text`, which must be the one it was read from. The work is that of its members of interest, however
-    /// long the text.
+    /// The object over its `text`, which must be the text it was read from. Cost grows with the members of interest, not
+    /// with the text.
     pub fn over<'a>(&'a self, text: &'a str) -> Object<'a> {
         let member = |span: &'a MemberSpan| {
             Some(Member {
@@ -87,7 +87,7 @@ mod tests {
             edits.apply(text.as_bytes())
         };
         assert_eq!(edited(&again), edited(&read));
-        // Of another text nothing is there that does not fit.
+        // Over another text, members that do not fit are missing.
         assert!(spans.over("{}").get("a").is_none());
     }
 }

@@ -1,8 +1,8 @@
-//! Owns the charge of an answer: the KV blocks that it holds, and what it weighs in a choice.
+//! Owns the charge of an answer on a decode worker: the KV blocks held, and their weight in a choice.
 //!
-//! They answer two questions. Held is all that lies in the worker's cache, until the answer ends: thresholds, capacities and
-//! gauges go by it. The weight is what is thought to stay: of what is written, the part that was expected fades as the end
-//! comes near. The prompt never fades, nor does what is written beyond what was expected.
+//! Held blocks are all blocks in the worker's cache until the answer ends: thresholds, capacities and gauges use them. The
+//! weight is the part expected to remain: as the end nears, the expected part of the output fades. The prompt never fades,
+//! nor does output beyond the expected length.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,20 +12,20 @@ use super::Ledger;
 use super::books::LoadTable;
 use crate::fleet::TargetKey;
 
-/// Thousandths of a block: weights shrink and grow by less than one, and still add up exactly.
+/// Thousandths of a block: weights change by less than one block, and still add up exactly.
 pub(super) const PARTS: u64 = 1000;
 
-/// What an answer, or several together, occupy of a decode worker.
+/// Capacity of a decode worker occupied by one answer, or by several together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
     /// KV blocks.
     pub blocks: u64,
-    /// What they weigh in a choice, in thousandths of a block; never more than they are.
+    /// Weight in a choice, in thousandths of a block; never more than `blocks`.
     pub weight: u64,
 }
 
 impl Held {
-    /// Both together.
+    /// Sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self {
             blocks: self.blocks.saturating_add(other.blocks),
@@ -33,7 +33,7 @@ impl Held {
         }
     }
 
-    /// The sum once one of its parts is another.
+    /// The sum with its part `from` replaced by `to`.
     pub(super) fn moved(self, from: Self, to: Self) -> Self {
         let rest = Self {
             blocks: self.blocks.saturating_sub(from.blocks),
@@ -43,21 +43,21 @@ impl Held {
     }
 }
 
-/// What is known of an answer when it is booked.
+/// Parameters of an answer at booking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// Tokens of the prompt, whose KV the decode worker holds.
     pub prompt_tokens: u64,
     /// Tokens in one KV block.
     pub block_tokens: u32,
-    /// How many tokens each of its sequences is expected to have, where something says so.
+    /// Expected output tokens of each sequence, if a source gives them.
     pub expected_tokens: Option<u64>,
-    /// How many sequences are written for the prompt, each with blocks of its own behind those of the prompt.
+    /// Sequences generated for the prompt, each with its own blocks after the prompt's.
     pub sequences: u64,
 }
 
 impl Answer {
-    /// What it occupies once `generated` tokens are written, those of all sequences together.
+    /// Blocks and weight after `generated` tokens, counted over all sequences.
     fn held(self, generated: u64) -> Held {
         let blocks = self.blocks(generated);
         Held {
@@ -68,7 +68,7 @@ impl Answer {
         }
     }
 
-    /// Sequences share the prompt's full blocks, and are taken to be of one length.
+    /// Sequences share the prompt's full blocks, and are assumed equally long.
     fn blocks(self, generated: u64) -> u64 {
         let block = u64::from(self.block_tokens.max(1));
         let (shared, tail) = (self.prompt_tokens / block, self.prompt_tokens % block);
@@ -78,8 +78,8 @@ impl Answer {
         shared.saturating_add(own).max(1)
     }
 
-    /// What the blocks written so far do not weigh, in thousandths of a block: of those that were expected, the share that is
-    /// written.
+    /// Weight that has faded, in thousandths of a block: the expected blocks written so far, times the written share of the
+    /// expected tokens.
     fn faded(self, generated: u64) -> u64 {
         let expected = self.expected_tokens.unwrap_or(0);
         let expected = expected.saturating_mul(self.sequences.max(1));
@@ -94,7 +94,7 @@ impl Answer {
     }
 }
 
-/// An answer as it is booked.
+/// The booking of one answer.
 #[derive(Debug)]
 pub(super) struct Booking {
     books: Rc<LoadTable>,
@@ -103,7 +103,7 @@ pub(super) struct Booking {
     answer: Answer,
     generated: Cell<u64>,
     renewed: Cell<Duration>,
-    /// What is counted of it; nothing while its lease has run out.
+    /// The counted load; none after the lease has expired.
     counted: Cell<Option<Held>>,
 }
 
@@ -122,7 +122,7 @@ impl Booking {
         }
     }
 
-    /// Counts no more, if nothing has renewed it since `then`.
+    /// Stops counting a booking last renewed before `then`.
     pub(super) fn expire(&self, then: Duration) {
         if self.renewed.get() < then {
             self.end();
@@ -170,7 +170,7 @@ impl DecodeCharge {
         self.booking.key
     }
 
-    /// Something of the answer came; `generated` tokens of it in all.
+    /// Renews the lease on a new piece of the answer; `generated`: output tokens so far.
     pub fn renew(&self, generated: u64) {
         let booking = &self.booking;
         booking.renewed.set(booking.books.now());
@@ -180,7 +180,7 @@ impl DecodeCharge {
         }
     }
 
-    /// The same charge on the worker that really serves, after the proxy has moved on to it.
+    /// Moves the charge to the worker that actually serves, after the proxy has failed over there.
     pub fn moved_to(self, key: TargetKey, ledger: &mut Ledger) -> Self {
         if self.target() == key && ledger.has(key, self.booking.slot) {
             return self;

@@ -1,16 +1,15 @@
-//! Owns the prefill work that waits on one worker rank: what is left of it now, and what was seen of how it was done.
+//! Owns the prefill backlog of one worker rank: the work left now, and the samples of its prefill rate.
 //!
-//! A worker is thought of as reading one prompt after the other, in the order in which they were sent. The oldest one is
-//! taken to shrink at the pace that was observed, never below nothing and never beyond itself: whatever the estimate is
-//! wrong by ends with the next first token. Engines that read several prompts at once end them in any order, which the
-//! pace, being work over time, does not mind.
+//! Model: a worker reads one prompt after the other, in the order sent. The oldest prompt is assumed to shrink at the observed
+//! prefill rate, never below zero and never beyond its own size: any error of the estimate ends with the next first token.
+//! Engines that read several prompts at once finish them in any order; the prefill rate, being work over time, is not affected.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::pace::{PrefillRate, RateSamples};
 
-/// Names a prompt in its backlog.
+/// Identifies a prompt in its backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket(u64);
 
@@ -21,23 +20,23 @@ struct Waiting {
     is_over: bool,
 }
 
-/// The prompts that wait on one worker rank.
+/// The prompts waiting on one worker rank.
 #[derive(Debug, Default)]
 pub struct Backlog {
     queue: VecDeque<Waiting>,
-    /// The ticket of the oldest in the queue.
+    /// Ticket number of the oldest prompt in the queue.
     first: u64,
     tokens: u64,
     prompts: u64,
-    /// Since when the oldest one is thought to be read.
+    /// Estimated start of reading the oldest prompt.
     head_since: Duration,
-    /// Up to when work has been observed.
+    /// End of the observed work.
     observed_until: Duration,
     record: RateSamples,
 }
 
 impl Backlog {
-    /// An empty one in this one's place, in which no ticket of this one names anything.
+    /// An empty successor, in which no ticket of this backlog is valid.
     pub fn successor(&self) -> Self {
         Self {
             first: self.first.wrapping_add(self.queue.len() as u64),
@@ -45,17 +44,17 @@ impl Backlog {
         }
     }
 
-    /// Tokens that were booked and are not over.
+    /// Booked tokens of unfinished prompts.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Prompts likewise.
+    /// Unfinished prompts.
     pub fn prompts(&self) -> u64 {
         self.prompts
     }
 
-    /// A prompt was sent, of which `tokens` must be computed.
+    /// Adds a prompt that was sent, of which `tokens` must be computed.
     pub fn push(&mut self, tokens: u64, now: Duration) -> Ticket {
         if self.prompts == 0 {
             self.head_since = now;
@@ -72,7 +71,7 @@ impl Backlog {
         ticket
     }
 
-    /// Its first token was seen. Once over, a prompt stays over.
+    /// Records the first token of a prompt. A finished prompt stays finished.
     pub fn finish(&mut self, ticket: Ticket, now: Duration) {
         if let Some(tokens) = self.end(ticket, now) {
             let took = now.saturating_sub(self.observed_until);
@@ -81,14 +80,14 @@ impl Backlog {
         }
     }
 
-    /// It will have no first token, or none that tells of the worker's pace.
+    /// Ends a prompt that will have no first token, or none that measures the worker's prefill rate.
     pub fn cancel(&mut self, ticket: Ticket, now: Duration) {
         if self.end(ticket, now).is_some() {
             self.observed_until = now;
         }
     }
 
-    /// Prompts that were sent before `then` count no more.
+    /// Drops prompts sent before `then`.
     pub fn expire(&mut self, then: Duration, now: Duration) {
         let before = |entry: &&Waiting| entry.since < then;
         let expired = self.queue.iter().take_while(before).count() as u64;
@@ -98,7 +97,7 @@ impl Backlog {
         }
     }
 
-    /// The tokens of a prompt that was not over yet.
+    /// Finishes a prompt; returns its tokens unless it was finished already.
     fn end(&mut self, ticket: Ticket, now: Duration) -> Option<u64> {
         let index = usize::try_from(ticket.0.wrapping_sub(self.first)).ok()?;
         let waiting = self.queue.get_mut(index).filter(|entry| !entry.is_over)?;
@@ -116,7 +115,7 @@ impl Backlog {
         Some(tokens)
     }
 
-    /// What an estimate needs, in one place.
+    /// The inputs of an estimate.
     pub fn progress(&self) -> Progress {
         let head = self.queue.front();
         Progress {
@@ -127,27 +126,27 @@ impl Backlog {
         }
     }
 
-    /// What was observed of the worker.
+    /// The worker's rate samples.
     pub fn record(&self) -> RateSamples {
         self.record
     }
 }
 
-/// A backlog as an estimate sees it: small, since every choice looks at all of them.
+/// A backlog as an estimate reads it: small, since every choice reads all of them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Progress {
-    /// Tokens that were booked and are not over.
+    /// Booked tokens of unfinished prompts.
     tokens: f64,
-    /// Since when the oldest prompt is thought to be read, in seconds since 1970.
+    /// Estimated start of reading the oldest prompt, in seconds since 1970.
     head_since: f64,
-    /// Tokens of that one.
+    /// Tokens of the oldest prompt.
     head_tokens: f32,
-    /// Prompts that are not over.
+    /// Unfinished prompts.
     prompts: u32,
 }
 
 impl Progress {
-    /// The same, with so many tokens that wait on the same worker and were not booked here.
+    /// Adds tokens that wait on the same worker but were not booked here.
     pub fn with_elsewhere(self, tokens: f64) -> Self {
         Self {
             tokens: self.tokens + tokens,
@@ -155,8 +154,8 @@ impl Progress {
         }
     }
 
-    /// What is thought to be left `now`, in seconds since 1970, in tokens: those of the prompts, and what each prompt takes
-    /// beside them. The oldest one shrinks at the pace of workers like this one, this one being so many times slower.
+    /// Estimated tokens left at `now`, in seconds since 1970: the prompts' tokens plus the overhead of each prompt. The
+    /// oldest prompt shrinks at `pace`, the prefill rate of this worker's peers; this worker is `slowness` times slower.
     #[inline]
     pub fn left(&self, now: f64, pace: Option<PrefillRate>, slowness: f64) -> f64 {
         let Some(pace) = pace.filter(|_| self.prompts > 0) else {

@@ -1,4 +1,4 @@
-//! Owns the figures that charges share: one account for each worker rank, and the sum of all.
+//! Owns the load table: the load of each worker rank, and the totals over all ranks.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Weak;
@@ -10,16 +10,16 @@ use super::elsewhere::{ExternalLoad, ThreadLoad, ThreadLoads};
 use super::pace::{PrefillRate, RateSamples};
 use crate::fleet::TargetKey;
 
-/// What is booked on one worker rank, or on all together.
+/// Bookings on one worker rank, or on all together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Load {
     /// Prompt tokens whose prefill is not known to be done.
     pub prefill_tokens: u64,
     /// Prefills under way.
     pub prefills: u64,
-    /// KV blocks that requests being decoded hold: of their prompts and of what is written, to the end.
+    /// KV blocks held by requests being decoded, for prompt and output, until they end.
     pub decode_blocks: u64,
-    /// What they weigh in a choice, in blocks: less than they hold where answers near the ends that are expected.
+    /// Weight of these blocks in a choice, in blocks: less than held where answers near their expected end.
     pub decode_weight: u64,
     /// Requests being decoded.
     pub decodes: u64,
@@ -31,7 +31,7 @@ impl Load {
         *self == Self::default()
     }
 
-    /// Both together.
+    /// Sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self {
             prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
@@ -43,30 +43,29 @@ impl Load {
     }
 }
 
-/// How things stand on one worker rank at this moment: what is booked here, what other VMs have booked as far as they have
-/// told, and what its engine has from elsewhere.
+/// Load of one worker rank now: bookings of this VM, bookings received from other VMs, and the engine's external load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoadSnapshot {
-    /// Prompt tokens booked on it.
+    /// Booked prompt tokens.
     pub booked_tokens: u64,
-    /// What is thought to be left of them now, with what each prompt takes beside its tokens.
+    /// Estimated rest of these tokens now, including each prompt's overhead.
     pub queued_tokens: f64,
-    /// KV blocks that requests being decoded hold: what thresholds and capacities are compared with.
+    /// KV blocks held by requests being decoded, compared with thresholds and capacities.
     pub decode_blocks: f64,
-    /// What they weigh in a choice, in blocks.
+    /// Weight of these blocks in a choice, in blocks.
     pub decode_weight: f64,
     /// Prefills under way.
     pub prefills: u32,
     /// Requests being decoded.
     pub decodes: u32,
-    /// Requests that its engine has and no VM of this proxy has booked.
+    /// Requests in the engine that no VM of this proxy has booked.
     pub foreign_requests: u32,
-    /// How many times slower it reads prompts than workers like it.
+    /// How many times slower this rank reads prompts than its peers.
     pub slowness: f64,
 }
 
 impl Default for LoadSnapshot {
-    /// Nothing is booked, and nothing known.
+    /// No bookings and no observations.
     fn default() -> Self {
         Self {
             booked_tokens: 0,
@@ -81,7 +80,7 @@ impl Default for LoadSnapshot {
     }
 }
 
-/// What a choice looks at of an account, wherever it was booked; apart from the rest, and small, so that looking at a thousand
+/// The part of a rank's load that a choice reads, from all sources. Kept apart and small, so that scanning a thousand rows
 /// is quick.
 #[derive(Debug, Clone, Copy, Default)]
 struct LoadRow {
@@ -131,12 +130,12 @@ fn in_blocks(parts: u64) -> f64 {
     parts as f64 / PARTS as f64
 }
 
-/// The number, or the most that can be said.
+/// Saturates at `u32::MAX`.
 fn as_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// All accounts at one moment.
+/// All rows of the load table at one moment.
 pub struct Standings<'b> {
     glances: Ref<'b, Vec<LoadRow>>,
     /// Seconds since 1970.
@@ -145,7 +144,7 @@ pub struct Standings<'b> {
 }
 
 impl Standings<'_> {
-    /// How things stand on a slot, whose worker is so many times slower than the others.
+    /// The load of a slot whose worker is `slowness` times slower than its peers.
     #[inline]
     pub fn of(&self, slot: usize, slowness: f64) -> LoadSnapshot {
         let Some(glance) = self.glances.get(slot) else {
@@ -173,7 +172,7 @@ struct WorkerLoad {
     elsewhere: ThreadLoads,
 }
 
-/// The figures of one account, or of all together.
+/// Totals of one rank, or of all ranks.
 #[derive(Debug, Clone, Copy, Default)]
 struct LoadTotals {
     prefill_tokens: u64,
@@ -213,7 +212,7 @@ impl LoadTotals {
     }
 }
 
-/// The accounts. Nothing is borrowed beyond a call.
+/// The load table. No borrow outlives a call.
 #[derive(Debug, Default)]
 pub(super) struct LoadTable {
     now: Cell<Duration>,
@@ -225,14 +224,14 @@ pub(super) struct LoadTable {
     looked_at: Cell<Duration>,
 }
 
-/// How often it is looked whether charges have been left unrenewed.
+/// Interval of the scan for charges that are no longer renewed.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// The answers under way, without keeping them.
+/// The answers under way, as weak references.
 #[derive(Debug, Default)]
 struct Leases {
     all: Vec<Weak<Booking>>,
-    /// How many there may be before those that ended are dropped.
+    /// Length at which ended answers are dropped.
     room: usize,
 }
 
@@ -251,7 +250,7 @@ impl LoadTable {
         self.now.get()
     }
 
-    /// Time never goes back: a host's clock may.
+    /// Time never goes back, although a host's clock may.
     pub(super) fn advance(&self, now: Duration, patience: Duration) {
         let now = now.max(self.now.get());
         self.now.set(now);
@@ -272,7 +271,7 @@ impl LoadTable {
         }
     }
 
-    /// Another account, which must be opened.
+    /// Adds a slot, which must be opened before use.
     pub(super) fn add(&self) -> usize {
         let mut accounts = self.accounts.borrow_mut();
         accounts.push(WorkerLoad::default());
@@ -311,7 +310,7 @@ impl LoadTable {
         account.map(|account| account.elsewhere).unwrap_or_default()
     }
 
-    /// Other VMs have booked this on a slot, beside what was heard of it already.
+    /// Adds bookings of other VMs on a slot to those received already.
     pub(super) fn hear(&self, slot: usize, share: &ThreadLoad) {
         self.change_elsewhere(slot, |elsewhere| elsewhere.add(share));
     }
@@ -324,7 +323,7 @@ impl LoadTable {
         self.change_elsewhere(slot, |elsewhere| elsewhere.foreign = foreign);
     }
 
-    /// What is booked here on every slot that has anything, in the order of the slots.
+    /// This VM's bookings on every slot that has any, in slot order.
     pub(super) fn shares(
         &self,
         pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64),
@@ -407,7 +406,7 @@ impl LoadTable {
         self.answers.borrow_mut().add(booking);
     }
 
-    /// Counts an answer, or one that had been left unrenewed, unless its worker is gone.
+    /// Counts an answer, new or renewed after its expiry, unless its worker has left.
     pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Held) -> bool {
         let begun = self.change(slot, |account| {
             if account.key != Some(key) {
@@ -433,7 +432,7 @@ impl LoadTable {
         });
     }
 
-    /// Changes what is known of elsewhere: no booking of this VM's, so no part of the sums.
+    /// Changes the load from elsewhere: not booked by this VM, so not part of the totals.
     fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut ThreadLoads)) {
         let mut accounts = self.accounts.borrow_mut();
         let Some(account) = accounts.get_mut(slot) else {
@@ -445,7 +444,7 @@ impl LoadTable {
         }
     }
 
-    /// Changes an account, and the sums with it.
+    /// Changes the load of a rank, and the totals with it.
     fn change<T>(&self, slot: usize, change: impl FnOnce(&mut WorkerLoad) -> T) -> Option<T> {
         let mut accounts = self.accounts.borrow_mut();
         let account = accounts.get_mut(slot)?;

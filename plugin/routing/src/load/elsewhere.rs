@@ -1,7 +1,7 @@
-//! Owns what is on a worker rank beside this VM's own bookings: what the proxy's other VMs have booked there, and what its
-//! engine has that no VM of this proxy has booked.
+//! Owns the load of a worker rank beyond this VM's own bookings: the bookings of the proxy's other VMs, and the engine's
+//! external load, which no VM of this proxy has booked.
 //!
-//! They are three separate numbers, and none of them is ever corrected by another. A choice looks at their sum.
+//! Own, shared and external load are three separate numbers, and none is ever corrected by another. A choice reads their sum.
 
 use std::rc::Rc;
 
@@ -10,25 +10,25 @@ use super::books::Load;
 use super::{Ledger, PrefillRate};
 use crate::fleet::{Target, TargetKey, Worker};
 
-/// What one VM, or several together, have booked on a worker rank.
+/// Bookings of one VM, or of several together, on a worker rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadLoad {
     /// The rank.
     pub key: TargetKey,
     /// Prompt tokens booked.
     pub booked_tokens: u64,
-    /// What is thought to be left of them, in tokens, with what each prompt takes beside its tokens.
+    /// Estimated rest of these tokens, including each prompt's overhead, in tokens.
     pub queued_tokens: u64,
     /// Prefills under way.
     pub prefills: u32,
-    /// What requests being decoded hold and weigh.
+    /// Blocks and weight of requests being decoded.
     pub decoding: Held,
     /// Requests being decoded.
     pub decodes: u32,
 }
 
 impl ThreadLoad {
-    /// Nothing, on that rank.
+    /// No bookings on that rank.
     pub fn nothing(key: TargetKey) -> Self {
         Self {
             key,
@@ -40,7 +40,7 @@ impl ThreadLoad {
         }
     }
 
-    /// What another VM has booked on the same rank comes on top.
+    /// Adds another VM's bookings on the same rank.
     pub fn add(&mut self, other: &Self) {
         self.booked_tokens = self.booked_tokens.saturating_add(other.booked_tokens);
         self.queued_tokens = self.queued_tokens.saturating_add(other.queued_tokens);
@@ -60,18 +60,18 @@ impl ThreadLoad {
     }
 }
 
-/// What an engine has, on one rank, that no VM of this proxy has booked.
+/// Load of an engine on one rank that no VM of this proxy has booked.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ExternalLoad {
     /// Requests.
     pub requests: u32,
-    /// Prompt tokens that are thought to wait.
+    /// Prompt tokens estimated to wait.
     pub queued_tokens: f64,
     /// KV blocks in use.
     pub decode_blocks: f64,
 }
 
-/// All that is on a rank beside what is booked here.
+/// All load of a rank beyond this VM's bookings.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ThreadLoads {
     pub(super) shared: Option<ThreadLoad>,
@@ -79,7 +79,7 @@ pub(super) struct ThreadLoads {
 }
 
 impl ThreadLoads {
-    /// What other VMs have booked.
+    /// Bookings of other VMs.
     pub(super) fn load(&self) -> Load {
         self.shared
             .as_ref()
@@ -87,7 +87,7 @@ impl ThreadLoads {
             .unwrap_or_default()
     }
 
-    /// The same, with the engine's own on top; what that does is not known, and counts as decoded.
+    /// The same plus the external load, whose kind is unknown and which counts as decode.
     pub(super) fn load_with_foreign(&self) -> Load {
         self.load().plus(Load {
             decode_blocks: self.foreign.decode_blocks.ceil() as u64,
@@ -104,12 +104,12 @@ impl ThreadLoads {
 }
 
 impl Ledger {
-    /// What is booked here on every rank that has anything, what is left of it at the pace and slowness of its slot.
+    /// This VM's bookings on every rank that has any, with the tokens left at the prefill rate and slowness of its slot.
     pub fn shares(&self, pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64)) -> Vec<ThreadLoad> {
         self.books.shares(pace_of)
     }
 
-    /// What other VMs have booked, in place of what was heard before. Ranks that are not known here are passed over.
+    /// Replaces the bookings of other VMs. Ranks unknown here are skipped.
     pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
         for slot in self.heard.drain(..) {
             self.books.hear_nothing(slot);
@@ -122,30 +122,30 @@ impl Ledger {
         }
     }
 
-    /// What the engine of a rank has that nobody here has booked, in place of what was known before.
+    /// Replaces the external load of a rank, which no VM of this proxy has booked.
     pub fn set_foreign(&mut self, key: TargetKey, foreign: ExternalLoad) {
         if let Some(slot) = self.slots.get(&key) {
             self.books.set_foreign(*slot, foreign);
         }
     }
 
-    /// What other VMs have booked on a worker, on all its ranks together.
+    /// Bookings of other VMs on a worker, over all its ranks.
     pub fn worker_load_elsewhere(&self, worker: &Rc<Worker>) -> Load {
         self.sum(worker, |slot| self.books.elsewhere(slot).load())
     }
 
-    /// What is on a rank whoever sent it: prompt tokens as far as some VM booked them, the rest as the engine tells too.
+    /// Load of a rank from all sources: prompt tokens as booked by any VM, the rest with the external load.
     pub fn load_in_all(&self, key: TargetKey) -> Load {
         let slot = self.slots.get(&key);
         slot.map(|slot| self.in_all(*slot)).unwrap_or_default()
     }
 
-    /// The same of a worker, on all its ranks together.
+    /// The same for a worker, over all its ranks.
     pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
         self.sum(worker, |slot| self.in_all(slot))
     }
 
-    /// How many tokens a prompt had that was read lately, all in all; 0 where none was.
+    /// Mean tokens of the prompts read lately; 0 if none was.
     pub fn mean_prompt_tokens(&self) -> f64 {
         self.books.mean_prompt_tokens()
     }

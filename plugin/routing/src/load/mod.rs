@@ -1,8 +1,8 @@
-//! Owns who is busy: bookings that free themselves.
+//! Owns the load ledger: bookings that free themselves.
 //!
-//! A request makes two charges. Prefill's is in tokens and belongs to the prefill call; decode's is in blocks and belongs
-//! to the client's stream. Each is a value that releases its share exactly once, when it is dropped. A charge that nothing
-//! renews for long counts no more, until something does.
+//! A request makes two charges. The prefill charge is in tokens and belongs to the prefill call; the decode charge is in
+//! blocks and belongs to the client's stream. Each is a value that releases its share exactly once, when dropped. A charge
+//! left unrenewed for long stops counting, until it is renewed.
 
 mod answer;
 mod backlog;
@@ -29,16 +29,15 @@ use books::LoadTable;
 pub struct Ledger {
     slots: HashMap<TargetKey, usize>,
     free: Vec<usize>,
-    /// Slots of workers whose ids live on in other workers, until nothing is booked on them any more.
+    /// Slots of workers whose ids live on in other workers, until no booking on them is left.
     retired: Vec<usize>,
-    /// On whose ranks other VMs have booked something, as far as it was heard.
+    /// Slots on which other VMs have bookings, as last received.
     heard: Vec<usize>,
     books: Rc<LoadTable>,
 }
 
 impl Ledger {
-    /// The small number under which a worker rank is kept here, the same while it is in the fleet or anything is booked
-    /// on it.
+    /// The slot of a worker rank: a small number, constant while the rank is in the fleet or has bookings.
     pub fn slot(&mut self, key: TargetKey) -> usize {
         if let Some(slot) = self.slots.get(&key) {
             return *slot;
@@ -49,18 +48,17 @@ impl Ledger {
         slot
     }
 
-    /// It is `now`, since 1970: work under way has come further, and charges that nothing has renewed for `patience`
-    /// count no more.
+    /// Advances the clock to `now`, since 1970. Charges not renewed for `patience` stop counting.
     pub fn advance(&self, now: Duration, patience: Duration) {
         self.books.advance(now, patience);
     }
 
-    /// What was told last of the time.
+    /// The ledger's clock, since 1970.
     pub fn now(&self) -> Duration {
         self.books.now()
     }
 
-    /// Books `tokens` of a prompt, those that must be computed, on a prefill worker.
+    /// Books the `tokens` of a prompt that must be computed on a prefill worker.
     pub fn charge_prefill(&mut self, key: TargetKey, tokens: u64) -> PrefillCharge {
         let slot = self.slot(key);
         PrefillCharge {
@@ -76,7 +74,7 @@ impl Ledger {
         DecodeCharge::new(&self.books, slot, key, answer)
     }
 
-    /// What is booked here on `key`.
+    /// This VM's bookings on `key`.
     pub fn load(&self, key: TargetKey) -> Load {
         self.slots
             .get(&key)
@@ -84,38 +82,38 @@ impl Ledger {
             .unwrap_or_default()
     }
 
-    /// What is booked here on a worker, on all its ranks together.
+    /// This VM's bookings on a worker, over all its ranks.
     pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
         let ranks = worker.targets().map(|target: Target| target.key());
         ranks.fold(Load::default(), |sum, key| sum.plus(self.load(key)))
     }
 
-    /// How quickly the workers of these slots read prompts all in all; none where nothing has been observed of any.
+    /// The common prefill rate of the workers of these slots; none without any observation.
     pub fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
         self.books.pace(slots)
     }
 
-    /// How many times slower than that pace the worker of a slot is.
+    /// How many times slower than `pace` the worker of a slot is.
     pub fn slowness(&self, slot: usize, pace: Option<PrefillRate>) -> f64 {
         self.books.slowness(slot, pace)
     }
 
-    /// How things stand now, at the `pace` of all. Nothing may be booked while this is held.
+    /// The load of all slots now, at the common `pace`. Nothing may be booked while the result is held.
     pub fn standings(&self, pace: Option<PrefillRate>) -> Standings<'_> {
         self.books.standings(pace)
     }
 
-    /// What is booked here on all workers together, those that left included.
+    /// This VM's bookings on all workers, including those that left.
     pub fn total(&self) -> Load {
         self.books.total()
     }
 
-    /// Whether a rank is kept under that number.
+    /// Whether `slot` is the rank's slot.
     pub(super) fn has(&self, key: TargetKey, slot: usize) -> bool {
         self.slots.get(&key) == Some(&slot)
     }
 
-    /// Forgets workers that left and on which nothing is booked any more.
+    /// Forgets workers that left and have no bookings any more.
     pub fn keep(&mut self, fleet: &Fleet) {
         let Self {
             slots, free, books, ..
@@ -131,7 +129,7 @@ impl Ledger {
         self.free_retired();
     }
 
-    /// These workers have come to the end of a life: what is booked on them is no part of the next one's.
+    /// Ends the incarnation of these workers: their bookings do not count for the next one.
     pub fn retire(&mut self, ended: &[WorkerId]) {
         let Self {
             slots,
@@ -177,7 +175,7 @@ pub struct PrefillCharge {
 }
 
 impl PrefillCharge {
-    /// The first token was seen at `now`: the charge ends, and tells how quick the worker is.
+    /// Ends the charge at the first token, seen at `now`, and records a sample of the worker's prefill rate.
     pub fn finish(self, now: Duration) {
         self.books.finish(self.slot, self.ticket, now);
     }

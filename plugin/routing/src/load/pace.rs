@@ -1,40 +1,38 @@
-//! Owns how quickly workers read prompts: what was observed of each, and what that says of all and of one among them.
+//! Owns the prefill rate: samples of each worker, the common rate fitted to them, and each worker's slowness against that rate.
 //!
-//! Reading a prompt takes some time whatever its length, and some for each token. Both are fitted to what was observed of
-//! all workers of a role together, so that one who happened to read short prompts is not taken for slow. How slow one
-//! worker is follows from the time its own prompts took, against what the fit would have given them: the middle one of the last
-//! few, so that one slow start, or one hiccup, makes nobody slow, and an idle fleet of equals shares evenly. That evidence fades:
-//! a worker that is avoided for being slow would otherwise never show that it is no more.
+//! Reading a prompt takes a fixed time, plus a time for each token. Both are fitted to the samples of all workers of a role
+//! together, so that a worker with short prompts is not taken for slow. A worker's slowness is the time of its own prompts
+//! against the fit: the median of the last few, so that one slow start or one hiccup makes no worker slow, and an idle fleet
+//! of equals shares evenly. The evidence fades: otherwise a worker avoided as slow could never show that it has recovered.
 
 use std::time::Duration;
 
-/// What an observation still counts for when the worker's next one comes: about the last ten count.
+/// Weight that an observation keeps when the worker's next one comes: about the last ten count.
 const MEMORY: f64 = 0.9;
 
-/// How much observations have to be to count as much as the belief that a worker is like the others.
+/// Weight of the assumption that a worker is like its peers, in observations.
 const BELIEF: f64 = 2.0;
 
-/// After so many seconds without an observation those there are count half as much, after twice as many a third, …
+/// Seconds without an observation after which the earlier ones count half as much; after twice as long a third, …
 const FADES_IN: f64 = 30.0;
 
-/// Within this ratio a worker is taken to be like the others: less is noise, and would make one worker of an idle fleet
-/// everybody's first choice.
+/// Within this ratio a worker counts as equal to its peers: a smaller difference is noise, and would make one worker of an
+/// idle fleet the first choice of every request.
 const LIKE_OTHERS: f64 = 1.25;
 
-/// A worker is never thought to be more than this many times slower or quicker than the others.
+/// Bound on a worker's estimated slowness against its peers, and on the inverse.
 const MOST_SLOWNESS: f64 = 4.0;
 
-/// What a prompt takes beside its tokens is never thought to be worth more tokens than these.
+/// Bound on the estimated overhead of a prompt, in tokens.
 const MOST_OVERHEAD_TOKENS: f64 = 2048.0;
 
-/// How many of a worker's last prompts are looked at one by one.
+/// Number of a worker's last prompts that are kept one by one.
 const RECENT: usize = 9;
 
-/// Fewer prompts than these say nothing of a worker: two odd ones cannot be the middle one of five.
+/// Fewest prompts from which a worker is judged: two outliers cannot be the median of five.
 const FEWEST: usize = 5;
 
-/// What a worker did before it had nothing to do for so many seconds says nothing of what it does now. One that is avoided for
-/// being slow is tried again then.
+/// Idle seconds after which a worker's earlier samples are ignored. A worker avoided as slow is then tried again.
 const FORGOTTEN_IN: f64 = 60.0;
 
 /// A worker's last prompts.
@@ -53,13 +51,13 @@ impl Recent {
         self.count = self.count.saturating_add(1);
     }
 
-    /// The prompts that count, the last one first: not the very first, at which a worker is still warming up.
+    /// The prompts that count, the last one first. The very first is left out: the worker was still warming up.
     fn known(&self) -> impl ExactSizeIterator<Item = &(f32, f32)> {
         let known = self.count.saturating_sub(1).min(RECENT);
         self.prompts.iter().take(known)
     }
 
-    /// How many times longer the middle one took than that pace would have it; none where there are too few.
+    /// Median ratio of the time taken to the time at that rate; none with too few prompts.
     fn ratio(&self, pace: &PrefillRate) -> Option<f64> {
         let known = self.known();
         let count = known.len();
@@ -77,7 +75,7 @@ impl Recent {
     }
 }
 
-/// The middle one of the least `count`; of an even number the mean of the two in the middle.
+/// Median of the least `count` values; of an even number, the mean of the middle two.
 fn middle(values: &mut [f64], count: usize) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let (low, high) = (count.checked_sub(1)? / 2, count / 2);
@@ -85,7 +83,7 @@ fn middle(values: &mut [f64], count: usize) -> Option<f64> {
     two.map(|(low, high)| f64::midpoint(*low, *high))
 }
 
-/// What was observed of one worker's prefills, or of several workers'; the older ones count less.
+/// Samples of one worker's prefills, or of several workers'; older ones count less.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RateSamples {
     recent: Recent,
@@ -94,12 +92,12 @@ pub struct RateSamples {
     seconds: f64,
     tokens_squared: f64,
     tokens_seconds: f64,
-    /// When the last one was made, in seconds since 1970.
+    /// Time of the last sample, in seconds since 1970.
     last: f64,
 }
 
 impl RateSamples {
-    /// A prompt of which `tokens` had to be computed took so long.
+    /// Adds a prompt of which `tokens` had to be computed, in the time `took`.
     pub fn observe(&mut self, tokens: u64, took: Duration, now: Duration) {
         let (tokens, seconds) = (tokens as f64, took.as_secs_f64());
         let now = now.as_secs_f64();
@@ -121,7 +119,7 @@ impl RateSamples {
         };
     }
 
-    /// How many tokens of a prompt had to be computed; 0 where nothing was observed.
+    /// Mean computed tokens of a prompt; 0 without samples.
     pub fn mean_tokens(&self) -> f64 {
         match self.prompts > 0.0 {
             true => self.tokens / self.prompts,
@@ -129,7 +127,7 @@ impl RateSamples {
         }
     }
 
-    /// Both together, as far as it can be summed.
+    /// Sum of both, without the recent prompts, which cannot be summed.
     pub fn plus(self, other: Self) -> Self {
         Self {
             recent: Recent::default(),
@@ -143,22 +141,22 @@ impl RateSamples {
     }
 }
 
-/// How many times less an observation counts after so many seconds without another.
+/// Divisor of an observation's weight after `age` seconds without another.
 fn fading(age: f64) -> f64 {
     1.0 + age.max(0.0) / FADES_IN
 }
 
-/// What reading a prompt takes, in seconds.
+/// Time to read a prompt, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillRate {
-    /// Whatever its length.
+    /// Fixed part, for each prompt.
     pub per_prompt: f64,
-    /// For each token that must be computed.
+    /// Part for each token that must be computed.
     pub per_token: f64,
 }
 
 impl PrefillRate {
-    /// The pace that fits what was observed best; none where nothing was.
+    /// The rate that fits the samples best; none without samples.
     pub fn of(all: &RateSamples) -> Option<Self> {
         if all.seconds <= 0.0 || all.tokens <= 0.0 {
             return None;
@@ -169,7 +167,7 @@ impl PrefillRate {
         };
         let spread = all.prompts * all.tokens_squared - all.tokens * all.tokens;
         if spread <= 1e-6 * all.prompts * all.tokens_squared {
-            // All of one length: what part of the time is whose cannot be told.
+            // All prompts have one length: the fixed part and the part for each token cannot be separated.
             return Some(by_length);
         }
         let together = all.prompts * all.tokens_seconds - all.tokens * all.seconds;
@@ -196,9 +194,9 @@ impl PrefillRate {
         })
     }
 
-    /// The pace of most of these workers: of all together, but for those who are twice as slow as all together. One who had
-    /// trouble must not make all others look quick, those most of which was seen lately before the rest. And it is as quick as
-    /// the worker in the middle of them: sums are carried away by a few prompts that took very long.
+    /// The rate of most of these workers: of all but those twice as slow as all together. A worker in trouble would make the
+    /// others look quick, those with the most recent samples first. The rate is scaled to the median worker, since a few
+    /// very long prefills distort sums.
     pub fn of_most(records: impl Iterator<Item = RateSamples> + Clone) -> Option<Self> {
         let all = Self::of(
             &records
@@ -215,7 +213,7 @@ impl PrefillRate {
         Some(fit.times(typical.unwrap_or(1.0)))
     }
 
-    /// So many times slower.
+    /// `factor` times slower.
     fn times(self, factor: f64) -> Self {
         Self {
             per_prompt: self.per_prompt * factor,
@@ -223,18 +221,18 @@ impl PrefillRate {
         }
     }
 
-    /// How many seconds these take one after the other.
+    /// Seconds that these prompts and tokens take one after the other.
     pub fn seconds(&self, prompts: f64, tokens: f64) -> f64 {
         self.per_prompt * prompts + self.per_token * tokens
     }
 
-    /// What a prompt takes beside its tokens, in tokens.
+    /// Overhead of a prompt beside its tokens, in tokens.
     pub fn overhead_tokens(&self) -> f64 {
         self.per_prompt / self.per_token
     }
 
-    /// How many times slower than this a worker is, by what was observed of it, `now` in seconds since 1970; 1 where that is
-    /// little, or long ago.
+    /// How many times slower than this rate a worker is by its own samples, `now` in seconds since 1970; 1 if they are few
+    /// or old.
     pub fn slowness(&self, own: &RateSamples, now: f64) -> f64 {
         let is_forgotten = now - own.last >= FORGOTTEN_IN;
         let Some(ratio) = own.recent.ratio(self).filter(|_| !is_forgotten) else {
@@ -289,7 +287,7 @@ mod tests {
         assert!((pace.overhead_tokens() - MOST_OVERHEAD_TOKENS).abs() < 1e-6);
         let mean = all.tokens / all.prompts;
         assert!((pace.seconds(1.0, mean) - 0.03).abs() < 1e-9);
-        // Longer prompts that took less: by length alone.
+        // Longer prompts took less time: fitted by length alone.
         let odd = record(&[(100, 0.0), (8000, 4.0), (4000, 0.1)], 1.0);
         assert_eq!(PrefillRate::of(&odd).unwrap().per_prompt, 0.0);
     }
@@ -325,7 +323,7 @@ mod tests {
             let own = record(observed, 10.0);
             assert_eq!(pace.slowness(&own, 10.0), 1.0, "{observed:?}");
         }
-        // Nor does it make all of them look slow, and so one of them quick.
+        // Nor does a slow start make all workers look slow, and so one of them quick.
         let started = record(&[odd, odd, usual, usual, usual, usual], 10.0);
         let other = record(&[usual; 9], 10.0);
         let of_both = PrefillRate::of_most([started, other].into_iter()).unwrap();

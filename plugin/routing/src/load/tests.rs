@@ -145,13 +145,13 @@ fn a_worker_is_slow_against_the_pace_of_all() {
     assert_eq!(standings.of(77, 1.0), LoadSnapshot::default());
 }
 
-/// A charge that is open, and what it must count as.
+/// An open charge, and the worker it counts for.
 enum Charge {
     Prefill(PrefillCharge, u64),
     Decode(DecodeCharge),
 }
 
-/// A retry books anew before the failed booking ends; a crash drops everything of one worker.
+/// A retry books before the failed booking ends; a crash drops all charges of one worker.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Prompt(u64, u64),
@@ -184,7 +184,7 @@ fn worker_of(charge: &Charge) -> u64 {
     }
 }
 
-/// Carries out one step on the charges that are open.
+/// Applies one step to the open charges.
 fn take(step: Step, ledger: &mut Ledger, open: &mut Vec<Charge>) {
     let at =
         |index: usize, open: &Vec<Charge>| (!open.is_empty()).then(|| index % open.len().max(1));
@@ -239,7 +239,7 @@ fn take(step: Step, ledger: &mut Ledger, open: &mut Vec<Charge>) {
     }
 }
 
-/// The totals are what the accounts say, and no more than what is open.
+/// Checks that the totals match the workers' loads and do not exceed the open charges.
 fn check(ledger: &Ledger, open: &[Charge]) -> Result<(), TestCaseError> {
     let loads = (0..6).map(|worker| ledger.load(key(worker)));
     let sum = loads.fold(Load::default(), Load::plus);

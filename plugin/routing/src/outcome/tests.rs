@@ -19,7 +19,7 @@ const WORKER: Follows = Anew(LeftOut::Worker);
 const AT_FIRST: Follows = Anew(LeftOut::WorkerAtFirst);
 const PAIR: Follows = Anew(LeftOut::Pair);
 
-/// What came, and what it means for prefill, decode behind it, a whole request, a sidecar and a frontend.
+/// An outcome, and its meaning for a prefill, a decode after it, an aggregated worker, a sidecar and a frontend.
 type Row = (Came, [(Held, Follows); 5], Cost);
 
 #[rustfmt::skip]
@@ -66,7 +66,8 @@ fn every_row_means_what_it_says() {
     }
 }
 
-/// A decode leg gets the same hand-off again only where the first provably never began with it: else it may be used twice.
+/// A decode leg gets the same hand-off again only where the first worker provably never began: otherwise the hand-off could
+/// be used twice.
 #[test]
 fn found_w3_a_handoff_is_offered_again_only_where_nothing_began() {
     for (came, ..) in ROWS {
@@ -98,7 +99,7 @@ fn found_w3_the_first_reset_is_held_against_no_worker_and_the_second_is() {
     }
 }
 
-/// What may be the worker's own refusal is asked of one other worker, whose answer is passed on.
+/// After a refusal that may be the worker's own, one other worker is asked, and its answer is passed on.
 #[test]
 fn found_b3_one_other_worker_is_asked_and_no_third() {
     for leg in Leg::ALL {
@@ -193,7 +194,7 @@ fn the_proxys_own_words_are_told_from_a_workers() {
     }
 }
 
-/// A client that reads slowly silences its worker: where that worker's other streams move it is no fault of its own.
+/// A slow client makes its worker look silent: while that worker's other streams move, the worker is not at fault.
 #[test]
 fn found_b7_a_silence_while_other_streams_of_the_worker_move_is_held_against_none() {
     for leg in Leg::ALL {

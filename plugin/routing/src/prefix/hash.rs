@@ -1,7 +1,7 @@
-//! Owns how a prompt's blocks are named: by hashes of token ids that are Dynamo's to the bit, or of canonical text.
+//! Owns the hashes of a prompt's blocks: of token ids, bit-identical to Dynamo's, or of canonical text.
 //!
-//! A block's name is chained to that of the block before it, so that it stands for the whole prompt up to its end. A
-//! partial block at the end has no name.
+//! A sequence hash is chained to the one before, so that it covers the whole prompt up to its block's end. A partial block
+//! at the end has none.
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
@@ -10,18 +10,18 @@ use super::{RunLength, blocks_of};
 /// Dynamo's seed, for blocks of ids and for their chain.
 const IDS_SEED: u64 = 1337;
 
-/// Ours, for the chain of text blocks: any other number that all VMs and gateways share.
+/// The seed for the chain of text blocks: any other number that all VMs and gateways share.
 const TEXT_SEED: u64 = 0x7465_7874_626c_6f63;
 
-/// Bytes of a token: of an id as it is hashed, and of the text that is taken for one token.
+/// Bytes of a token: of an id as hashed, and of the text that counts as one token.
 const TOKEN_BYTES: usize = 4;
 
-/// What keeps prompts of equal token ids apart: the LoRA adapter and the cache salt.
+/// Separates prompts of equal token ids: by LoRA adapter and cache salt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Salt(u64);
 
 impl Salt {
-    /// Dynamo's seed for blocks of these two; an empty name says nothing.
+    /// Dynamo's seed for blocks of an adapter and a cache salt; an empty one counts as none.
     pub fn new(adapter: Option<&str>, cache_salt: Option<&[u8]>) -> Self {
         let adapter = adapter.map(str::as_bytes);
         let share = |name: Option<&[u8]>, seed| match name {
@@ -36,8 +36,8 @@ impl Salt {
     }
 }
 
-/// The sequence hashes of the full blocks of `ids`, token ids as little-endian u32 bytes: those of Dynamo 1.6, for
-/// blocks of `block_tokens` (0 counts as 1).
+/// The sequence hashes of the full blocks of `ids` (token ids as little-endian u32 bytes), as in Dynamo 1.6, for blocks of
+/// `block_tokens` (0 counts as 1).
 pub fn ids(ids: &[u8], block_tokens: u32, salt: Salt) -> Vec<u64> {
     let blocks = ids.chunks_exact(block_bytes(block_tokens));
     let mut sequence = Vec::with_capacity(blocks.len());
@@ -54,17 +54,17 @@ pub fn ids(ids: &[u8], block_tokens: u32, salt: Salt) -> Vec<u64> {
     sequence
 }
 
-/// Hashes text as it comes, in pieces of any size, a run of blocks at a time.
+/// Hashes text as it arrives, in pieces of any size, a run of blocks at a time.
 ///
-/// A run is hashed where it lies, and copied only where it is spread over several pieces. Its own hash takes no seed:
-/// XXH3 derives a secret from one on every call, for long inputs.
+/// A run is hashed in place, and copied only if it spans several pieces. Its own hash takes no seed: for long inputs, XXH3
+/// derives a secret from a seed on every call.
 #[derive(Debug)]
 pub struct Text {
     block_bytes: usize,
     grain: RunLength,
-    /// Bytes of the run that is next.
+    /// Bytes of the next run.
     run_bytes: usize,
-    /// The beginning of that run.
+    /// Bytes of the next run so far.
     held: Vec<u8>,
     bytes: u64,
     previous: u64,
@@ -72,7 +72,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// For blocks of `block_tokens` (0 counts as 1), of four bytes each, of which each run has as many as `grain` says.
+    /// For blocks of `block_tokens` (0 counts as 1) of four bytes each, in runs as long as `grain` says.
     pub fn new(block_tokens: u32, grain: RunLength) -> Self {
         let block_bytes = block_bytes(block_tokens);
         Self {
@@ -127,7 +127,7 @@ impl Text {
         self.run_bytes = self.block_bytes.saturating_mul(blocks_of(kind) as usize);
     }
 
-    /// How many tokens were taken, at four bytes each; at least one.
+    /// Tokens taken so far, at four bytes each; at least one.
     pub fn tokens(&self) -> u64 {
         self.bytes.div_ceil(TOKEN_BYTES as u64).max(1)
     }
@@ -138,23 +138,23 @@ impl Text {
     }
 }
 
-/// What a prompt is known by.
+/// What a prompt's hashes are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashScope<'a> {
-    /// Its token ids. Adapter and salt are in the blocks' hashes, as Dynamo has it.
+    /// Token ids. Adapter and salt are part of the block hashes, as in Dynamo.
     ByIds,
-    /// Its text, sent to this adapter under this salt, and rendered so.
+    /// Text, for this adapter, salt and rendering.
     ByText {
         /// The LoRA adapter.
         adapter: Option<&'a str>,
         /// The cache salt.
         cache_salt: Option<&'a [u8]>,
-        /// What the request says of how its text becomes tokens, as a number; none: nothing.
+        /// The request's settings for turning text into tokens, as a number; none: no such settings.
         rendering: Option<u64>,
     },
 }
 
-/// The scope of a prompt's blocks: prompts of two scopes share nothing, whatever their blocks are named.
+/// The scope of a prompt's blocks: prompts of different scopes share nothing, even with equal hashes.
 pub fn scope(model: &str, known: HashScope<'_>) -> u64 {
     let mut hash = Xxh3Default::new();
     let mut add = |part: &[u8]| {
@@ -187,7 +187,7 @@ fn block_bytes(block_tokens: u32) -> usize {
         .max(TOKEN_BYTES)
 }
 
-/// The name of a block that follows `previous`.
+/// The sequence hash of a block that follows `previous`.
 fn chain(previous: u64, block: u64, seed: u64) -> u64 {
     let both = (u128::from(block) << u64::BITS) | u128::from(previous);
     xxh3_64_with_seed(&both.to_le_bytes(), seed)

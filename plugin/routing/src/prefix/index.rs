@@ -1,8 +1,8 @@
-//! Owns what is known of each worker's cache: which blocks it holds, and which of them it loses first.
+//! Owns the prefix index: which blocks each worker's cache holds, and which are evicted first.
 //!
-//! Engines keep blocks until room is needed, and then drop the least recently used, the last of a prompt first. So does
-//! this index, up to the worker's capacity. Where that is unknown, a block counts for a time after its last use. Further back in a
-//! prompt one node stands for a run of blocks, which is held, found and dropped as one.
+//! Engines keep blocks until room is needed, and then evict the least recently used, the last of a prompt first. The index
+//! does the same, up to the worker's capacity. If that is unknown, a block counts for a time after its last use. Further
+//! back in a prompt, one node stands for a run of blocks, which is held, found and evicted as one.
 
 mod holders;
 mod paths;
@@ -22,36 +22,36 @@ use self::slab::NONE;
 use self::tree::{CROWD, FETCHED, ROOT, Tree, tag, weight};
 use super::Blocks;
 
-/// Holders are numbered in 16 bits; so many slots can be open at once.
+/// Holders are numbered in 16 bits, which bounds the slots open at once.
 const MOST_HOLDERS: usize = CROWD as usize;
-/// No bound on pairs may be beyond this, so that nodes can be numbered in 32 bits.
+/// Largest bound on pairs, so that nodes can be numbered in 32 bits.
 const MOST_PAIRS: usize = 1 << 30;
-/// Each prompt learnt sweeps as many blocks as it has, of forgotten workers and of time run out, and so many more.
+/// Each prompt learnt sweeps as many pairs as it has hashes, plus this many: of forgotten workers, and expired ones.
 const SWEPT_BESIDES: usize = 16;
-/// When the bound on pairs is reached, the worker that holds most gives up at most this share at once.
+/// At the bound on pairs, the worker that holds most loses at most one part in this many at once.
 const SHARE_GIVEN_UP: u32 = 8;
 
-/// How much is remembered.
+/// Bounds of the index.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Pairs of a worker and a block that it holds, of all workers together.
+    /// Pairs of a worker and a block that it holds, over all workers.
     pub max_pairs: usize,
-    /// How long after its last use a block counts, on workers of unknown capacity.
+    /// Time for which a block counts after its last use, on workers of unknown capacity.
     pub ttl: Duration,
 }
 
-/// What is known of one slot.
+/// State of a slot.
 #[derive(Debug, Clone, Copy)]
 enum Slot {
     /// No worker.
     Closed,
-    /// A worker that holds nothing, and its capacity in blocks.
+    /// A worker without blocks, with its capacity in blocks.
     Empty(Option<u32>),
-    /// A worker that was given prompts, and its holder.
+    /// A worker that was sent prompts, with its holder.
     Known(u16),
 }
 
-/// The blocks that each worker is believed to hold.
+/// The blocks that each worker is estimated to hold.
 #[derive(Debug)]
 pub struct Index {
     max_pairs: usize,
@@ -59,11 +59,11 @@ pub struct Index {
     ttl: u32,
     slots: Vec<Slot>,
     holders: Vec<Holder>,
-    /// Holders that no slot and no pair names.
+    /// Holders that no slot and no pair refers to.
     vacant: Vec<u16>,
-    /// Holders of forgotten workers, of which there are pairs left.
+    /// Holders of forgotten workers with pairs left.
     gone: Vec<u16>,
-    /// Whose time is looked at next.
+    /// The holder whose expiry is checked next.
     turn: usize,
     pairs: usize,
     tree: Tree,
@@ -76,7 +76,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// An index of nothing.
+    /// An empty index.
     pub fn new(bounds: Bounds) -> Self {
         let ttl = bounds.ttl.as_millis() / 100;
         Self {
@@ -96,8 +96,8 @@ impl Index {
         }
     }
 
-    /// A worker takes `slot`: a small number, at most 65,534, since memory is kept for all below it too. `capacity`: how many
-    /// blocks its cache holds, where that is known. A slot that is open already keeps its blocks, up to the new capacity.
+    /// Opens `slot` for a worker: a small number, at most 65,534, since memory is kept for all below it too. `capacity`:
+    /// blocks that fit into its cache, if known. A slot that is open already keeps its blocks, up to the new capacity.
     pub fn open(&mut self, slot: usize, capacity: Option<u32>) {
         if slot >= MOST_HOLDERS {
             return;
@@ -115,8 +115,8 @@ impl Index {
         }
     }
 
-    /// The worker left, or lost its cache. Takes no longer for a worker that holds much: later calls of [`Index::learn`] sweep
-    /// its blocks little by little. The slot may be opened again at once, empty.
+    /// Closes the slot of a worker that left or lost its cache. The time does not depend on how much it holds: later calls
+    /// of [`Index::learn`] sweep its blocks little by little. The slot may be opened again at once, empty.
     pub fn forget(&mut self, slot: usize) {
         let Some(place) = self.slots.get_mut(slot) else {
             return;
@@ -129,18 +129,18 @@ impl Index {
         }
     }
 
-    /// The worker was given this prompt, so that it holds its blocks, as many of the first ones as find room. `now`: time
-    /// since 1970. A slot that is not open learns nothing. Returns how many of its names were new to it.
+    /// Records that the worker was sent this prompt, so that it holds its blocks, as many of the first ones as fit. `now`:
+    /// time since 1970. A closed slot learns nothing. Returns how many of the prompt's hashes were new to the worker.
     pub fn learn(&mut self, slot: usize, blocks: &Blocks, now: Duration) -> u32 {
         self.learn_tags(slot, tags(blocks), now)
     }
 
-    /// The same of a prompt whose blocks are known by what [`Index::path`] returned, here or in another VM.
+    /// The same for a prompt given by the tags that [`Index::path`] returned, here or in another VM.
     pub fn learn_path(&mut self, slot: usize, path: &[u32], now: Duration) -> u32 {
         self.learn_tags(slot, path.iter().copied(), now)
     }
 
-    /// What the leading blocks of a prompt are told apart by, up to `most` of them.
+    /// The tags of a prompt's leading blocks, at most `most`.
     pub fn path(blocks: &Blocks, most: usize) -> Vec<u32> {
         tags(blocks).take(most).collect()
     }
@@ -163,8 +163,8 @@ impl Index {
         added
     }
 
-    /// How many leading blocks of a prompt each worker holds, by slot: `depths` is cleared, and as long as there are slots.
-    /// Takes time in proportion to the blocks and the workers, not to their product.
+    /// How many leading blocks of a prompt each worker holds, by slot: `depths` is cleared, and gets one entry per slot.
+    /// Takes time in proportion to the sum of blocks and workers, not to their product.
     pub fn depths(&mut self, blocks: &Blocks, now: Duration, depths: &mut Vec<u32>) {
         depths.clear();
         depths.resize(self.slots.len(), 0);
@@ -199,13 +199,13 @@ impl Index {
         }
     }
 
-    /// How many blocks the prompt being looked up has in common with what is known.
+    /// Leading blocks of the looked-up prompt that the tree knows.
     fn blocks_of_trail(&self) -> u32 {
         let nodes = self.trail.iter().map(|at| self.tree.node(*at).blocks());
         nodes.fold(0, u32::saturating_add)
     }
 
-    /// Blocks held by the worker at `slot`. On one of unknown capacity they include some whose time ran out a moment ago.
+    /// Blocks held by the worker at `slot`. For unknown capacity they include some that expired a moment ago.
     pub fn held(&self, slot: usize) -> usize {
         let Some(Slot::Known(id)) = self.slots.get(slot) else {
             return 0;
@@ -213,13 +213,13 @@ impl Index {
         self.holder(*id).map_or(0, |holder| holder.blocks as usize)
     }
 
-    /// Pairs of a worker and a name that are in memory, those of forgotten workers included until they are swept.
+    /// Pairs of a worker and a sequence hash in memory, including those of forgotten workers until they are swept.
     pub fn pairs(&self) -> usize {
         self.pairs
     }
 
-    /// Heap bytes in use: about 29 for each pair where prompts of a few dozen blocks are mostly one worker's, and fewer where
-    /// several hold the same; the same in wasm32 and natively. Goes through all crowds, so it is for an occasional look.
+    /// Heap bytes in use: about 29 for each pair where prompts of a few dozen blocks mostly have one holder, and fewer where
+    /// several hold the same; equal in wasm32 and natively. Walks all crowds, so it is for occasional use.
     pub fn bytes(&self) -> usize {
         self.tree.bytes()
             + self.held.bytes()
@@ -231,7 +231,7 @@ impl Index {
             + self.met.capacity() * size_of::<u64>()
     }
 
-    /// Notes the nodes of a prompt's known blocks in `trail`.
+    /// Collects the nodes of a prompt's known blocks in `trail`.
     fn follow(&mut self, blocks: &Blocks) {
         self.trail.clear();
         let mut at = ROOT;
@@ -244,7 +244,7 @@ impl Index {
         }
     }
 
-    /// Makes a prompt's blocks the newest path of a holder. Returns how many found room, and how many of those were new.
+    /// Makes a prompt's blocks the newest path of a holder. Returns how many hashes fit, and how many of those were new.
     fn walk(
         &mut self,
         id: u16,
@@ -268,7 +268,7 @@ impl Index {
         let mut blocks = 0_u32;
         let tags = tags.take(count);
         let mut ahead = tags.clone();
-        // What is new has nothing behind it: from there on nothing need be looked for.
+        // A new node has no children: from there on no look-up is needed.
         let mut is_known = true;
         for (nth, tag) in tags.enumerate() {
             if nth % FETCHED == 0 {
@@ -288,7 +288,7 @@ impl Index {
                 false => self.tree.add(at, tag),
             };
             let node = self.tree.node_mut(at);
-            // After the first block that it lacks it holds none.
+            // After the first block that the holder lacks, it holds none.
             let renewed = if added == 0 {
                 self.held.renew(node, id, path)
             } else {
@@ -311,7 +311,7 @@ impl Index {
         (count, added)
     }
 
-    /// Takes up to `most` names off a holder, those first that it loses first. Returns how many.
+    /// Removes up to `most` pairs of a holder, in eviction order. Returns how many.
     fn give_up(&mut self, id: u16, most: usize) -> usize {
         let mut given = 0;
         while given < most && self.holder(id).is_some_and(|holder| holder.pairs > 0) {
@@ -320,7 +320,7 @@ impl Index {
         given
     }
 
-    /// Takes up to `most` names off a holder's oldest path, from its end, or as many as leave it `kept` blocks. Returns how many.
+    /// Removes up to `most` pairs from the end of a holder's oldest path, but leaves the holder `kept` blocks. Returns how many.
     fn shorten(&mut self, id: u16, most: usize, kept: u32) -> usize {
         let Some(holder) = self.holders.get_mut(usize::from(id)) else {
             return 0;
@@ -386,7 +386,7 @@ impl Index {
         }
     }
 
-    /// The worker that holds most, and how much. Of several the one with the lowest slot.
+    /// The worker with the most pairs, and their number. Of several, the one with the lowest slot.
     fn fullest(&self) -> Option<(u16, u32)> {
         let mut fullest = None;
         let mut most = 0;
@@ -402,7 +402,7 @@ impl Index {
         fullest
     }
 
-    /// Sweeps up to `most` blocks: of forgotten workers, and of the next worker whose time ran out.
+    /// Sweeps up to `most` pairs: of forgotten workers, and expired ones of the next holder.
     fn sweep(&mut self, now: Tick, most: usize) {
         let swept = self.sweep_gone(most);
         self.turn = if self.turn < self.holders.len() {
@@ -414,7 +414,7 @@ impl Index {
         self.turn += 1;
     }
 
-    /// Sweeps up to `most` blocks of forgotten workers. Returns how many.
+    /// Sweeps up to `most` pairs of forgotten workers. Returns how many.
     fn sweep_gone(&mut self, most: usize) -> usize {
         let mut swept = 0;
         while let Some(id) = self.gone.last().copied() {
@@ -428,7 +428,7 @@ impl Index {
         swept
     }
 
-    /// Takes up to `most` blocks off a holder of unknown capacity whose time ran out.
+    /// Removes up to `most` expired pairs of a holder of unknown capacity.
     fn expire(&mut self, id: u16, now: Tick, most: usize) {
         let mut left = most;
         while left > 0 && self.is_over(id, now) {
@@ -436,7 +436,7 @@ impl Index {
         }
     }
 
-    /// Whether the time of a holder's oldest path ran out.
+    /// Whether a holder's oldest path has expired.
     fn is_over(&self, id: u16, now: Tick) -> bool {
         self.holder(id).is_some_and(|holder| {
             let oldest = holder.oldest();
@@ -450,7 +450,7 @@ impl Index {
         self.holders.get(usize::from(id))
     }
 
-    /// The holder of an open slot; none when all numbers are in use, until forgotten workers are swept.
+    /// The holder of an open slot; none while all numbers are in use, until forgotten workers are swept.
     fn holder_of(&mut self, slot: usize) -> Option<u16> {
         let capacity = match self.slots.get(slot)? {
             Slot::Closed => return None,
@@ -477,9 +477,9 @@ impl Index {
     }
 }
 
-/// What the tree tells blocks apart by.
+/// The tags by which the tree identifies a prompt's blocks.
 fn tags(blocks: &Blocks) -> impl ExactSizeIterator<Item = u32> + Clone {
-    // Scopes are small numbers or hashes: spread over all bits, so that neither is undone by the hash it meets.
+    // A scope is a small number or a hash: spread over all bits, so that the block hash cannot cancel it.
     let scope = blocks.scope.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let grain = blocks.grain;
     let names = blocks.sequence.iter().enumerate();
@@ -489,7 +489,7 @@ fn tags(blocks: &Blocks) -> impl ExactSizeIterator<Item = u32> + Clone {
     })
 }
 
-/// How many of the leading tags stand for no more than `room` blocks together.
+/// Number of leading tags that together stand for at most `room` blocks.
 fn fitting(tags: impl Iterator<Item = u32>, room: u32) -> usize {
     let mut left = room;
     tags.map_while(|tag| {

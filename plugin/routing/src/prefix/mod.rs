@@ -1,4 +1,4 @@
-//! Owns who holds which prefix: how blocks are told apart, and what is known of each worker's cache.
+//! Owns prefix knowledge: how blocks are hashed, and which blocks each worker's cache holds.
 //!
 //! Knowledge comes from the router's own decisions alone. Engines publish what they really cache as events over ZMQ or
 //! NATS, which are out of a proxy filter's reach.
@@ -8,51 +8,51 @@ pub mod index;
 
 use crate::fleet::TargetKey;
 
-/// Blocks by which other VMs are told of a prompt; those behind them a VM keeps for itself.
+/// Leading sequence hashes of a prompt that are shared with other VMs; those after them stay in this VM.
 pub const MOST_BLOCKS_TOLD: usize = 8192;
 
-/// A prompt that a worker rank was given, as other VMs are told of it.
+/// A prompt sent to a worker rank, as shared with other VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The rank.
     pub key: TargetKey,
-    /// What the index tells the prompt's leading blocks apart by, from the first on; some of them are new to that rank.
+    /// The index tags of the prompt's leading blocks, from the first on; some are new to that rank.
     pub path: Vec<u32>,
 }
 
-/// A prompt's full blocks, each named together with all that goes before it.
+/// The sequence hashes of a prompt's full blocks, each covering all blocks before it.
 ///
-/// Of a long prompt not every block has a name of its own: see [`RunLength`]. What a name stands for ends where its run of blocks ends, so
-/// that two prompts that share a name share all before that end.
+/// With graded hashing, not every block of a long prompt has a hash of its own: see [`RunLength`]. A hash covers the prompt
+/// up to the end of its run of blocks, so that two prompts that share a hash share all before that end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {
-    /// Keeps apart what must not share: models, and prompts known by their text from those known by their tokens.
+    /// Separates prompts that must not share: of different models, and hashed by text or by token ids.
     pub scope: u64,
     /// One sequence hash for each run of full blocks; a partial run at the end has none.
     pub sequence: Vec<u64>,
-    /// How many blocks the runs have.
+    /// Length of the runs, in blocks.
     pub grain: RunLength,
 }
 
-/// How many blocks each name of a prompt stands for.
+/// How many blocks each sequence hash of a prompt stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RunLength {
-    /// One.
+    /// One block.
     #[default]
     Even,
-    /// One at the beginning, and more the further back: 4 from block 16 on, 16 from block 128, 64 from block 512, 256 from block 2,048. So
-    /// what is shared is known to a sixth or better, a sixteenth on average, and a prompt of 3,500 blocks takes 97 names: to hash, to look
-    /// up, to remember and to tell.
+    /// One block at the beginning, and more further back: 4 from block 16 on, 16 from block 128, 64 from block 512, 256 from
+    /// block 2,048. So the shared length is known to a sixth or better, a sixteenth on average, and a prompt of 3,500 blocks
+    /// takes 97 hashes to compute, look up, store and share.
     Graded,
 }
 
-/// The kinds of run, as many as three bits can tell apart: runs of kind `k` have `4^k` blocks.
+/// Number of kinds of run, as many as fit into three bits: a run of kind `k` has `4^k` blocks.
 pub(crate) const KINDS: u32 = 8;
 
-/// The kind of all runs behind those of [`NAMES_BEFORE`].
+/// The kind of all runs after those of [`NAMES_BEFORE`].
 const LAST: u32 = 4;
 
-/// Where runs of a kind end: after so many names.
+/// For each kind, the number of hashes after which its runs end.
 const NAMES_BEFORE: [(usize, u32); 4] = [(16, 0), (44, 1), (68, 2), (92, 3)];
 
 /// Blocks of a run of this kind.
@@ -61,11 +61,11 @@ pub(crate) fn blocks_of(kind: u32) -> u32 {
     1 << (2 * kind)
 }
 
-/// Blocks of at least so many tokens have a name each: a prompt has few of them.
+/// Blocks of at least this many tokens have a hash each: a prompt has few of them.
 const LARGE_BLOCK: u32 = 128;
 
 impl RunLength {
-    /// For blocks of so many tokens.
+    /// The run length for blocks of `block_tokens`.
     pub fn of(block_tokens: u32) -> Self {
         match block_tokens < LARGE_BLOCK {
             true => Self::Graded,
@@ -73,7 +73,7 @@ impl RunLength {
         }
     }
 
-    /// The kind of the run that name number `nth` (from 0) stands for.
+    /// The kind of the run that hash number `nth` (from 0) stands for.
     #[inline]
     pub(crate) fn kind(self, nth: usize) -> u32 {
         match self {
@@ -85,7 +85,7 @@ impl RunLength {
         }
     }
 
-    /// Blocks that the first `names` stand for.
+    /// Blocks that the first `names` hashes stand for.
     pub fn blocks(self, names: usize) -> u32 {
         let mut blocks = 0_u64;
         let mut from = 0;
@@ -99,7 +99,7 @@ impl RunLength {
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
-    /// How many names stand for no more than the first `blocks`.
+    /// Number of hashes that stand for at most the first `blocks`.
     pub fn names(self, blocks: u32) -> usize {
         let mut left = u64::from(blocks);
         let mut from = 0_usize;
@@ -127,7 +127,7 @@ impl RunLength {
 }
 
 impl Blocks {
-    /// Of a prompt each block of which has a name: of these the ones that a prompt of this grain keeps.
+    /// From `names`, the sequence hash of every block, keeps those of the runs of length `grain`.
     pub fn named(scope: u64, names: Vec<u64>, grain: RunLength) -> Self {
         let sequence = match grain {
             RunLength::Even => names,
@@ -140,7 +140,7 @@ impl Blocks {
         }
     }
 
-    /// The name of the first `blocks` together; none where no run ends there.
+    /// The hash of the first `blocks` together; none where no run ends there.
     pub fn beginning(&self, blocks: u32) -> Option<u64> {
         let names = self.grain.names(blocks);
         let ends_there = self.grain.blocks(names) == blocks;
@@ -148,7 +148,7 @@ impl Blocks {
         self.sequence.get(last).copied()
     }
 
-    /// How many full blocks the names stand for.
+    /// Number of full blocks that the hashes stand for.
     pub fn count(&self) -> u32 {
         self.grain.blocks(self.sequence.len())
     }

@@ -1,4 +1,4 @@
-//! Owns a request that has been read, together with its body: what is kept of one that waits, so that nothing is read twice.
+//! Owns a parsed request together with its body: kept while a request waits, so that nothing is read twice.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ pub struct BufferedRequest {
     parsed: ParsedRequest,
 }
 
-/// What was read of a request, apart from its body.
+/// The parsed parts of a request, without its body.
 #[derive(Debug, Clone)]
 pub struct ParsedRequest {
     generation: Generation,
@@ -27,7 +27,7 @@ pub struct ParsedRequest {
 }
 
 impl Request<'_> {
-    /// What was read of it.
+    /// The parsed parts.
     pub fn parsed(&self) -> ParsedRequest {
         ParsedRequest {
             generation: self.generation,
@@ -44,7 +44,7 @@ impl Request<'_> {
 }
 
 impl ParsedRequest {
-    /// Together with the body that it was read from; none where that is another one, which is no text.
+    /// Joins the parts with the body that they were read from; none where `body` is no text, and therefore another body.
     pub fn with(self, body: Vec<u8>) -> Option<BufferedRequest> {
         let body = String::from_utf8(body).ok()?;
         Some(BufferedRequest { body, parsed: self })
@@ -52,7 +52,7 @@ impl ParsedRequest {
 }
 
 impl BufferedRequest {
-    /// The request as it was read. The work does not grow with the body.
+    /// The parsed request. Cost does not grow with the body.
     pub fn request(&self) -> Request<'_> {
         let parsed = &self.parsed;
         Request {
@@ -68,7 +68,7 @@ impl BufferedRequest {
         }
     }
 
-    /// Its body, which is kept no longer.
+    /// The body alone.
     pub fn into_body(self) -> Vec<u8> {
         self.body.into_bytes()
     }

@@ -1,14 +1,14 @@
-//! Owns the prompts of a completion that come as embeddings: how many there are, and how long they may be.
+//! Owns the prompts of a completion that come as embeddings: their number, and an estimate of their length.
 
 use crate::json::{Object, elements};
 use crate::route::Refusal;
 
 const NAME: &str = "prompt_embeds";
 
-/// Bytes of one token: 4,096 numbers of two bytes, a usual model's, in base64. How wide the model is cannot be seen.
+/// Bytes of one token: 4,096 numbers of two bytes, as in a usual model, in base64. The real width of the model is unknown here.
 const TOKEN_BYTES: usize = 4_096 * 2 * 4 / 3;
 
-/// The embedded prompts as they are written, each a string in base64.
+/// The embedded prompts as written, each a string in base64.
 fn embedded<'a>(body: &Object<'a>) -> Option<Vec<&'a str>> {
     let Some(member) = body.get(NAME) else {
         return Some(Vec::new());
@@ -21,16 +21,16 @@ fn embedded<'a>(body: &Object<'a>) -> Option<Vec<&'a str>> {
     }
 }
 
-/// How many sequences they are; none where there is not one.
+/// Number of embedded prompts; none where there is none.
 pub(super) fn sequences(body: &Object<'_>) -> Option<u64> {
     let count = embedded(body)?.len() as u64;
     (count > 0).then_some(count)
 }
 
-/// An estimate of their tokens together; 0 where there are none.
+/// Estimated tokens of all embedded prompts; 0 where there is none.
 ///
 /// # Errors
-/// [`Refusal::Field`] where they are something else.
+/// [`Refusal::Field`] where the member is neither a string nor a list of strings.
 pub(super) fn tokens(body: &Object<'_>) -> Result<u64, Refusal> {
     let prompts = embedded(body).ok_or(Refusal::Field {
         name: NAME,

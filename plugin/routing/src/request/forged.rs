@@ -1,7 +1,7 @@
-//! Owns how it is seen that a client sets a hand-off itself, in a body that was read and in one that cannot be.
+//! Owns the detection of a hand-off set by a client, in parsed bodies and in bodies that cannot be parsed.
 //!
-//! Engines read more than JSON: Python's reader takes `NaN`, a byte order mark, UTF-16 and UTF-32. A body that is refused here as
-//! no JSON, and goes on unread, may be a request to them.
+//! Engines read more than JSON: Python's reader takes `NaN`, a byte order mark, UTF-16 and UTF-32. A body that is no JSON
+//! here, and is passed on unread, may be a request to an engine.
 
 use std::borrow::Cow;
 
@@ -11,18 +11,18 @@ use crate::handoff;
 use crate::json::{Object, says_nothing};
 use crate::route::Refusal;
 
-/// By this a request hands over what an encoder has made of an image. It is no hand-off of ours, and still no client's to set.
+/// Field that hands over an encoder's output for an image. No hand-off of the router, but clients must not set it either.
 const ENCODED: &str = "ec_transfer_params";
 
-/// vLLM puts this object's members among those of the transfer.
+/// vLLM merges this object's members into those of the transfer.
 const EXTRA: &str = "vllm_xargs";
 
-/// A field of a hand-off that is set to something.
+/// The first hand-off field with a value.
 pub(super) fn own_handoff(body: &Object<'_>) -> Option<&'static str> {
     handoff::FIELDS.into_iter().find(|name| is_set(body, name))
 }
 
-/// The same, and whatever else an engine takes for one.
+/// The first hand-off field with a value, including other fields that an engine takes for one.
 pub(super) fn forged(body: &Object<'_>) -> Option<&'static str> {
     let in_extra = || {
         body.all(EXTRA).any(|extra| {
@@ -39,7 +39,7 @@ fn is_set(body: &Object<'_>, name: &str) -> bool {
     body.all(name).any(|member| !says_nothing(member.value))
 }
 
-/// The field of a hand-off that a body names which is not read here, though an engine may read it.
+/// The hand-off field in a body that is not read here, though an engine may read it.
 fn forged_unread(body: &[u8]) -> Option<&'static str> {
     let members: Vec<&str> = handoff::FIELDS
         .into_iter()
@@ -55,7 +55,7 @@ fn forged_unread(body: &[u8]) -> Option<&'static str> {
         .find(|name| memmem::find(&text, format!("\"{name}\"").as_bytes()).is_some())
 }
 
-/// Text in UTF-16 or UTF-32 is that of ASCII, but for zeros.
+/// ASCII text in UTF-16 or UTF-32 differs from ASCII only by zeros.
 fn without_zeros(body: &[u8]) -> Cow<'_, [u8]> {
     match memchr::memchr(0, body) {
         None => Cow::Borrowed(body),
@@ -63,7 +63,7 @@ fn without_zeros(body: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// With its letters that are written as numbers as themselves.
+/// The text with its `\u00…` letters decoded.
 fn unescaped(text: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     const ESCAPE: &[u8] = b"\\u00";
     if memmem::find(&text, ESCAPE).is_none() {
@@ -80,7 +80,7 @@ fn unescaped(text: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     Cow::Owned(plain)
 }
 
-/// What two hexadecimal digits stand for, where that can be part of a name; and what follows them.
+/// The character of two hexadecimal digits, where a name may contain it, and the bytes after them.
 fn letter(digits: &[u8]) -> Option<(u8, &[u8])> {
     let (digits, rest) = digits.split_first_chunk::<2>()?;
     let number = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
@@ -94,7 +94,7 @@ pub(super) fn refusal(name: &'static str) -> Refusal {
     }
 }
 
-/// That a body which goes on unread sets no hand-off.
+/// Checks that a body which is passed on unread sets no hand-off.
 ///
 /// # Errors
 /// [`Refusal::Field`] names the field.

@@ -1,5 +1,5 @@
-//! Owns whether the members that bound an answer can be meant. A prefill leg has others in their place, so that what is wrong
-//! with them would show only when decode refuses it, and the prompt was computed for nothing.
+//! Owns the check of the members that bound an answer. A prefill leg has its own values in their place, so that a wrong one
+//! would show only when decode refuses it, after the prompt was computed for nothing.
 
 use serde_json::value::RawValue;
 
@@ -14,7 +14,7 @@ const STREAM_OPTIONS: &str = "stream_options";
 /// Checks the limits and the options of a stream.
 ///
 /// # Errors
-/// [`Refusal::Field`] names the member that is wrong.
+/// [`Refusal::Field`] names the wrong member.
 pub(super) fn check(object: &Object<'_>) -> Result<(), Refusal> {
     for name in MOST.into_iter().chain([LEAST]) {
         let is_count = |value: &str| value == "null" || count(value).is_some();
@@ -49,7 +49,7 @@ pub(super) fn check(object: &Object<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// A whole number, which engines take as `5.0` too; none of anything else, and of what no count can be.
+/// A whole number, with `5.0` accepted as in engines; none of anything else, and of values that no count can have.
 pub(super) fn whole(value: &str) -> Option<u64> {
     value.parse().ok().or_else(|| {
         let number = count(value)?;
@@ -57,10 +57,10 @@ pub(super) fn whole(value: &str) -> Option<u64> {
     })
 }
 
-/// Beyond it not every whole number is one of these.
+/// Above it not every whole number is a 64-bit float.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// The most tokens that an answer may have, where the client says so.
+/// The client's limit on an answer's tokens; none where not set.
 pub(super) fn max_tokens(generation: Generation, object: &Object<'_>) -> Option<u64> {
     if generation == Generation::Generate {
         return max_new_tokens(object);
@@ -69,7 +69,7 @@ pub(super) fn max_tokens(generation: Generation, object: &Object<'_>) -> Option<
     names.iter().find_map(|name| whole(object.get(name)?.value))
 }
 
-/// SGLang's limit: of several that for the longest answer, none where one of them has none.
+/// SGLang's limit: the largest of several, none where one of them is not set.
 fn max_new_tokens(object: &Object<'_>) -> Option<u64> {
     #[derive(serde::Deserialize)]
     struct Sampling<'a> {
@@ -86,7 +86,7 @@ fn max_new_tokens(object: &Object<'_>) -> Option<u64> {
     limits?.into_iter().max()
 }
 
-/// A count of tokens. The engines take `5.0` for 5.
+/// A token count. Engines accept `5.0` for 5.
 fn count(value: &str) -> Option<f64> {
     let number: f64 = serde_json::from_str(value).ok()?;
     (number >= 0.0 && number.fract() == 0.0).then_some(number)

@@ -1,4 +1,4 @@
-//! Owns a request as routing sees it: where it is sent, what model it asks for, how long its prompt and answer may be.
+//! Owns a request as routing sees it: its path, its model, and the length of its prompt and answer.
 
 mod buffered;
 mod embeds;
@@ -30,7 +30,7 @@ use crate::json::{
 };
 use crate::route::Refusal;
 
-/// What a request's line and headers say, before any of its body is read.
+/// A request's line and headers, before its body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head<'a> {
     /// `GET`, `POST`, …
@@ -41,7 +41,7 @@ pub struct Head<'a> {
     pub encoding: Option<&'a [u8]>,
 }
 
-/// Below this are answers that were stored, by their ids.
+/// Prefix of the paths of stored answers, by id.
 const STORED: &[u8] = b"/v1/responses/";
 
 /// The kinds of request that generate text, and so have a prefill and a decode.
@@ -55,27 +55,27 @@ pub enum Generation {
     Responses,
     /// SGLang's own `/generate`
     Generate,
-    /// Another engine's or vendor's path, which may generate text: it can only be run whole.
+    /// Another engine's or vendor's path, which may generate text: one worker must run the whole request.
     Other,
 }
 
 /// What must be known of a request before its body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It generates text: its body is read, its two workers are picked.
+    /// Generates text: the body is read, and two workers are picked.
     Generation(Generation),
-    /// Anything else: models, tokenisation, what becomes of an answer that was stored. One worker answers, the body is not looked at.
+    /// Anything else: models, tokenisation, operations on a stored answer. One worker answers, and the body is not read.
     Plain,
 }
 
 impl Head<'_> {
-    /// What kind of request this is. Paths are compared by their end, so that prefixes such as `/openai` do not hide
-    /// them, without their query, and decoded, as the engines' servers do before they look at them.
+    /// The kind of this request. Paths are compared by their end, so that prefixes such as `/openai` do not matter, without
+    /// their query, and decoded, as in the engines' servers.
     ///
-    /// Whatever is sent to a path that is not known may generate text: it counts as a generation that can only be run whole,
-    /// so that no decode worker gets it without a hand-off.
+    /// A request to an unknown path may generate text: it counts as a generation that one worker must run whole, so that no
+    /// decode worker gets it without a hand-off.
     pub fn kind(&self) -> Kind {
-        // By no other method does an engine generate.
+        // Engines generate by no other method.
         if !matches!(self.method, b"POST" | b"PUT" | b"PATCH") {
             return Kind::Plain;
         }
@@ -96,7 +96,7 @@ impl Head<'_> {
             ),
             (b"/completions", Kind::Generation(Generation::Completions)),
             (b"/v1/responses", Kind::Generation(Generation::Responses)),
-            // Below `/v1` and `/api` other interfaces have that name.
+            // Below `/v1` and `/api` the name belongs to other interfaces.
             (b"/v1/generate", Kind::Generation(Generation::Other)),
             (b"/api/generate", Kind::Generation(Generation::Other)),
             (b"/generate", Kind::Generation(Generation::Generate)),
@@ -109,7 +109,7 @@ impl Head<'_> {
         found.map_or(Kind::Generation(Generation::Other), |(_, kind)| *kind)
     }
 
-    /// Whether the body is compressed, and so cannot be read here.
+    /// Whether the body is compressed, and therefore unreadable here.
     pub fn is_encoded(&self) -> bool {
         self.encoding
             .is_some_and(|value| !value.is_empty() && !value.eq_ignore_ascii_case(b"identity"))
@@ -117,7 +117,7 @@ impl Head<'_> {
 }
 
 impl Generation {
-    /// The fields that may hold the prompt. Of several the first one that is there counts.
+    /// The fields that may hold the prompt; the first one present counts.
     fn prompt_fields(self) -> &'static [&'static str] {
         match self {
             Self::Chat | Self::Other => &["messages"],
@@ -200,7 +200,7 @@ pub const MEMBERS: &[&str] = &[
     "nvext",
 ];
 
-/// The most tokens that a client allows its answer, and the member that says so.
+/// The client's limit on an answer's tokens, and the member that sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     /// The member.
@@ -212,9 +212,9 @@ pub struct Limit {
 /// A request whose body has been read.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Which interface it uses.
+    /// The interface of the request.
     pub generation: Generation,
-    /// The model asked for; empty where the interface names none.
+    /// The requested model; empty where the interface has none.
     pub model: Rc<str>,
     /// An estimate of the prompt's length: one token per four bytes, or the number of token ids.
     pub prompt_tokens: u64,
@@ -228,7 +228,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Reads a body in which nothing is wrong.
+    /// Reads a body and checks it.
     ///
     /// # Errors
     /// As [`Request::read`] and [`Request::check`].
@@ -237,11 +237,11 @@ impl<'a> Request<'a> {
         request.check().map(|()| request)
     }
 
-    /// Reads a body as far as it can be read. What is wrong with it is told by [`Request::check`], and matters where a field decides of two
-    /// legs: a worker that runs it whole reads it itself, and takes more than is understood here.
+    /// Reads a body as far as possible. Errors in it are found by [`Request::check`], and matter only where two legs depend
+    /// on a field: a single worker reads the body itself, and accepts more than is understood here.
     ///
     /// # Errors
-    /// [`Refusal`] where it is no JSON object, or none that can be worked on.
+    /// [`Refusal`] where the body is not a usable JSON object.
     pub fn read(generation: Generation, body: &'a [u8]) -> Result<Self, Refusal> {
         if has_more_values_than(MAX_VALUES, body) {
             return Err(Refusal::Field {
@@ -256,7 +256,7 @@ impl<'a> Request<'a> {
                 problem: "nests lists and objects more than 128 deep",
             });
         }
-        // Not every interface names its model: such a request goes by load alone.
+        // Not every interface has a model: such a request is routed by load alone.
         if generation == Generation::Other && object.get("model").is_none() {
             return Err(Refusal::NoHandoffForPath);
         }
@@ -286,7 +286,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// What is wrong with it.
+    /// Reports the first error in the body.
     ///
     /// # Errors
     /// [`Refusal`] names the field that is missing or of the wrong type.
@@ -295,12 +295,12 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The first thing found wrong with a request that can be worked on all the same.
+/// The first error in a request that can be routed nevertheless.
 #[derive(Debug, Clone, Default)]
 struct Fault(Option<Refusal>);
 
 impl Fault {
-    /// What was read, or `otherwise`, and a note of why.
+    /// The value read, or `otherwise` with a note of the error.
     fn noted<T>(&mut self, read: Result<T, Refusal>, otherwise: T) -> T {
         read.unwrap_or_else(|why| {
             self.0.get_or_insert(why);
@@ -310,7 +310,7 @@ impl Fault {
 }
 
 impl Request<'_> {
-    /// How the client wants its answer.
+    /// The form in which the client requested its answer.
     pub fn form(&self) -> Form {
         let stream = self.body.get("stream");
         match stream.is_some_and(|member| parts::is_true(member.value)) {
@@ -333,12 +333,12 @@ impl Request<'_> {
             .unwrap_or(false)
     }
 
-    /// The most tokens that an answer may have, where the client says so.
+    /// The client's limit on an answer's tokens; none where not set.
     pub fn max_tokens(&self) -> Option<u64> {
         self.max_tokens
     }
 
-    /// The limit by which an engine refuses a request that is too long. Responses have none: theirs is cut.
+    /// The limit above which an engine refuses a request as too long. Responses have none: theirs is cut.
     pub fn limit(&self) -> Option<Limit> {
         let names: &[&'static str] = match self.generation {
             Generation::Chat => &["max_completion_tokens", "max_tokens"],
@@ -355,24 +355,24 @@ impl Request<'_> {
         })
     }
 
-    /// The tokens of the one prompt, where it came as ids and is taken as it is.
+    /// The tokens of a single prompt that came as ids and is used unchanged.
     pub fn known_tokens(&self) -> Option<u64> {
         self.known_tokens
     }
 
-    /// How many sequences it asks for.
+    /// The sequences that the request asks for.
     pub fn sequences(&self) -> Sequences {
         self.sequences
     }
 
-    /// The prompt as it is written.
+    /// The prompt as written.
     fn prompt(&self) -> Option<&str> {
         self.generation
             .prompt(&self.body)
             .map(|member| member.value)
     }
 
-    /// The prompt as token ids, where the client sent it so.
+    /// The prompt as token ids; none where it came in another form.
     pub fn prompt_ids(&self) -> Option<Vec<u32>> {
         match self.generation {
             Generation::Completions | Generation::Generate => {
@@ -382,13 +382,12 @@ impl Request<'_> {
         }
     }
 
-    /// Whether the client itself hands the request from one worker to another: it set a field of a hand-off, and to something.
+    /// Whether the client itself hands the request from one worker to another: a field of a hand-off is set to a value.
     pub fn hands_off_itself(&self) -> bool {
         self.hands_off_itself
     }
 
-    /// That the hand-off is left to the router: a client that could set it could read another's KV cache. Null and `{}` say
-    /// nothing.
+    /// Checks that the client sets no hand-off: otherwise it could read another client's KV cache. Null and `{}` are allowed.
     ///
     /// # Errors
     /// [`Refusal::Field`] names the field that is set.
@@ -416,7 +415,7 @@ impl From<JsonError> for Refusal {
     }
 }
 
-/// The model asked for; empty where the interface names none.
+/// The requested model; empty where the interface has none.
 fn model(generation: Generation, object: &Object<'_>) -> Result<String, Refusal> {
     match generation {
         Generation::Generate if is_absent(object, "model") => Ok(String::new()),
@@ -438,7 +437,7 @@ fn text_field(object: &Object<'_>, name: &'static str) -> Result<String, Refusal
             name,
             problem: "must not be empty",
         }),
-        // A string of a body that is JSON cannot be read only for an escape that stands for half a character.
+        // In valid JSON a string is unreadable only where an escape stands for half a character.
         Err(_) if member.value.starts_with('"') => Err(Refusal::Field {
             name,
             problem: "is not valid Unicode",
@@ -450,7 +449,7 @@ fn text_field(object: &Object<'_>, name: &'static str) -> Result<String, Refusal
     }
 }
 
-/// Whether a member is not there, or null.
+/// Whether a member is missing or null.
 fn is_absent(object: &Object<'_>, name: &str) -> bool {
     object.get(name).is_none_or(|member| member.value == "null")
 }
@@ -466,7 +465,7 @@ fn prompt_tokens(generation: Generation, object: &Object<'_>) -> Result<u64, Ref
     }
 }
 
-/// The tokens of what is written, or given as ids.
+/// The tokens of a prompt in text or ids.
 fn written_tokens(generation: Generation, object: &Object<'_>) -> Result<u64, Refusal> {
     let name = generation.prompt_fields().first().copied();
     let missing = Refusal::Field {
@@ -500,7 +499,7 @@ fn written_tokens(generation: Generation, object: &Object<'_>) -> Result<u64, Re
     }
 }
 
-/// One list of numbers is one token: it opens behind a bracket or a comma, and a number follows.
+/// Each list of numbers is one token: its bracket is followed by a number.
 fn count_embeddings(value: &str) -> u64 {
     let mut after = None;
     let mut found = 0_u64;
@@ -519,7 +518,7 @@ fn count_prompt(value: &str) -> u64 {
     }
 }
 
-/// Whether there is one prompt, which came as ids and is taken as it is.
+/// Whether there is a single prompt that came as ids and is used unchanged.
 fn has_known_prompt(generation: Generation, object: &Object<'_>, sequences: Sequences) -> bool {
     let has_ids = matches!(generation, Generation::Completions | Generation::Generate);
     let is_one = matches!(sequences.prompts, Prompts::One | Prompts::Batch(1));
@@ -530,13 +529,13 @@ fn has_known_prompt(generation: Generation, object: &Object<'_>, sequences: Sequ
     prompt.is_some_and(|prompt| prompt.value.starts_with('[') && is_ids(prompt.value))
 }
 
-/// Whether nothing but numbers and lists of them stands there.
+/// Whether a value consists only of numbers and lists of them.
 fn is_ids(value: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_digit() || b"[], \t\r\n".contains(&byte);
     value.bytes().all(is_part)
 }
 
-/// One token per four bytes of text: what the picker of the Gateway API inference extension assumes too.
+/// One token per four bytes of text: the same estimate as in the picker of the Gateway API inference extension.
 fn estimate_tokens(bytes: usize) -> u64 {
     (bytes as u64).div_ceil(4).max(1)
 }
@@ -551,7 +550,7 @@ fn check_stream(object: &Object<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// What steers in `nvext` must be found to be heard, or to be taken out.
+/// Routing overrides in `nvext` must be found to be used, or to be removed.
 fn check_nvext(object: &Object<'_>) -> Result<(), Refusal> {
     let repeats = |member: &Member<'_>| {
         Object::parse(member.value.as_bytes(), &direct::STEERING).err()

@@ -1,4 +1,4 @@
-//! Owns the reading of `nvext`, as far as it steers: member by member, so that what cannot be read is named.
+//! Owns the reading of routing overrides in `nvext`: member by member, so that errors name the member.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -11,7 +11,7 @@ use crate::topology::Constraints;
 const ID: &str = "must be an unsigned number of 64 bits";
 const RANK: &str = "must be an unsigned number of 32 bits";
 
-/// A member that steers, and what is said where it cannot be read.
+/// A routing override, and the message where it cannot be read.
 struct Known {
     key: &'static str,
     name: &'static str,
@@ -47,7 +47,7 @@ known! {
     LATENCY: "nvext.agent_hints.", "latency_sensitivity", "must be a number";
 }
 
-/// What of `nvext` steers. Other fields are the backend's.
+/// The routing overrides in `nvext`. Other fields belong to the backend.
 #[derive(Debug, Default)]
 pub(super) struct Nvext<'a> {
     pub(super) annotations: Option<Vec<String>>,
@@ -64,7 +64,7 @@ pub(super) struct Nvext<'a> {
 }
 
 impl<'a> Nvext<'a> {
-    /// Reads what the caller says; null says nothing.
+    /// Reads the overrides; null means none.
     ///
     /// # Errors
     /// [`Refusal::Field`] names the member that cannot be read.
@@ -123,7 +123,7 @@ fn hints(nvext: &Object<'_>) -> Result<Hints, Refusal> {
     })
 }
 
-/// An object inside `nvext`; none where it is not there, or null.
+/// An object inside `nvext`; none where missing or null.
 fn inner<'a>(
     nvext: &Object<'a>,
     member: &Known,
@@ -154,7 +154,7 @@ fn object<'a>(
     })
 }
 
-/// The last of its values counts, as of the body's own members; null says nothing.
+/// The last value of duplicate members counts, as in the body itself; null means none.
 fn value<'a, T: Deserialize<'a>>(said: &Object<'a>, known: &Known) -> Result<Option<T>, Refusal> {
     let Some(member) = said.get(known.key) else {
         return Ok(None);

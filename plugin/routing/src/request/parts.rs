@@ -1,13 +1,13 @@
-//! Owns whether a request asks for what not every hand-off can serve.
+//! Owns whether a request asks for features that not every hand-off can serve.
 
 use super::{Generation, Request};
 
-/// Something that a request may ask for, beside its answer.
+/// A feature that a request may ask for, beside its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The logprobs of the prompt's tokens.
     PromptLogprobs,
-    /// The prompt in the answer, with logprobs: those of the prompt, too.
+    /// The prompt in the answer, with logprobs: including those of the prompt.
     EchoedLogprobs,
     /// The logits of the prompt's tokens.
     ContextLogits,
@@ -15,12 +15,13 @@ pub enum Part {
     BeamSearch,
     /// An answer that is fetched later.
     Background,
-    /// To go on with an answer that a worker has stored.
+    /// A continuation of an answer that a worker has stored.
     PreviousResponse,
 }
 
 impl Request<'_> {
-    /// Whether it asks for this. Of a repeated member each one counts: engines differ in which they read.
+    /// Whether the request asks for this feature. Each value of a repeated member counts: engines differ in which one they
+    /// read.
     pub fn asks(&self, part: Part) -> bool {
         match part {
             Part::PromptLogprobs => self.says("prompt_logprobs"),
@@ -36,7 +37,7 @@ impl Request<'_> {
         self.generation == Generation::Responses
     }
 
-    /// `logprobs: 0` asks for them, though for no others beside.
+    /// `logprobs: 0` asks for the logprobs of the tokens themselves, without alternatives.
     fn wants_logprobs(&self) -> bool {
         let mut members = ["logprobs", "top_logprobs"]
             .into_iter()
@@ -53,7 +54,7 @@ impl Request<'_> {
     }
 }
 
-/// What engines take for true: their reader knows more words for it than JSON.
+/// Values that engines accept as true: their readers know more words for it than JSON.
 pub(super) fn is_true(value: &str) -> bool {
     let word = value.trim_matches('"');
     let words = ["true", "1", "1.0", "yes", "y", "on", "t"];

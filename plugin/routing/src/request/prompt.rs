@@ -1,10 +1,10 @@
-//! Owns what a request's prompt is: the names of its blocks and its length, read from JSON in all its shapes.
+//! Owns a request's prompt: the sequence hashes of its blocks and its length, read from JSON in all its shapes.
 //!
-//! A prompt in text becomes one canonical stream of bytes, cut into blocks. The stream of a conversation is the beginning
-//! of the stream of every longer one, as it is in the engine's cache: a message is written without regard to what follows.
-//! What a chat template may render counts (roles, names, tools, documents, calls and their results, images), and so does what the
-//! request says of the rendering itself (another template, its arguments); what is only spelling does not (escapes, white space,
-//! the order of a message's members, a content of one text part or of a string). A shape that is not known is taken as it is
+//! A prompt in text becomes one canonical stream of bytes, cut into blocks. As in the engine's cache, the stream of a
+//! conversation is the beginning of the stream of every longer one: a message is written independently of what follows.
+//! Everything that a chat template may render counts (roles, names, tools, documents, calls and their results, images), and
+//! so do settings of the rendering itself (another template, its arguments). Mere spelling does not count (escapes, white
+//! space, the order of a message's members, a content of one text part or of a string). An unknown shape is taken as
 //! written. Nothing is refused here.
 
 mod canonical;
@@ -22,20 +22,20 @@ use crate::json::Object;
 use crate::prefix::hash::{self, HashScope, Salt, Text};
 use crate::prefix::{Blocks, RunLength};
 
-/// Tokens an image, a sound or a film counts for, since its size cannot be seen: the 24 × 24 patches that a picture of 336
-/// pixels a side has in LLaVA. Models that keep the picture's own resolution take from some hundred to some thousand.
+/// Tokens counted per image, sound or film, since the size is unknown: the 24 × 24 patches of a picture of 336 pixels a
+/// side in LLaVA. Models that keep the picture's own resolution take from some hundred to some thousand.
 pub const MEDIA_TOKENS: u64 = 576;
 
-/// Bytes a medium takes in the stream, so that blocks and tokens agree: its mark, its hash, and nothing.
+/// Bytes per medium in the stream, so that blocks and tokens agree: its mark, its hash, and padding.
 const MEDIA_BYTES: usize = MEDIA_TOKENS as usize * 4;
 
-/// Media of one prompt that count for that many tokens; more than any engine takes. Those beyond are told apart and count for
-/// next to nothing: a small body must not stand for millions of tokens.
+/// Media of one prompt that count [`MEDIA_TOKENS`] each; more than any engine takes. Further ones are still distinguished
+/// but add almost nothing: a small body must not stand for millions of tokens.
 const MOST_MEDIA: u32 = 128;
 const MEDIA_REST: [u8; MEDIA_BYTES - 9] = [0; MEDIA_BYTES - 9];
 
-/// The members of a message in the order in which they are written; others follow by key, so that what differs without
-/// being rendered spoils as little as it can.
+/// The members of a message in the order of writing; others follow by key, so that differences that are not rendered affect
+/// as few blocks as possible.
 const MESSAGE: [&str; 6] = [
     "role",
     "name",
@@ -48,14 +48,14 @@ const MESSAGE: [&str; 6] = [
 /// The members of a call.
 const CALL: [&str; 3] = ["function", "name", "arguments"];
 
-/// Members of a call that are no part of the prompt. Some templates render the id, but ids of equal conversations are
-/// equal: a client sends back those it was given.
+/// Members of a call that are not part of the prompt. Some templates render the id, but equal conversations have equal ids:
+/// a client sends back the ids that it was given.
 const CALL_OMITS: [&str; 3] = ["id", "type", "index"];
 
-/// Parts of a content that stand for text.
+/// Parts of a content that are text.
 const TEXT_PARTS: [&str; 3] = ["text", "input_text", "output_text"];
 
-/// Parts of a content that stand for something to look at or to listen to.
+/// Parts of a content that are images, sound or video.
 const MEDIA_PARTS: [&str; 11] = [
     "image_url",
     "input_image",
@@ -70,36 +70,36 @@ const MEDIA_PARTS: [&str; 11] = [
     "file",
 ];
 
-/// Members of SGLang's `/generate` with what is looked at or listened to; the text holds their places.
+/// Members of SGLang's `/generate` with media; the text holds their positions.
 const MEDIA_DATA: [&str; 3] = ["image_data", "video_data", "audio_data"];
 
-/// What, beside the request's own body, a prompt is known by.
+/// What identifies a prompt besides the request's own body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity<'a> {
-    /// The model that is asked for.
+    /// The requested model.
     pub model: &'a str,
     /// The LoRA adapter.
     pub adapter: Option<&'a str>,
-    /// The cache salt said elsewhere than in the body; one in the body wins.
+    /// The cache salt given outside the body; one in the body wins.
     pub cache_salt: Option<&'a [u8]>,
-    /// The prompt as token ids, where a trusted caller gave them; they stand for the body's.
+    /// The prompt as token ids, given by a trusted caller in place of the body's prompt.
     pub token_data: Option<&'a [u32]>,
     /// Tokens of one block.
     pub block_tokens: u32,
-    /// How many blocks each of its names stands for.
+    /// How many blocks each sequence hash stands for.
     pub grain: RunLength,
 }
 
-/// A prompt as the selection of a worker sees it.
+/// A prompt as seen by the selection of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Prompt {
-    /// Its full blocks.
+    /// The full blocks.
     pub blocks: Blocks,
-    /// Its length: the number of ids; of text an estimate, four bytes a token, [`MEDIA_TOKENS`] a medium; at least 1.
+    /// The length: the number of ids; for text an estimate of four bytes a token and [`MEDIA_TOKENS`] a medium; at least 1.
     pub tokens: u64,
 }
 
-/// Reads the prompt of a request. It never fails: what cannot be understood is taken as it is written.
+/// Reads the prompt of a request. Never fails: what is not understood is taken as written.
 pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     let cache_salt = cache_salt(request, identity);
     let identity = Identity {
@@ -115,7 +115,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     let prompt = request.prompt().unwrap_or("null");
     let mut stream = Stream(Text::new(identity.block_tokens, identity.grain), 0);
     match request.generation {
-        // What is embedded is not read.
+        // Embeddings are not read.
         Generation::Completions if embeds::sequences(&request.body).is_some() => {
             return Prompt {
                 blocks: Blocks::default(),
@@ -186,7 +186,7 @@ impl Identity<'_> {
     }
 }
 
-/// vLLM's member, else Dynamo's, else what was said elsewhere. An empty one says nothing.
+/// vLLM's member, else Dynamo's, else the salt given outside the body. An empty one counts as none.
 fn cache_salt<'a>(request: &Request<'a>, identity: &Identity<'a>) -> Option<Cow<'a, [u8]>> {
     let said = |value: &'a str| match plain(value) {
         text if text.is_empty() || value == "null" => None,
@@ -214,7 +214,7 @@ struct Stream(
 );
 
 impl Stream {
-    /// One prompt, or a batch of them.
+    /// Writes one prompt, or a batch of prompts.
     fn prompts(&mut self, prompt: &str) {
         if shape(prompt) != Shape::List {
             return self.text_or_value(prompt);
@@ -229,7 +229,7 @@ impl Stream {
         });
     }
 
-    /// Tools and documents come first, since templates put them into the system prompt.
+    /// Writes tools and documents, which come first because templates put them into the system prompt.
     fn leading(&mut self, key: &str, value: Option<&str>) {
         let says = |value: &&str| shape(value) != Shape::Null && !is_empty_list(value);
         if let Some(value) = value.filter(says) {
@@ -242,7 +242,7 @@ impl Stream {
         elements(messages, |message| self.message(message));
     }
 
-    /// What the Responses interface takes for a system prompt.
+    /// Writes the system prompt of the Responses interface.
     fn instructions(&mut self, instructions: &str) {
         if shape(instructions) != Shape::Null {
             self.0.mark(Mark::Message);
@@ -251,7 +251,7 @@ impl Stream {
         }
     }
 
-    /// The input of the Responses interface: items, or one message of the user.
+    /// Writes the input of the Responses interface: items, or one user message.
     fn input(&mut self, input: &str) {
         if shape(input) == Shape::List {
             return self.messages(input);
@@ -261,7 +261,7 @@ impl Stream {
         self.content(input);
     }
 
-    /// A message, or an item of the Responses interface.
+    /// Writes a message, or an item of the Responses interface.
     fn message(&mut self, message: &str) {
         self.0.mark(Mark::Message);
         let Some(members) = members(message, &MESSAGE) else {
@@ -276,7 +276,7 @@ impl Stream {
                     self.member(key);
                     self.call(value);
                 }
-                // An item that says nothing of its type is a message too.
+                // An item without a type is a message too.
                 "type" if *value == "\"message\"" => {}
                 _ => {
                     self.member(key);
@@ -286,7 +286,7 @@ impl Stream {
         }
     }
 
-    /// A message's content: a string is a list of one text. What is empty leaves no trace, as no content does.
+    /// Writes a message's content: a string counts as a list of one text. An empty content leaves no trace, like a missing one.
     fn content(&mut self, content: &str) {
         if shape(content) != Shape::List {
             self.part(Mark::Content, content);
@@ -315,7 +315,7 @@ impl Stream {
         Written::Something
     }
 
-    /// A medium is known by its hash: it takes as much room as it is taken to have tokens, whatever its data.
+    /// Writes a medium as its hash, padded to the bytes of its counted tokens, whatever its data.
     fn medium(&mut self, members: &[Member<'_>]) {
         self.0.mark(Mark::Media);
         self.0.put(&medium_hash(members).to_le_bytes());
@@ -325,7 +325,7 @@ impl Stream {
         }
     }
 
-    /// Media that stand beside the prompt: one, or a list of them. They are known before the text that refers to them.
+    /// Writes media beside the prompt: one, or a list. They come before the text that refers to them.
     fn media(&mut self, key: &str, data: &str) {
         let mut put = |one: &str| self.medium(&[(Cow::Borrowed(key), one)]);
         match shape(data) {
@@ -349,7 +349,7 @@ impl Stream {
         });
     }
 
-    /// A call, or the function in it.
+    /// Writes a call, or the function in it.
     fn call(&mut self, call: &str) {
         let Some(members) = members(call, &CALL) else {
             return canonical::value(call, &mut self.0);
@@ -406,7 +406,7 @@ enum Part<'a, 'm> {
 }
 
 impl<'a, 'm> Part<'a, 'm> {
-    /// What a part is, by its type, or without one by the member that it has. Engines see it so too.
+    /// The kind of a part, by its type, or without a type by its member, as in the engines.
     fn of(raw: &'a str, members: Option<&'m [Member<'a>]>) -> Self {
         let Some(members) = members else {
             return match shape(raw) {
@@ -427,7 +427,7 @@ impl<'a, 'm> Part<'a, 'm> {
     }
 }
 
-/// The hash of all that a medium's part says but its type. A URL and an object that holds only a URL are the same.
+/// The hash of a medium's part without its type. A URL and an object that holds only a URL have the same hash.
 fn medium_hash(part: &[Member<'_>]) -> u64 {
     let mut hash = Xxh3Default::new();
     let mut put = |key: &str, value: &str| {

@@ -1,26 +1,27 @@
-//! Owns the model's name in a request: which name takes its place before anything else is done, and the edit that puts it there.
+//! Owns the model's name in a request: the name that replaces it before routing, and the edit.
 //!
-//! A gateway's header comes before a rewrite that names the model, that before one for any model (gateway contract, 1.6).
+//! A gateway's header takes precedence over a rewrite for the model, and that over a rewrite for any model (gateway
+//! contract, 1.6).
 
 use crate::config::{ModelRewrite, ModelTarget};
 use crate::json::{Object, quoted};
 use crate::selection::Random;
 
 const MODEL: &str = "model";
-/// A name of more bytes is none that anybody has given to a model: it stays, and is not found.
+/// Longest model name, in bytes: a longer one is no real name, so it stays and is not found.
 const LONGEST: usize = 1024;
 
-/// A request whose model has another name now.
+/// A request with a replaced model name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Renamed {
-    /// The body with the new name; every other byte as it was.
+    /// The body with the new name, all other bytes unchanged.
     pub body: Vec<u8>,
-    /// The name that the client used; none where it used none.
+    /// The client's name; none where the client sent none.
     pub was: Option<String>,
 }
 
-/// The body with the name that the pool's `rewrites`, or the gateway in front, want; none where it stays as it is, or cannot be
-/// read: then whoever reads it next says why.
+/// The body with the name that the gateway in front, or the pool's `rewrites`, give; none where the name stays, or the body
+/// cannot be read: the next reader then reports why.
 pub fn rename(
     body: &[u8],
     wanted: Option<&str>,
@@ -34,10 +35,10 @@ pub fn rename(
     let member = object.get(MODEL);
     let was = match member {
         None => None,
-        // What is no name is not made one: it is refused as it is.
+        // A model that is no string is not replaced, so that it is refused as sent.
         Some(member) => Some(serde_json::from_str::<String>(member.value).ok()?),
     };
-    // It would be kept, and written into every piece of the answer.
+    // The name would be kept, and written into every piece of the answer.
     if was.as_ref().is_some_and(|name| name.len() > LONGEST) {
         return None;
     }
@@ -73,7 +74,7 @@ fn target<'r>(
     draw(&exact.or_else(any)?.targets, random)
 }
 
-/// One of the targets, by weight.
+/// Draws one of the targets by weight.
 fn draw<'r>(targets: &'r [ModelTarget], random: &mut Random) -> Option<&'r str> {
     let all: u64 = targets.iter().map(|target| u64::from(target.weight)).sum();
     let mut left = match targets.len() {
@@ -149,7 +150,7 @@ mod tests {
         for body in [r#"{"model":7}"#, "[]", "{", ""] {
             assert_eq!(renamed(body, Some("h"), &rewrites), None, "{body}");
         }
-        // Of duplicates none must keep the old name.
+        // No duplicate may keep the old name.
         assert_eq!(
             renamed(r#"{"model":"a","model":"b"}"#, None, &rewrites).as_deref(),
             Some(r#"{"model":"any","model":"any"}"#)

@@ -1,4 +1,4 @@
-//! Owns how many sequences a request asks for: its prompts, and the choices for each of them.
+//! Owns the number of sequences in a request: its prompts, and the choices for each of them.
 
 use super::limits::whole;
 use super::{Generation, embeds};
@@ -8,14 +8,14 @@ use crate::route::Refusal;
 /// The prompts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prompts {
-    /// One, as text, as token ids, as messages.
+    /// One prompt, as text, token ids or messages.
     One,
-    /// A list of so many, which may be one.
+    /// A list of this many prompts, which may be one.
     Batch(u64),
 }
 
 impl Prompts {
-    /// These, and so many beside, given as embeddings: an empty prompt is none where there are any.
+    /// Adds embedded prompts: beside them an empty prompt does not count.
     fn and(self, embedded: Option<u64>, written: Option<&str>) -> Self {
         match embedded {
             None => self,
@@ -32,14 +32,14 @@ impl Prompts {
     }
 }
 
-/// What a request asks for.
+/// The sequences that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequences {
     /// Its prompts.
     pub prompts: Prompts,
     /// Choices for each prompt (`n`).
     pub choices: u64,
-    /// Choices that are decoded for each prompt, of which the best are returned. SGLang takes no notice of it.
+    /// Choices decoded for each prompt, of which the best are returned. SGLang ignores it.
     pub best_of: u64,
 }
 
@@ -51,12 +51,12 @@ impl Sequences {
         best_of: 1,
     };
 
-    /// How many sequences the engine decodes.
+    /// Number of sequences that the engine decodes, without those of `best_of` that are not returned.
     pub fn count(&self) -> u64 {
         self.prompts.count().saturating_mul(self.choices)
     }
 
-    /// How many sequences may be written, those included of which only the best are returned.
+    /// Number of sequences that may be generated, including those of `best_of` that are not returned.
     pub fn written(&self) -> u64 {
         let best = Self {
             choices: self.choices.max(self.best_of),
@@ -65,10 +65,10 @@ impl Sequences {
         best.count()
     }
 
-    /// That there is one sequence alone, as a hand-off demands which has a single consumer.
+    /// Checks that there is a single sequence, as required by a hand-off with a single consumer.
     ///
     /// # Errors
-    /// [`Refusal::Field`] names what asks for more.
+    /// [`Refusal::Field`] names the member that asks for more.
     pub fn check_one(&self) -> Result<(), Refusal> {
         if self.choices.max(self.best_of) > 1 {
             return Err(Refusal::Field {
@@ -110,7 +110,7 @@ fn prompts(generation: Generation, body: &Object<'_>) -> Prompts {
         return Prompts::One;
     };
     let value = prompt.value;
-    // What stands inside the lists: text of one prompt stands in none, its ids in one, its embeddings in two.
+    // Brackets around one prompt: none for text, one for its ids, two for its embeddings.
     let depth = opening_brackets(value);
     let inside = value.trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
     let one = match inside.as_bytes().first() {
@@ -124,7 +124,7 @@ fn prompts(generation: Generation, body: &Object<'_>) -> Prompts {
     }
 }
 
-/// A prompt in which there is nothing, beside embeddings.
+/// Whether a prompt is empty, beside embeddings.
 fn is_nothing(prompt: &str) -> bool {
     let inside = prompt
         .strip_prefix('[')
@@ -147,7 +147,7 @@ fn choices(generation: Generation, body: &Object<'_>) -> Result<u64, Refusal> {
     }
 }
 
-/// SGLang's `n` stands among the sampling parameters: one object, or one for each prompt of a batch, which agree in it.
+/// SGLang's `n` is a sampling parameter: one object, or one for each prompt of a batch, all with the same `n`.
 fn sampled(body: &Object<'_>) -> Result<u64, Refusal> {
     let wrong = Refusal::Field {
         name: "sampling_params",
@@ -166,7 +166,7 @@ fn sampled(body: &Object<'_>) -> Result<u64, Refusal> {
 /// Members of the sampling parameters that are read or edited.
 pub const SAMPLING: &[&str] = &["n", "max_new_tokens", "min_new_tokens"];
 
-/// The sampling parameters' objects; none of something else.
+/// The objects of the sampling parameters; none where they are neither an object nor a list.
 pub fn objects(sampling: &str) -> Option<Vec<&str>> {
     match sampling.as_bytes().first() {
         Some(b'{') => Some(vec![sampling]),
@@ -175,7 +175,7 @@ pub fn objects(sampling: &str) -> Option<Vec<&str>> {
     }
 }
 
-/// A count that the client may set; 1 where it does not.
+/// A count that the client may set; 1 by default.
 fn number(object: &Object<'_>, key: &str, name: &'static str) -> Result<u64, Refusal> {
     let wrong = Refusal::Field {
         name,
@@ -185,7 +185,7 @@ fn number(object: &Object<'_>, key: &str, name: &'static str) -> Result<u64, Ref
         return Ok(1);
     };
     match whole(member.value) {
-        // Of OpenAI's interface `best_of` may be 0, which says nothing.
+        // In OpenAI's interface `best_of` may be 0, which has no effect.
         Some(0) if key != "best_of" => Err(wrong),
         Some(number) => Ok(number),
         None => Err(wrong),

@@ -1,7 +1,7 @@
-//! Owns what a trusted caller says about where its request goes: pins, a mere query, and constraints.
+//! Owns a trusted caller's routing overrides: pins, queries, and constraints.
 //!
-//! Said in headers (both spellings) or in the body's `nvext`; headers win. Ids are decimal, unsigned, of 64 bits. A header
-//! that cannot be read counts as absent, as Dynamo has it.
+//! Overrides come in headers (both spellings) or in the body's `nvext`; headers win. Ids are decimal, unsigned, of 64 bits.
+//! A header that cannot be read counts as absent, as in Dynamo.
 
 use std::rc::Rc;
 
@@ -20,63 +20,63 @@ use crate::topology::Constraints;
 /// The annotation that makes a request a query.
 const QUERY: &str = "query_instance_id:";
 
-/// Dynamo's way of saying in a header that a rank is not set.
+/// Dynamo's header value for a rank that is not set.
 const UNSET_RANK: u32 = u32::MAX;
 
-/// What the caller says. All of it absent: a normal request.
+/// A caller's routing overrides. Without any: a normal request.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Steering {
-    /// Only the names of the workers are asked for.
+    /// Whether only the names of the workers are requested.
     pub query: bool,
     /// The prefill worker, for a pair.
     pub prefill: Pin,
     /// The decode worker, for a pair.
     pub decode: Pin,
-    /// The worker that answers, where no decode worker is named: it decodes, or runs the request whole.
+    /// The worker that answers, where no decode worker is named: it decodes, or runs the whole request.
     pub backend: Option<WorkerId>,
-    /// The only workers that may be picked, by their ids, whatever they do; none: all.
+    /// The only workers that may be picked, by id, whatever their role; none: all.
     pub allowed: Option<Rc<HashSet<WorkerId>>>,
-    /// What the decode worker must and should hold.
+    /// Taints that the decode worker must and should carry.
     pub constraints: Constraints,
     /// The prompt as token ids, where the caller has them.
     pub token_data: Option<Vec<u32>>,
-    /// What the caller knows of the answer to come.
+    /// The caller's knowledge of the coming answer.
     pub hints: Hints,
-    /// What it would have weighed otherwise.
+    /// The caller's changes to the weights.
     pub weights: WeightOverride,
 }
 
-/// What a caller knows beforehand (`nvext.agent_hints`).
+/// Hints of a caller (`nvext.agent_hints`).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Hints {
-    /// Tokens that the answer will have, by its estimate.
+    /// Expected tokens of the answer, estimated by the caller.
     pub expected_tokens: Option<u64>,
     /// Seconds of head start in a queue.
     pub priority: f64,
 }
 
-/// What a caller would have weighed otherwise for this request (Dynamo's `RouterConfigOverride`).
+/// A caller's weights for this request (Dynamo's `RouterConfigOverride`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WeightOverride {
-    /// What a cached block is worth, in blocks that need not be computed.
+    /// Credit for a cached block, in blocks that need not be computed.
     pub overlap_score_credit: Option<f64>,
-    /// What prefill counts for; with 0 nothing of it does.
+    /// Weight of prefill; with 0 prefill does not count.
     pub prefill_load_scale: Option<f64>,
-    /// The older name of that.
+    /// The older name of `prefill_load_scale`.
     overlap_score_weight: Option<f64>,
-    /// How often dearer workers are picked.
+    /// Temperature of the draw: the higher, the more often workers of higher cost are picked.
     pub router_temperature: Option<f64>,
     /// Whether prefill counts at all.
     pub track_prefill_tokens: Option<bool>,
-    /// Known, and without effect: blocks of requests under way are never taken for shared here.
+    /// Accepted without effect: blocks of requests under way never count as shared here.
     assume_kv_reuse: Option<bool>,
-    /// Known, and without effect: there is no shared cache here.
+    /// Accepted without effect: there is no shared cache here.
     shared_cache_multiplier: Option<f64>,
 }
 
 impl WeightOverride {
-    /// Reads what the caller says.
+    /// Reads the caller's weights.
     fn read(said: Option<&RawValue>) -> Result<Self, Refusal> {
         let Some(said) = said else {
             return Ok(Self::default());
@@ -88,7 +88,7 @@ impl WeightOverride {
         })
     }
 
-    /// Whether all of it can be meant.
+    /// Whether all numbers are finite and not negative.
     fn is_sane(&self) -> bool {
         let given = [
             self.overlap_score_credit,
@@ -103,10 +103,10 @@ impl WeightOverride {
             .all(|value| value.is_finite() && value >= 0.0)
     }
 
-    /// The pool's weights, as far as nothing else is said.
+    /// The pool's weights with these overrides.
     pub fn over(&self, pool: KvWeights) -> KvWeights {
         let scale = self.prefill_load_scale.or(self.overlap_score_weight);
-        // With the older name, 0 meant that neither cache nor load counted.
+        // Under the older name, 0 meant that neither cache nor load counted.
         let legacy_credit = (self.overlap_score_weight == Some(0.0)).then_some(0.0);
         let credit = self.overlap_score_credit.or(legacy_credit);
         KvWeights {
@@ -126,7 +126,7 @@ impl WeightOverride {
     }
 }
 
-/// A worker that the caller names, and a rank.
+/// A worker and a rank that the caller names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pin {
     /// The worker.
@@ -136,7 +136,7 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// The same, where it names nobody for that worker.
+    /// This pin, with `backend` where it names no worker.
     pub fn or(self, backend: Option<WorkerId>) -> Self {
         Self {
             worker: self.worker.or(backend),
@@ -145,7 +145,7 @@ impl Pin {
     }
 }
 
-/// The headers that steer, each with the field it stands for; of two spellings the first one wins.
+/// The headers of routing overrides with their fields; of two spellings the first one wins.
 const HEADERS: [(&str, Field); 10] = [
     ("x-dynamo-worker-instance-id", Field::Decode),
     ("x-worker-instance-id", Field::Decode),
@@ -168,32 +168,32 @@ enum Field {
     PrefillRank,
 }
 
-/// The header by which a gateway in front names the endpoints that it allows.
+/// The header in which a gateway in front lists the endpoints that it allows.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 
-/// The headers by which a gateway in front overrides the model's name; the first one wins.
+/// The headers in which a gateway in front overrides the model's name; the first one wins.
 pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
 
-/// The headers that name an objective, from which a priority follows; the first one wins.
+/// The headers that name an objective, which gives a priority; the first one wins.
 pub const OBJECTIVE: [&str; 2] = [
     "x-llm-d-inference-objective",
     "x-gateway-inference-objective",
 ];
 
-/// The headers that name the flow which a request belongs to: flows of one priority take turns. The first one wins.
+/// The headers that name a request's flow: flows of one priority take turns. The first one wins.
 pub const FAIRNESS: [&str; 2] = [
     "x-llm-d-inference-fairness-id",
     "x-gateway-inference-fairness-id",
 ];
 
-/// The names of all headers that steer.
+/// The names of all headers with routing overrides.
 pub fn header_names() -> impl Iterator<Item = &'static str> {
     let numbers = HEADERS.iter().map(|(name, _)| *name);
     let names = [MODEL_REWRITE, OBJECTIVE, FAIRNESS].into_iter().flatten();
     numbers.chain([SUBSET]).chain(names)
 }
 
-/// What the first of these headers that is there says; none where it says nothing.
+/// The value of the first of these headers that is present; none where it is empty.
 pub fn said<'h>(headers: &'h [(Vec<u8>, Vec<u8>)], names: &[&str]) -> Option<&'h [u8]> {
     let value = |name: &&str| {
         let mut named = headers
@@ -207,7 +207,7 @@ pub fn said<'h>(headers: &'h [(Vec<u8>, Vec<u8>)], names: &[&str]) -> Option<&'h
         .filter(|value| !value.is_empty())
 }
 
-/// The header that a caller names a worker of `role` with, for messages.
+/// The header in which a caller names a worker of `role`, for messages.
 pub fn header_for(role: Role) -> &'static str {
     match role {
         Role::Prefill => "x-dynamo-prefill-instance-id",
@@ -216,10 +216,10 @@ pub fn header_for(role: Role) -> &'static str {
 }
 
 impl Steering {
-    /// What a trusted caller says in its headers and in the body's `nvext`.
+    /// Reads a trusted caller's overrides from its headers and the body's `nvext`.
     ///
     /// # Errors
-    /// [`Refusal::Field`] names what of `nvext` is there but cannot be read: a pin that is not understood must not be taken for none.
+    /// [`Refusal::Field`] names a member of `nvext` that cannot be read: a pin that is not understood must not count as none.
     pub fn read<'h>(
         headers: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         nvext: Option<&str>,
@@ -273,24 +273,24 @@ impl Steering {
         })
     }
 
-    /// The pin for a prefill worker. `backend_instance_id` is none: whoever answers, any prefill worker may hand over to it.
+    /// The pin for a prefill worker. `backend_instance_id` does not pin one: any prefill worker may hand over to the backend.
     pub fn prefill_pin(&self) -> Pin {
         self.prefill
     }
 
-    /// The pin for a decode worker, and for one that runs the request whole.
+    /// The pin for a decode worker, or for the worker that runs the whole request.
     pub fn decode_pin(&self) -> Pin {
         self.decode.or(self.backend)
     }
 
-    /// Whether a worker is among those that may be picked.
+    /// Whether a worker may be picked.
     pub fn allows(&self, worker: WorkerId) -> bool {
         self.allowed
             .as_ref()
             .is_none_or(|ids| ids.contains(&worker))
     }
 
-    /// The kind of request this makes.
+    /// The mode of a request with these overrides.
     pub fn mode(&self) -> Mode {
         if self.query {
             return Mode::QueryOnly;

@@ -1,4 +1,4 @@
-//! Requests as they are read: their kind, what is wrong with them, how long they are.
+//! Tests of the reading of requests: their kind, their errors, their length.
 
 use super::*;
 use crate::handoff;

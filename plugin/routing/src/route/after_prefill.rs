@@ -1,4 +1,4 @@
-//! Owns the words for what follows from prefill's answer.
+//! Owns the types for what follows from the prefill answer.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -10,83 +10,83 @@ use crate::fleet::{TargetKey, Worker};
 use crate::handoff::terminal::Terminal;
 use crate::outcome::{Came, Meaning};
 
-/// Whether anybody still waits for the answer.
+/// Whether the client still waits for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
-    /// The client does.
+    /// The client waits.
     Waits,
-    /// It has left.
+    /// The client has left.
     Left,
 }
 
 /// How a prefill has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefillEnd {
-    /// What came.
+    /// The outcome of the call.
     pub came: Came,
-    /// What that means.
+    /// The meaning of that outcome.
     pub meaning: Meaning,
 }
 
-/// What follows from prefill's answer.
+/// The next step after the prefill answer.
 #[allow(
     clippy::large_enum_variant,
     reason = "one a request, moved once or twice: cheaper than a box"
 )]
 pub enum AfterPrefill {
-    /// Decode runs, and fetches what prefill has staged.
+    /// Decode runs, and fetches the staged KV.
     Decode {
         /// The decode leg.
         dispatch: Dispatch,
-        /// The decode worker and its rank: another one than before, where that has left.
+        /// The decode worker and its rank: another one than picked, if that has left.
         target: (Rc<Worker>, TargetKey),
-        /// What waits for it: to be kept with the seat.
+        /// The staged KV, to be kept with the assignment.
         staged: Staged,
     },
     /// Another prefill worker is called.
     Again(PrefillPhase),
-    /// The worker's answer is the client's, as it came: the request itself was at fault.
+    /// The worker's answer goes to the client unchanged: the request itself was at fault.
     Answer,
-    /// The worker has refused the request beside a decode that is under way. Another pair is asked; where there is none, the
-    /// worker's answer is the client's.
+    /// The worker has refused the request while a concurrent decode is under way. Another pair is tried; if there is none,
+    /// the worker's answer goes to the client.
     AnswerUnlessPair(PrefillEnd),
     /// Generation ended by itself: this is the client's answer.
     Terminal(Terminal),
-    /// The same, and KV blocks wait for a decode that is not needed: what is done about them.
+    /// The same, with the clean-up of staged KV blocks that no decode needs.
     TerminalStaged(Terminal, Box<Self>),
-    /// The decode worker runs the request whole.
+    /// The decode worker runs the request aggregated.
     Whole {
         /// The leg.
         dispatch: Dispatch,
-        /// Why.
+        /// The reason.
         fallback: Fallback,
     },
     /// Decode is running already, and prefill has done its part.
     Good,
     /// The request is refused.
     Refused(Refusal),
-    /// Prefill has failed beside a decode that is under way. Another pair is asked; where there is none, or the answer has begun, it
-    /// is refused.
+    /// Prefill has failed while a concurrent decode is under way. Another pair is tried; if there is none, or the answer has
+    /// begun, the request is refused.
     FailedBeside(Refusal, PrefillEnd),
-    /// The client has left, and KV blocks wait for a decode that it would have been: they are fetched and dropped.
+    /// The client has left, and the KV blocks staged for its decode are fetched and dropped.
     CleanUp(CleanUpLeg),
-    /// The client has left, and nobody can fetch the KV blocks that wait for it.
+    /// The client has left, and no worker can fetch the staged KV blocks.
     Leaked {
-        /// How many.
+        /// Number of leaked blocks.
         blocks: u64,
     },
-    /// Nobody waits for it any more, and the worker is to be told to drop what it has computed.
+    /// The answer is awaited no longer, and the prefill worker must drop the KV it has computed.
     CallOff {
-        /// The call that tells it.
+        /// The abort call.
         leg: AbortLeg,
-        /// Blocks that leak if it fails.
+        /// Blocks that leak if the call fails.
         blocks: u64,
     },
     /// The client has left, and nothing remains to be done.
     Nothing,
 }
 
-/// The leg that fetches KV blocks which a client has left behind: one token, no stream.
+/// The leg that fetches KV blocks left behind by a client: one token, unstreamed.
 #[derive(Debug)]
 pub struct CleanUpLeg {
     /// The leg, with changes of the client's body.
@@ -98,10 +98,10 @@ pub struct CleanUpLeg {
 /// The call that makes a prefill worker drop a request whose client has left.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AbortLeg {
-    /// Where to.
+    /// The worker's address.
     pub destination: SocketAddr,
     /// Path and query.
     pub path: &'static str,
-    /// Its JSON body.
+    /// The JSON body.
     pub body: String,
 }

@@ -1,4 +1,4 @@
-//! Owns what of a request matters to a choice.
+//! Owns the parts of a request that matter to a choice.
 
 use std::rc::Rc;
 
@@ -17,25 +17,24 @@ use crate::selection::Reads;
 use crate::selection::cost::Tracking;
 use crate::selection::eligibility::Subset;
 
-/// A request that has been read already: by a body's reader, a trace's or a benchmark's.
+/// A parsed request: from a body, a trace or a benchmark.
 #[derive(Debug, Clone, Copy)]
 pub struct SelectionRequest<'a> {
     /// The model, or an adapter of one.
     pub model: &'a str,
     /// The prompt's length in tokens.
     pub prompt_tokens: u64,
-    /// The prompt's full blocks; none: nothing is known of it.
+    /// The prompt's full blocks; empty if unknown.
     pub blocks: &'a Blocks,
-    /// Tokens that the answer is expected to have, each of its sequences, where something says so.
+    /// Expected output tokens of each sequence, if a source gives them.
     pub expected_tokens: Option<u64>,
-    /// How many sequences are written for the prompt.
+    /// Sequences generated for the prompt.
     pub sequences: u64,
-    /// The session it belongs to.
+    /// The session of the request.
     pub session: Option<&'a [u8]>,
 }
 
-/// One prompt is known by its first blocks, one of so many parts of what is remembered at most: it must not drive out all
-/// others.
+/// A prompt is recorded by its first blocks, at most one part in this many of the prefix index: it must not evict all others.
 const ONE_PROMPTS_PART: usize = 8;
 
 static NO_BLOCKS: Blocks = Blocks {
@@ -57,7 +56,7 @@ impl Default for SelectionRequest<'_> {
     }
 }
 
-/// The same, to be kept: a request may have to be placed again after its body is gone.
+/// The owned form of a [`SelectionRequest`]: a request may have to be placed again after its body is gone.
 #[derive(Debug, Clone)]
 pub(super) struct Demand {
     pub(super) prompt_tokens: u64,
@@ -72,7 +71,7 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// What is asked by one of whom nothing is known.
+    /// The demand of a request of which nothing is known.
     pub(super) fn nothing(weights: KvWeights) -> Self {
         Self::of(&SelectionRequest::default(), weights)
     }
@@ -91,7 +90,7 @@ impl Demand {
         }
     }
 
-    /// What is booked for its answer.
+    /// The answer to book.
     pub(super) fn answer(&self, block_tokens: u32) -> Answer {
         Answer {
             prompt_tokens: self.prompt_tokens,
@@ -102,16 +101,16 @@ impl Demand {
     }
 }
 
-/// Whether workers that are too busy are passed over.
+/// Whether workers above their busy threshold are skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admit {
-    /// They are.
+    /// They are skipped.
     WhoIsFree,
-    /// They are not: the request was let in already, and goes on where it can.
+    /// They are not skipped: the request was admitted already, and goes wherever possible.
     Anyone,
 }
 
-/// One request at one place: what every step of a choice needs.
+/// One request for one model key: the input of every step of a choice.
 #[derive(Debug, Clone)]
 pub(super) struct SelectionContext<'a> {
     pub(super) place: &'a ModelKey,
@@ -121,12 +120,12 @@ pub(super) struct SelectionContext<'a> {
     pub(super) admit: Admit,
     /// Workers that have failed this request already.
     pub(super) excluded: &'a [WorkerId],
-    /// What the request has met at workers so far, where it is placed again.
+    /// The request's trail so far, on a retry.
     pub(super) trail: Option<SharedTrail>,
 }
 
 impl Router {
-    /// Begins an explanation, or none.
+    /// Starts to collect an explanation, if wanted.
     pub(super) fn explain(&mut self, wanted: Explain) {
         let is_heard = match wanted {
             Explain::No => false,
@@ -136,13 +135,13 @@ impl Router {
         self.explained = is_heard.then(Vec::new);
     }
 
-    /// The explanation of the last plan's choices, as JSON; none where none was wanted, or nobody was chosen.
+    /// The explanation of the last plan's choices, as JSON; none if not wanted, or if no worker was chosen.
     pub fn take_explanation(&mut self) -> Option<String> {
         let explained = self.explained.take()?;
         (!explained.is_empty()).then(|| explain::to_json(&explained))
     }
 
-    /// What the caller says of where the request goes: heard only where the pool trusts its callers.
+    /// The caller's routing overrides, read only if the pool trusts its callers.
     pub(super) fn steering(
         &self,
         request: &Request<'_>,
@@ -161,7 +160,7 @@ impl Router {
         )
     }
 
-    /// The model that is asked for, and the adapter where it is one's name.
+    /// The requested model, and the adapter if the name is one's.
     pub(super) fn model_of(&self, name: &str) -> Result<(String, Option<Rc<str>>), Refusal> {
         let base = self.adapters.get(name);
         let adapter = base.is_some().then(|| Rc::from(name));
@@ -170,7 +169,7 @@ impl Router {
         Ok((model, adapter))
     }
 
-    /// What of a request matters to a choice.
+    /// The demand of a request: the parts that matter to a choice.
     pub(super) fn asked(
         &self,
         request: &Request<'_>,
@@ -197,7 +196,7 @@ impl Router {
         }
     }
 
-    /// The prompt's blocks, where any policy looks at them.
+    /// The prompt's blocks, if any policy reads them.
     pub(super) fn prompt(
         &self,
         request: &Request<'_>,

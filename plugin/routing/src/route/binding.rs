@@ -1,5 +1,5 @@
-//! Owns what must be known of a prefill worker before it can be handed a request: where its bootstrap server is and, of
-//! Mooncake's, under which ids its engines are known.
+//! Owns the bindings of prefill workers, without which none can be sent a request: the address of the bootstrap server and,
+//! for Mooncake, the ids of the engines.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -12,16 +12,16 @@ use crate::handoff::bootstrap::Bootstrap;
 use crate::handoff::mooncake::{self, EngineIds};
 use crate::handoff::sglang;
 
-/// A prefill worker that has not told is asked again after this time: it serves nobody until it has.
+/// Query interval for a prefill worker without a binding: until bound, the worker serves no request.
 const UNTOLD_AGAIN: Duration = Duration::from_millis(250);
 
-/// One that has told is asked again after this time, since a restart at the same address would change the answer.
+/// Query interval for a bound worker, since a restart at the same address would change the answer.
 const TOLD_AGAIN: Duration = Duration::from_millis(500);
 
-/// The same of SGLang, which asks all its schedulers before it answers.
+/// The same for SGLang, which queries all its schedulers before it answers.
 const SGLANG_TOLD_AGAIN: Duration = Duration::from_secs(2);
 
-/// What is known of a prefill worker.
+/// The binding of a prefill worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) bootstrap: Bootstrap,
@@ -30,7 +30,7 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    /// Whether this may be told by the same process as what was known before.
+    /// Whether this binding may come from the same process as `before`.
     fn continues(&self, before: &Self) -> bool {
         let are_same = match (&self.engines, &before.engines) {
             (Some(now), Some(before)) => now.continue_those(before),
@@ -40,25 +40,25 @@ impl Binding {
     }
 }
 
-/// What a prefill worker must be asked.
+/// A query for the binding of a prefill worker.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Whom.
+    /// The queried worker.
     pub worker: Rc<Worker>,
     /// The proxy's cluster that the server is a member of.
     pub cluster: String,
-    /// The server.
+    /// The server's address.
     pub destination: SocketAddr,
     /// The path to get.
     pub path: &'static str,
-    /// Whether it has told before.
+    /// Whether the worker is bound already.
     pub is_bound: bool,
-    /// When to ask again, whatever the answer is.
+    /// Time until the next query, whatever the answer is.
     pub again: Duration,
 }
 
 impl Router {
-    /// Bindings that need no asking: where the bootstrap server's port is configured, or told by discovery.
+    /// Binds workers that need no query: the bootstrap server's port is configured, or comes from discovery.
     pub(super) fn bind_what_is_known(&mut self) {
         if self.pool.protocol != Protocol::Sglang {
             return;
@@ -75,8 +75,8 @@ impl Router {
         }
     }
 
-    /// From now on this is known of a worker; whether that is news. Another port or other engines than before are those of
-    /// another process: what had been learned of the worker ends.
+    /// Sets the binding of a worker; returns whether it is new. Another port or other engines than before belong to another
+    /// process: everything learned of the worker is forgotten.
     fn bind(&mut self, id: WorkerId, binding: Binding) -> bool {
         let before = self.bindings.get(&id);
         let is_known = before.is_some_and(|before| *before == binding);
@@ -89,7 +89,7 @@ impl Router {
         !is_known
     }
 
-    /// A worker's bootstrap server, where its port is known without asking.
+    /// A worker's bootstrap server, if its port is known without a query.
     fn bootstrap_of(&self, worker: &Worker) -> Option<Bootstrap> {
         let common = match self.pool.bootstrap {
             BootstrapSource::Port(port) => Some(port),
@@ -99,7 +99,7 @@ impl Router {
         Some(Bootstrap::beside(worker.address?, port))
     }
 
-    /// What prefill workers must be asked now and then.
+    /// The periodic queries to prefill workers.
     pub fn questions(&self) -> Vec<Question> {
         if !self.pool.protocol.needs_binding() {
             return Vec::new();
@@ -137,7 +137,8 @@ impl Router {
         })
     }
 
-    /// A worker that may have started anew is handed nothing until it has told again what only it can tell.
+    /// Removes the binding of a worker that may have restarted, if only the worker itself can supply it: until bound again,
+    /// the worker is sent no request.
     pub(super) fn unbind(&mut self, id: WorkerId) {
         let worker = self.fleet.get(id);
         let is_told = worker.is_some_and(|worker| match self.pool.protocol {
@@ -149,8 +150,8 @@ impl Router {
         }
     }
 
-    /// What a worker answered; false where that does not tell what was asked. An answer of one whose life has ended meanwhile is
-    /// discarded.
+    /// Takes a worker's answer to a query; false if the answer lacks the binding. The answer of an incarnation that has
+    /// ended meanwhile is discarded.
     pub fn told(&mut self, whom: &Incarnation, answer: &[u8]) -> bool {
         let worker = self.fleet.get(whom.id);
         let Some(worker) = worker
@@ -168,7 +169,7 @@ impl Router {
                     engines: None,
                 }),
         };
-        // What it told before stands: a server that does not answer need not have started anew.
+        // The earlier binding stands: a server that does not answer need not have restarted.
         let Some(binding) = binding else {
             return false;
         };

@@ -1,4 +1,4 @@
-//! Owns who is picked at a place: a pair of workers, or one that runs the request whole.
+//! Owns the choice of workers for a model key: a pair, or one that runs the request aggregated.
 
 use std::rc::Rc;
 
@@ -21,13 +21,13 @@ use crate::selection::eligibility::{Eligible, Filter};
 use crate::selection::{Candidate, Reads, Task, cheapest};
 use crate::topology::Constraints;
 
-/// A worker rank that was picked, and how many leading blocks of the prompt it is thought to hold.
+/// A picked worker rank, and how many leading blocks of the prompt it is estimated to hold.
 #[derive(Debug, Clone)]
 pub struct Chosen {
     pub(super) target: Target,
     pub(super) slot: usize,
     pub(super) overlap: u32,
-    /// The most that any of those who could have been picked is thought to hold.
+    /// The most leading blocks that any eligible rank is estimated to hold.
     pub(super) possible: u32,
 }
 
@@ -37,7 +37,7 @@ impl Chosen {
     }
 }
 
-/// A prefill and a decode worker that may exchange KV, and who else could decode.
+/// A prefill and a decode worker that may exchange KV, and the alternatives for decode.
 #[derive(Debug)]
 pub struct Pair {
     pub(super) prefill: Chosen,
@@ -45,48 +45,48 @@ pub struct Pair {
     pub(super) others: Vec<Target>,
 }
 
-/// A worker that runs a whole request, and who else could.
+/// A worker that runs a request aggregated, and the alternatives.
 #[derive(Debug)]
 pub struct Whole {
     pub(super) decode: Chosen,
     pub(super) others: Vec<Target>,
 }
 
-/// How a pair is to hand over. That there is nobody is not among the answers: it was the place's to say.
+/// How a pair is to hand over. A missing worker is no case here: the serving decision of the model key covers it.
 #[derive(Debug)]
 pub(super) enum Resolution {
-    /// Where the KV will be is known already: both legs may go at once.
+    /// The location of the KV is known already: both legs may go at once.
     Resolved {
         /// The workers.
         pair: Pair,
-        /// What is known of the prefill worker.
+        /// The binding of the prefill worker.
         binding: Binding,
     },
-    /// Prefill first, on just that worker: its answer brings the hand-off.
+    /// Prefill first, on exactly that worker: its answer brings the hand-off.
     NoBootstrapEndpoint {
         /// The workers.
         pair: Pair,
     },
-    /// Refused at once: too many prompt tokens wait already. Never a reason to go to a worker all the same.
+    /// Refused at once: too many prompt tokens wait already. Never a reason to fall back to a worker.
     Backpressure {
         /// Tokens that wait.
         queued_tokens: u64,
-        /// Tokens that may.
+        /// Tokens that may wait.
         allowed_tokens: u64,
     },
 }
 
-/// Whether a choice moves the cursors on.
+/// Whether a choice moves the policies' cursors on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Only looked at.
+    /// The choice is only looked at.
     Peek,
-    /// Taken.
+    /// The choice is taken.
     Commit,
 }
 
 impl Router {
-    /// Decides how the request is handed over, and picks and books nothing if it is not.
+    /// Decides how the request is handed over. If it is not, nothing is picked or booked.
     fn resolve(&mut self, case: &SelectionContext<'_>) -> Result<Resolution, Refusal> {
         if let Some(backpressure) = self.backpressure(case) {
             return Ok(backpressure);
@@ -102,7 +102,7 @@ impl Router {
         }
     }
 
-    /// The pair, and what is known of its prefill worker where that must be.
+    /// The pair, and the binding of its prefill worker where the protocol needs one.
     pub(super) fn resolved(
         &mut self,
         case: &SelectionContext<'_>,
@@ -120,8 +120,8 @@ impl Router {
         }
     }
 
-    /// Whether too many prompt tokens wait on those among whom would be picked. One who names the worker does not ask who it
-    /// is to be, and one who has been let in is not turned away.
+    /// Whether too many prompt tokens wait on the eligible prefill workers. A request that names its worker is exempt, and
+    /// so is one that was admitted already.
     fn backpressure(&self, case: &SelectionContext<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
         let pin = case.steering.prefill_pin();
@@ -130,7 +130,7 @@ impl Router {
         }
         let members = case.roster.of_role(Role::Prefill);
         let decode = self.named_decode(case);
-        // Where nobody is left the choice says why.
+        // If no worker is left, the choice itself gives the reason.
         let eligible = self.prefill_candidates(case, decode.as_ref(), Step::Commit);
         let eligible = eligible.and_then(|left| allowed(case, Role::Prefill, left));
         let eligible = eligible.and_then(|left| on_rank(members, Role::Prefill, pin, left));
@@ -146,12 +146,12 @@ impl Router {
         })
     }
 
-    /// Picks a pair for good.
+    /// Picks a pair and takes it.
     pub(super) fn pick_pair(&mut self, case: &SelectionContext<'_>) -> Result<Pair, Refusal> {
         self.choose_pair(case, Step::Commit)
     }
 
-    /// The pair that would be picked; nothing moves.
+    /// The pair that would be picked; no cursor moves.
     pub(super) fn look_at_pair(
         &mut self,
         case: &SelectionContext<'_>,
@@ -165,12 +165,12 @@ impl Router {
         let prefill = self.choose_prefill(case, decode.as_ref(), step)?;
         let constraints = constraints(case, &prefill.target.worker)?;
         let (decode, others) = self.choose_decode(case, &constraints)?;
-        // It is the last choice: all others are full as well, and what prefill computed would wait for nobody.
+        // A worker in back-off is the last choice: all others are full as well, and the prefilled KV would not be fetched.
         let is_named = case.steering.decode_pin().worker.is_some();
         if !is_named && self.is_in_back_off(decode.target.worker.id) {
             return Err(Refusal::Overloaded { role: Role::Decode });
         }
-        // Only now: a request that is refused for want of the other worker takes nobody's turn.
+        // Only now: a request that is refused for lack of the other worker uses up no turn.
         if step == Step::Commit {
             self.take(Role::Prefill, case, case.steering.prefill_pin(), &prefill);
             self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
@@ -182,7 +182,7 @@ impl Router {
         })
     }
 
-    /// The prefill worker that would be picked; nothing moves.
+    /// The prefill worker that would be picked; no cursor moves.
     pub(super) fn look_at_prefill(
         &mut self,
         case: &SelectionContext<'_>,
@@ -191,7 +191,7 @@ impl Router {
         self.choose_prefill(case, decode.as_ref(), Step::Commit)
     }
 
-    /// The decode worker that would be picked, whoever hands over to it; nothing moves.
+    /// The decode worker that would be picked, for any prefill worker; no cursor moves.
     pub(super) fn look_at_decode(
         &mut self,
         case: &SelectionContext<'_>,
@@ -199,14 +199,14 @@ impl Router {
         self.choose_decode(case, &case.steering.constraints)
     }
 
-    /// The decode worker that the caller names, where it is one: only a prefill worker that may hand over to it will do.
+    /// The decode worker named by the caller, if it is one: only a prefill worker that may hand over to it is eligible.
     fn named_decode(&self, case: &SelectionContext<'_>) -> Option<Rc<Worker>> {
         let worker = self.fleet.get(case.steering.decode_pin().worker?)?;
         (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
-    /// It is taken: the cursor moves on, and the trial of one that is ejected begins, unless the caller named the worker, who
-    /// takes nobody's turn; and what it will hold is remembered, also where the caller named it.
+    /// Takes a choice: moves the cursor on, and begins the trial of an ejected worker, unless the caller named the worker,
+    /// which uses up no turn. The blocks that the worker will hold are recorded in both cases.
     pub(super) fn take(
         &mut self,
         role: Role,
@@ -228,7 +228,7 @@ impl Router {
         }
     }
 
-    /// Whether what workers of a role hold matters to any choice.
+    /// Whether the blocks held by workers of a role matter to any choice.
     fn remembers(&self, role: Role) -> bool {
         match role {
             Role::Prefill => self.prefill_policy.reads() == Reads::Overlap,
@@ -240,7 +240,7 @@ impl Router {
         }
     }
 
-    /// Whether what a decode worker holds is worth something to it.
+    /// Whether the blocks held by a decode worker lower its cost.
     pub(super) fn decode_credit(&self) -> DecodeCredit {
         match self.pool.conditional {
             Some(_) => DecodeCredit::Counts,
@@ -259,8 +259,8 @@ impl Router {
         Some(next)
     }
 
-    /// A prefill worker: bound (to be named to a mere query it need not be, where none is), not tried, and with somebody to
-    /// hand over to; where decode has been picked already, to just that worker.
+    /// A prefill worker: bound (not required for a query if none is bound), not tried yet, and with a decode worker to hand
+    /// over to; if decode has been picked already, exactly that one.
     fn choose_prefill(
         &mut self,
         case: &SelectionContext<'_>,
@@ -281,7 +281,7 @@ impl Router {
             .ok_or(Refusal::NotServed(NotServed::NotActivated))
     }
 
-    /// Those prefill workers among whom one may be picked, whoever the gateway and the caller allow.
+    /// The prefill workers that may be picked, before the limits of the gateway and the caller.
     fn prefill_candidates(
         &self,
         case: &SelectionContext<'_>,
@@ -336,7 +336,7 @@ impl Router {
         Ok((decode, others))
     }
 
-    /// Another decode worker, where the one that was picked has left before its leg was dispatched.
+    /// Another decode worker, after the picked one has left before its leg was dispatched.
     pub(super) fn replace_decode(
         &mut self,
         case: &SelectionContext<'_>,
@@ -348,7 +348,7 @@ impl Router {
         Ok((decode, others))
     }
 
-    /// A worker that runs the request whole.
+    /// Picks and takes a worker that runs the request aggregated.
     pub(super) fn pick_whole(&mut self, case: &SelectionContext<'_>) -> Result<Whole, Refusal> {
         let constraints = &case.steering.constraints;
         let members = case.roster.of_role(Role::Aggregated);
@@ -378,8 +378,7 @@ impl Router {
         Ok(Whole { decode, others })
     }
 
-    /// The pinned one of those eligible, or the one that the role's policy picks, and who else could have been; none where there
-    /// is nobody. No cursor moves.
+    /// The pinned worker, or the one that the role's policy picks, and all that were eligible; none without any. No cursor moves.
     fn choose(
         &mut self,
         case: &SelectionContext<'_>,
@@ -424,7 +423,7 @@ impl Router {
         Ok(Some((chosen, eligible)))
     }
 
-    /// The index of the one that the policy picks among these, who are not too busy.
+    /// The index of the policy's pick among these, which are not too busy.
     fn pick(
         &mut self,
         case: &SelectionContext<'_>,
@@ -484,8 +483,8 @@ impl Router {
         Ok(picked.and_then(|picked| eligible.nth(picked)))
     }
 
-    /// Who else the same bytes may go to: as many as the proxy may try, of the same rank, in random order, those who are
-    /// preferred first. One who names a worker means that worker.
+    /// Alternatives for the same bytes: as many as the proxy may try, of the same rank, in random order, preferred ones
+    /// first. A worker named by the caller has no alternatives.
     fn others(
         &mut self,
         members: &[RankSlot],
@@ -516,7 +515,7 @@ impl Router {
         all.into_iter().take(wanted).cloned().collect()
     }
 
-    /// A few of many, without looking at all of them; none where that does not find enough.
+    /// Draws a few of many without a scan of all; none if that does not find enough.
     fn draw<'m>(
         &mut self,
         eligible: &Eligible,
@@ -543,17 +542,17 @@ impl Router {
     }
 }
 
-/// What makes a member a candidate.
+/// Builds candidates from rank slots.
 struct CandidateBuilder<'l> {
     standings: Standings<'l>,
     depths: &'l [u32],
     wanted: &'l Constraints,
-    /// Whether anything is preferred at all.
+    /// Whether the request has any preference.
     prefers: bool,
 }
 
 impl CandidateBuilder<'_> {
-    /// Made and priced a thousand times a choice: only what the price needs is to be left of it.
+    /// Runs a thousand times a choice: inlined, so that only what the price needs remains.
     #[inline(always)]
     fn at<'m>(&self, member: &'m RankSlot, slowness: f32) -> Candidate<'m> {
         Candidate {
@@ -568,7 +567,7 @@ impl CandidateBuilder<'_> {
     }
 }
 
-/// What a worker is wanted for.
+/// The task that a worker is picked for.
 fn task<'c>(
     case: &'c SelectionContext<'_>,
     role: Role,

@@ -1,7 +1,7 @@
 //! Owns conditional disaggregation: which prompts stay on a decode worker, since a hand-off would cost more than it saves.
 //!
-//! The rules are Dynamo's (routing semantics, A.5), with one of our own for prompts that are short in themselves. Nothing a
-//! client says forces or forges the outcome; one who names a prefill worker has decided already.
+//! The rules are Dynamo's (routing semantics, A.5), plus one for prompts that are short in themselves. A client can neither
+//! force nor forge the outcome; a request that names a prefill worker always gets a pair.
 
 use super::ask::SelectionContext;
 use super::choice::{Chosen, Whole};
@@ -10,13 +10,13 @@ use crate::config::{Conditional, ConditionalPolicy, PrefillBusy};
 use crate::fleet::Role;
 
 impl Router {
-    /// The decode worker that is to run the request whole, taken; none where a pair is to.
+    /// Takes the decode worker that is to run the request aggregated; none if a pair is to.
     pub(super) fn stays(&mut self, case: &SelectionContext<'_>) -> Option<Whole> {
         let conditional = self.pool.conditional.clone()?;
         if case.steering.query || case.steering.prefill_pin().worker.is_some() {
             return None;
         }
-        // Whatever is wrong with the request is told by the way through a pair.
+        // The path through a pair reports any problem with the request.
         let Ok((decode, others)) = self.look_at_decode(case) else {
             return None;
         };
@@ -49,7 +49,7 @@ impl Router {
             || (uncached < conditional.uncached_tokens && is_small_share)
     }
 
-    /// Whether the prefill worker that would be picked is too busy. Where all are, back-pressure says so.
+    /// Whether the prefill worker that would be picked is too busy. A refusal because all are overloaded counts as busy.
     fn prefill_is_busy(&mut self, conditional: &Conditional, case: &SelectionContext<'_>) -> bool {
         let prefill = match self.look_at_prefill(case) {
             Ok(prefill) => prefill,
@@ -63,7 +63,7 @@ impl Router {
         busy.is_passed(booked, prefill.target.worker.capacity)
     }
 
-    /// A decode worker that would be too full keeps no prompt; nor one of which that is not known.
+    /// Whether the decode worker would be too full to keep the prompt; an unknown capacity counts as too full.
     fn vetoes(
         &self,
         conditional: &Conditional,

@@ -12,32 +12,32 @@ use crate::json::Edits;
 /// A leg that the proxy forwards.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// Where to, in order: the next one only if a connection could not be made, so that the same bytes fit. None: where the
-    /// cluster's own fallback says.
+    /// Destinations in order: the next one only if no connection could be made, so that the same bytes fit. Empty: the
+    /// cluster's own fallback decides.
     pub destinations: Vec<SocketAddr>,
-    /// Headers to be set.
+    /// Headers to set.
     pub headers: Vec<HeaderValue>,
-    /// Changes of the client's body; none: as it is.
+    /// Edits of the client's body; none: unchanged.
     pub edits: Option<Edits>,
-    /// How long the answer may take.
+    /// Deadlines of the answer.
     pub patience: Patience,
 }
 
-/// How long an answer may take before its worker is taken for one that hangs. None: as long as it likes.
+/// Deadlines of an answer, after which its worker counts as hung. None: unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Patience {
-    /// Until its first token or, where it comes in one piece, until it comes.
+    /// Until the first token or, if the answer comes unstreamed, until it arrives.
     pub first: Option<Duration>,
-    /// Between two of its pieces.
+    /// Between two pieces of the answer.
     pub silence: Option<Duration>,
-    /// Until it has come to its end, where it was asked for in one piece.
+    /// Until the answer is complete, if it was requested unstreamed.
     pub total: Option<Duration>,
-    /// Until it has come to its end, where it is waited for in one piece, however it was asked for.
+    /// Until the answer is complete, if it is awaited unstreamed, however it was requested.
     pub whole: Option<Duration>,
 }
 
 impl Dispatch {
-    /// To whomever the cluster's own fallback picks.
+    /// A leg to the host that the cluster's own fallback picks.
     pub(super) fn anywhere() -> Self {
         Self {
             destinations: Vec::new(),
@@ -49,7 +49,7 @@ impl Dispatch {
 }
 
 impl Router {
-    /// To a worker, and behind it the others to whom the same bytes may go if it refuses the connection.
+    /// A leg to a worker, and after it the others to which the same bytes may go if it refuses the connection.
     pub(super) fn dispatch_to(&self, first: &Target, others: &[Target]) -> Dispatch {
         Dispatch {
             destinations: self.addresses(first, others),
@@ -59,7 +59,7 @@ impl Router {
         }
     }
 
-    /// The chosen one, then the others in their order.
+    /// The address of the chosen worker, then those of the others in their order.
     fn addresses(&self, first: &Target, others: &[Target]) -> Vec<SocketAddr> {
         let rest = others.iter().filter_map(|other| other.worker.address);
         first
@@ -71,7 +71,7 @@ impl Router {
             .collect()
     }
 
-    /// To a frontend, each in turn first, the others behind it.
+    /// A leg to a frontend, each in turn first, the others after it.
     pub(super) fn through_frontends(&mut self, headers: Vec<HeaderValue>) -> Dispatch {
         let frontends = &self.pool.frontends;
         let first = self
@@ -92,7 +92,7 @@ impl Router {
         }
     }
 
-    /// How many destinations a leg may have. One, where the proxy connects to whatever address it is given: such a cluster
+    /// Number of destinations that a leg may have. One, if the proxy connects to any address it is given: such a cluster
     /// takes no list.
     pub(super) fn decode_attempts(&self) -> usize {
         if self.pool.destinations != Destinations::Members {

@@ -1,4 +1,4 @@
-//! Owns who may be picked at all, filter by filter: what a place, a request and the workers' own state demand.
+//! Owns eligibility for a request, filter by filter: the demands of the model key, of the request and of the workers' own state.
 
 use std::rc::Rc;
 
@@ -13,16 +13,16 @@ use crate::request::Pin;
 use crate::selection::eligibility::{Eligible, Filter};
 use crate::topology::{self, Constraints};
 
-/// Who is left of one role.
+/// The workers left of one role.
 pub(super) struct Narrowed {
-    /// Those who may be picked.
+    /// Those that may be picked.
     pub(super) eligible: Eligible,
-    /// Those of them who are not too busy; of one whom the caller names, its ranks.
+    /// Those of them that are not too busy; of a worker named by the caller, its ranks.
     pub(super) free: Eligible,
 }
 
 impl Router {
-    /// Where a bootstrap server must be known: those of whom it is. One who is only asked about need not be, where none is.
+    /// Keeps bound workers, where the protocol needs a binding. A peek needs none for a named worker, or if no worker is bound.
     pub(super) fn narrow_to_bound(
         &self,
         all: Eligible,
@@ -50,7 +50,7 @@ impl Router {
         }
     }
 
-    /// Those who have not failed this request already.
+    /// Keeps workers that have not failed this request already.
     pub(super) fn not_excluded(
         case: &SelectionContext<'_>,
         members: &[RankSlot],
@@ -84,7 +84,7 @@ impl Router {
         let now = self.ledger.now();
         if !self.health.is_clear(now) {
             let held = |index| target(index).map(|t| self.health.held(t.worker.id, now));
-            // Against all of them something may be held: then those of whom it is the least are left.
+            // All of them may have penalties: then those with the least are left.
             let least = left.indexes().filter_map(held).min();
             left = left.prefer(|index| held(index) == least);
         }
@@ -94,7 +94,7 @@ impl Router {
             .as_deref()
             .filter(|_| case.roster.has_adapters)
         {
-            // Any of them can load it, at a cost.
+            // Any worker can load the adapter, at a cost.
             let has = |index| {
                 target(index).is_some_and(|t| t.worker.adapters.iter().any(|own| own == adapter))
             };
@@ -103,7 +103,7 @@ impl Router {
         Ok(left)
     }
 
-    /// Those who could decode, and whom the caller names.
+    /// The decode workers that could be picked, and the caller's pin.
     pub(super) fn decoders(
         case: &SelectionContext<'_>,
         constraints: &Constraints,
@@ -125,8 +125,8 @@ impl Router {
         Ok((eligible, pinned))
     }
 
-    /// That not all who could decode are too busy: a request that waits for one of them is not compared with what prefill workers
-    /// hold, which takes the longer the longer its prompt is. Whatever else is wrong is told in its turn.
+    /// Fails if all decode workers that could be picked are too busy: a request that waits for one of them is not compared
+    /// with the blocks of the prefill workers, which takes longer for a longer prompt. Other problems are reported later.
     pub(super) fn somebody_decodes(&self, case: &SelectionContext<'_>) -> Result<(), Refusal> {
         let has_threshold = self.pool.admission.has_threshold(Role::Decode);
         if !has_threshold || case.admit == Admit::Anyone {
@@ -140,7 +140,7 @@ impl Router {
         }
     }
 
-    /// Those of one role who are left by what does not depend on the prompt.
+    /// The workers of one role left by the filters that do not depend on the prompt.
     pub(super) fn narrowed(
         &self,
         case: &SelectionContext<'_>,
@@ -159,7 +159,7 @@ impl Router {
         Ok(Narrowed { eligible, free })
     }
 
-    /// Those who are not busier than the role's threshold.
+    /// Keeps workers that are not busier than the role's threshold.
     pub(super) fn not_busy(
         &self,
         case: &SelectionContext<'_>,
@@ -183,12 +183,12 @@ impl Router {
     }
 }
 
-/// Whether anything is demanded of a pair at all.
+/// Whether any constraint applies to a pair.
 pub(super) fn is_restricted(case: &SelectionContext<'_>) -> bool {
     case.roster.has_topology || !case.steering.constraints.required_taints.is_empty()
 }
 
-/// What the transfer from `prefill`, and the request itself, demand of the decode worker.
+/// The constraints on the decode worker from the transfer from `prefill`, and from the request itself.
 pub(super) fn constraints(
     case: &SelectionContext<'_>,
     prefill: &Worker,
@@ -205,7 +205,7 @@ pub(super) fn constraints(
     }
 }
 
-/// Those whom the gateway and the caller allow: also one whom the caller names must be among them.
+/// Keeps workers that the gateway and the caller allow: a worker named by the caller must be among them too.
 pub(super) fn allowed(
     case: &SelectionContext<'_>,
     role: Role,
@@ -225,7 +225,7 @@ pub(super) fn allowed(
     left.map_err(|filter| Refusal::NoneEligible { role, filter })
 }
 
-/// Those on the rank that is asked for.
+/// Keeps the entries on the requested rank.
 pub(super) fn on_rank(
     members: &[RankSlot],
     role: Role,
@@ -244,7 +244,7 @@ pub(super) fn on_rank(
         .map_err(|_| Refusal::RankOutOfRange { role, rank })
 }
 
-/// Those who have all that is required.
+/// Keeps workers with all required taints.
 pub(super) fn admitted(
     members: &[RankSlot],
     constraints: &Constraints,
@@ -260,7 +260,8 @@ pub(super) fn admitted(
     })
 }
 
-/// Whether a prefill worker may hand over to the decode worker that has been picked, or to any that is here; else why not.
+/// Whether a prefill worker may hand over to the picked decode worker, or without one to any of this model key; the error
+/// gives the reason.
 pub(super) fn hands_over(
     prefill: &Rc<Worker>,
     case: &SelectionContext<'_>,

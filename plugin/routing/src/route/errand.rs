@@ -1,4 +1,4 @@
-//! Owns what must be known of a request to place it again after its body is gone.
+//! Owns the retry snapshot: what must be known of a request to place it again after its body is gone.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,11 +20,11 @@ pub(super) struct RetrySnapshot {
     pub(super) asked: Demand,
     pub(super) form: Form,
     pub(super) generation: Generation,
-    /// The most tokens that the answer may have, where the client says so.
+    /// The most output tokens that the client allows, if it sets a limit.
     pub(super) max_tokens: Option<u64>,
-    /// Whether the client wants the prompt's logprobs, which SGLang's prefill worker alone knows.
+    /// Whether the client wants the prompt's logprobs, which only SGLang's prefill worker knows.
     pub(super) wants_logprobs: bool,
-    /// What the request has met at workers so far.
+    /// The request's trail so far.
     pub(super) trail: SharedTrail,
 }
 
@@ -42,7 +42,7 @@ impl RetrySnapshot {
         }
     }
 
-    /// It was let in before, and is placed again, on none of the workers that have failed it.
+    /// The selection context of a retry: admitted already, and without the workers that have failed the request.
     pub(super) fn case<'a>(
         &'a self,
         router: &mut Router,
@@ -56,7 +56,7 @@ impl RetrySnapshot {
         }
     }
 
-    /// How long a worker may take over its answer, where it has `reading` to do before it can decode.
+    /// Deadlines of a worker's answer; `reading`: time that the worker needs before it can decode.
     pub(super) fn patience(
         &self,
         router: &Router,

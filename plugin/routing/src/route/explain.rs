@@ -6,26 +6,26 @@ use crate::config::PolicyName;
 use crate::selection::cost::Terms;
 use crate::selection::{Candidate, Policy, Task};
 
-/// Candidates that are told of, the best ones; more would not fit into a header.
+/// Candidates listed, the best ones; more would not fit into a header.
 const MOST: usize = 8;
 
-/// Why one worker was picked for one part of a request.
+/// Why one worker was picked for one role of a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explained {
     role: &'static str,
     policy: PolicyName,
     prompt_tokens: u64,
     prompt_blocks: u32,
-    /// What reading a prompt takes on the candidates all in all: so many milliseconds, and …
+    /// The common prefill rate of the candidates: milliseconds for each prompt, and …
     prompt_ms: Option<f64>,
-    /// … so many for each token.
+    /// … milliseconds for each token.
     token_ms: Option<f64>,
     candidates: Vec<Weighed>,
     /// Candidates that are not listed.
     omitted: usize,
 }
 
-/// One who could have been picked.
+/// One candidate.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Weighed {
     worker: String,
@@ -89,7 +89,7 @@ impl Explained {
     }
 }
 
-/// The explanations of a request's choices, in order, as JSON that any header may carry.
+/// The explanations of a request's choices, in order, as ASCII JSON that any header may carry.
 pub(super) fn to_json(explained: &[Explained]) -> String {
     let json = serde_json::to_string(explained).unwrap_or_default();
     if json.is_ascii() {

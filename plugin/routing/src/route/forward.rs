@@ -1,4 +1,5 @@
-//! Owns requests that are forwarded at once: to one worker that runs them whole, or to a pair whose prefill another one calls.
+//! Owns requests that are forwarded at once: to one worker that runs them aggregated, or to a pair whose prefill leg the
+//! backend calls.
 
 use std::rc::Rc;
 
@@ -56,7 +57,7 @@ impl Router {
         self.forward(dispatch, seat, case, request, Way::Whole, key)
     }
 
-    /// A leg whose prompt is yet to be read, by the worker with this `key`, out of the filter's sight.
+    /// Forwards a leg whose prompt the worker with this `key` is yet to read, out of the filter's sight.
     fn forward(
         &self,
         mut dispatch: Dispatch,
@@ -66,7 +67,7 @@ impl Router {
         way: Way,
         key: TargetKey,
     ) -> Plan {
-        // What an unknown path does may take as long as it likes, and must not be done twice.
+        // A request on an unknown path has no deadline, and must not be run twice.
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
             let errand = Rc::new(RetrySnapshot::of(case, request));
             let answers = seat.decode.as_ref().map_or(key.worker, |worker| worker.id);
@@ -78,7 +79,7 @@ impl Router {
         Plan::Forward(dispatch, seat)
     }
 
-    /// What a Dynamo frontend must not hear from a caller who is not trusted.
+    /// Edits that hide an untrusted caller's routing overrides from a Dynamo frontend.
     fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
         match self.pool.trust_clients || self.pool.protocol != Protocol::Direct {
             true => None,

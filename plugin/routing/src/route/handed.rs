@@ -1,4 +1,4 @@
-//! Owns what is noted of hand-offs: hosts that are odd, and those that nobody will fetch.
+//! Owns the notes on hand-offs: unexpected hosts, and hand-offs that no worker will fetch.
 
 use hashbrown::HashSet;
 
@@ -7,10 +7,10 @@ use crate::excerpt::{NAME, excerpt};
 use crate::fleet::{Worker, WorkerId};
 use crate::handoff::hosts::{self, Oddity};
 
-/// Remarks that wait to be told; what is beyond is not.
+/// Remarks kept until they are taken; further ones are dropped.
 const MOST_REMARKS: usize = 64;
 
-/// Hand-offs that are known to be fetched by nobody: their blocks stay until their lease ends.
+/// Hand-offs that no worker will fetch: their blocks stay until their lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lost {
     /// Hand-offs.
@@ -19,17 +19,17 @@ pub struct Lost {
     pub blocks: u64,
 }
 
-/// What is noted of hand-offs until it is told.
+/// Notes on hand-offs until they are taken.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
     remarks: Vec<String>,
-    /// Workers whose hand-offs name a host that is not their own, and that were told of.
+    /// Workers already reported for hand-offs that name a host other than their own.
     told: HashSet<WorkerId>,
     lost: Lost,
 }
 
 impl Noted {
-    /// Only workers that are there are remembered.
+    /// Forgets workers that left.
     pub(super) fn keep(&mut self, is_there: impl Fn(WorkerId) -> bool) {
         self.told.retain(|id| is_there(*id));
     }
@@ -49,7 +49,7 @@ pub(super) enum Allowed {
 }
 
 impl Router {
-    /// Looks at the hosts that this worker's hand-off names for decode to fetch from.
+    /// Checks the hosts that this worker's hand-off names for decode to fetch from.
     pub(super) fn allow_hosts(&mut self, worker: &Worker, named: &[String]) -> Allowed {
         let own = worker.address.map(|address| address.ip());
         let name = &worker.name;
@@ -74,19 +74,19 @@ impl Router {
         }
     }
 
-    /// Nobody will fetch the blocks of a hand-off.
+    /// Counts a hand-off whose blocks no worker will fetch.
     pub(super) fn lose(&mut self, blocks: u64) {
         let lost = &mut self.noted.lost;
         lost.handoffs = lost.handoffs.saturating_add(1);
         lost.blocks = lost.blocks.saturating_add(blocks);
     }
 
-    /// The hand-offs lost since this was last asked.
+    /// Takes the hand-offs lost since the last call.
     pub fn take_lost(&mut self) -> Lost {
         std::mem::take(&mut self.noted.lost)
     }
 
-    /// What is to be told of hand-offs since this was last asked.
+    /// Takes the remarks on hand-offs since the last call.
     pub fn take_remarks(&mut self) -> Vec<String> {
         std::mem::take(&mut self.noted.remarks)
     }

@@ -1,8 +1,8 @@
-//! Owns what workers have shown of themselves lately, as their answers tell it: who is passed over, and who is ejected.
+//! Owns worker health, as shown by recent answers: which workers are avoided, and which are ejected.
 //!
-//! What is held against a worker is a preference only: where it is held against all, nobody is passed over. A worker that
-//! keeps failing while another one of its kind works is ejected for a time that grows, and let back in by one request, its
-//! trial. What the whole cluster does wrong ejects nobody, since nobody works then.
+//! A penalty is a preference only: if all workers have it, none is avoided. A worker that keeps failing while another one of
+//! its kind works is ejected for a time that grows, and readmitted by one request, its trial. A failure of the whole cluster
+//! ejects no worker, since none works then.
 
 mod pairs;
 mod record;
@@ -20,35 +20,35 @@ use crate::config;
 use crate::fleet::{Fleet, Incarnation, Worker, WorkerId};
 use crate::outcome::{self, Came, Leg};
 
-/// What the end of a call says of the worker that was called.
+/// What the end of a call says about the worker that was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It answered. An error that is the client's own is an answer too.
+    /// The worker answered. An error caused by the client is an answer too.
     Good,
-    /// It said that it has too much to do.
+    /// The worker reported overload.
     Overloaded,
-    /// It took no connection: what it had cached is thought to be lost.
+    /// The worker took no connection: its cache is assumed to be lost.
     Unreachable,
-    /// It gave an error of its own, or nothing in time, or broke off, or ended without a token.
+    /// The worker gave an error of its own, or nothing in time, or broke off, or ended without a token.
     Failed,
-    /// Its call could not be made, for no fault of its own that is known.
+    /// The call could not be made, for no known fault of the worker.
     PassedOver,
-    /// The call says nothing of it: the request or the gateway was at fault.
+    /// The call says nothing about the worker: the request or the gateway was at fault.
     Nothing,
 }
 
-/// A worker has been ejected.
+/// An ejection of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ejection {
     /// The worker.
     pub worker: Rc<Worker>,
-    /// For how long, until its trial.
+    /// Time until its trial.
     pub lasts: Duration,
 }
 
 impl Router {
-    /// Notes what a worker has shown of itself, once for each call. Of a life that has ended nothing is noted, whoever has its id
-    /// now.
+    /// Records the outcome of a call, once for each call. The outcome of an incarnation that has ended is ignored, even if
+    /// its id lives on.
     pub(super) fn heard(&mut self, life: Incarnation, outcome: Outcome) {
         let is_word = !matches!(outcome, Outcome::Good | Outcome::Nothing);
         if !is_word && self.health.has_no_records() {
@@ -77,7 +77,7 @@ impl Router {
         }
     }
 
-    /// What a worker is granted at least for its answer, as long as it may still have to compile what it runs.
+    /// The least time granted for an answer while the worker may still have to compile what it runs.
     pub(super) fn grace(&self, worker: WorkerId) -> Duration {
         let ms = u64::from(self.health.rules.cold_timeout_ms);
         match self.health.warm.contains(&worker) {
@@ -86,7 +86,7 @@ impl Router {
         }
     }
 
-    /// Holds an outcome against a worker, for it, or against the pair. A suspicion waits in the request's trail.
+    /// Records an outcome against a worker, in its favour, or against the pair. A suspicion waits in the request's trail.
     pub(super) fn hold(
         &mut self,
         held: outcome::Held,
@@ -106,7 +106,7 @@ impl Router {
             outcome::Held::Unreachable => self.heard(worker, Outcome::Unreachable),
             outcome::Held::BackPressure => {
                 self.heard(worker, Outcome::Overloaded);
-                // Behind a sidecar either of the two may be the one that is full.
+                // Behind a sidecar, either of the two may be the full one.
                 if let (Leg::Sidecar, Some(partner)) = (leg, partner) {
                     self.heard(partner, Outcome::Overloaded);
                 }
@@ -116,7 +116,7 @@ impl Router {
         }
     }
 
-    /// A leg of a request has succeeded: what others failed of it is theirs.
+    /// A leg of a request has succeeded: its earlier failures are charged to the workers that failed it.
     pub(super) fn leg_succeeded(&mut self, trail: &SharedTrail, leg: Leg) {
         let suspects = trail.borrow_mut().succeeded(leg);
         let now = self.ledger.now();
@@ -130,7 +130,7 @@ impl Router {
         }
     }
 
-    /// A request has ended, and nobody has served what some failed.
+    /// A request has ended, and no worker has served what others failed: its suspicions are charged.
     pub(super) fn settle_trail(&mut self, trail: &SharedTrail) {
         let suspects = trail.borrow_mut().settle();
         for suspect in suspects {
@@ -138,7 +138,8 @@ impl Router {
         }
     }
 
-    /// A failure is the worker's or, where it may be either's, the pair's: one of them is cleared when it works with another.
+    /// Charges a failure to the worker or, if either of two may have caused it, to the pair: one of them is cleared when it
+    /// works with another.
     fn charge(&mut self, suspect: Suspect) {
         let Some(partner) = suspect.partner else {
             self.heard(suspect.worker, Outcome::Failed);
@@ -158,8 +159,8 @@ impl Router {
         self.health.pairs.suspect(prefill.id, decode.id, now);
     }
 
-    /// A prefill and a decode worker have done a hand-off together: whichever of them was suspected beside somebody else is
-    /// cleared, and the other one is not.
+    /// A prefill and a decode worker have completed a hand-off together: each is cleared of suspicions shared with another
+    /// worker, and the other worker is not.
     pub(super) fn pair_worked(&mut self, prefill: &Worker, decode: &Worker) {
         if self.health.has_no_records() && self.health.pairs.is_empty() {
             return;
@@ -179,17 +180,17 @@ impl Router {
         self.health.handed_off(prefill, now);
     }
 
-    /// Whether a worker is passed over because it has too much to do.
+    /// Whether a worker is avoided because it reported overload.
     pub(super) fn is_in_back_off(&self, worker: WorkerId) -> bool {
         self.health.held(worker, self.ledger.now()).is_overloaded()
     }
 
-    /// The ejections since this was last asked, each told once.
+    /// Takes the ejections since the last call.
     pub fn take_ejections(&mut self) -> Vec<Ejection> {
         std::mem::take(&mut self.health.ejections)
     }
 
-    /// How many workers are ejected, those included whose trial is due or under way.
+    /// Number of ejected workers, including those whose trial is due or under way.
     pub fn ejected(&self) -> usize {
         let records = self.health.records.values();
         records.filter(|record| record.is_ejected()).count()
@@ -201,14 +202,14 @@ impl Router {
     }
 }
 
-/// The records of those workers against whom there is anything.
+/// The records of workers with any failure or penalty.
 #[derive(Debug)]
 pub(super) struct Health {
     rules: config::Health,
     records: HashMap<WorkerId, Record>,
     /// Failures that either of two workers may have caused.
     pairs: Pairs,
-    /// Workers that have answered something, or passed a deadline.
+    /// Workers that have answered a call, or exceeded its deadline.
     warm: HashSet<WorkerId>,
     ejections: Vec<Ejection>,
 }
@@ -224,12 +225,12 @@ impl Health {
         }
     }
 
-    /// From now on these rules hold.
+    /// Replaces the rules.
     pub(super) fn follow(&mut self, rules: config::Health) {
         self.rules = rules;
     }
 
-    /// Whether nobody is passed over, so that nobody need be looked up.
+    /// Whether no worker has a penalty, so that no look-up is needed.
     pub(super) fn is_clear(&self, now: Duration) -> bool {
         let mut records = self.records.values();
         records.all(|record| record.held(now) == Held::default())
@@ -239,7 +240,7 @@ impl Health {
         self.records.is_empty()
     }
 
-    /// What is held against a worker now.
+    /// The penalties of a worker now.
     pub(super) fn held(&self, worker: WorkerId, now: Duration) -> Held {
         let record = self.records.get(&worker);
         record.map(|record| record.held(now)).unwrap_or_default()
@@ -249,7 +250,7 @@ impl Health {
         self.records.get(&worker).is_some_and(Record::is_ejected)
     }
 
-    /// It was picked, by nobody's name: if it is ejected, this is its trial.
+    /// A worker was picked, not named by the caller: if it is ejected, this is its trial.
     pub(super) fn picked(&mut self, worker: WorkerId, now: Duration) {
         if self.has_no_records() {
             return;
@@ -264,12 +265,12 @@ impl Health {
         record.or_insert_with(|| Record::new(worker))
     }
 
-    /// One worked: its own run of failures is over, and those of its peers are theirs alone.
+    /// A worker has succeeded: its own run of failures is over, and the failures of its peers are theirs alone.
     fn answered(&mut self, worker: &Worker, now: Duration) {
         if let Some(record) = self.records.get_mut(&worker.id) {
             record.answered(&self.rules, now);
             if record.is_ejected() {
-                // A late answer. Nobody can go there, so that nobody should be ejected for it.
+                // Late success of an ejected worker. It is no usable alternative, so it does not count as a healthy peer.
                 return;
             }
         }
@@ -279,14 +280,14 @@ impl Health {
         });
     }
 
-    /// The call says nothing of a worker: where it was its trial, another request may try.
+    /// The call says nothing about a worker: if it was the worker's trial, another request may try.
     fn said_nothing(&mut self, worker: WorkerId) {
         if let Some(record) = self.records.get_mut(&worker) {
             record.trial_says_nothing();
         }
     }
 
-    /// What a prefill worker has computed was fetched: its run of failed hand-offs is over, and so is an ejection for these.
+    /// The KV of a prefill worker was fetched: its run of failed hand-offs is over, and so is an ejection for these.
     fn handed_off(&mut self, worker: &Worker, now: Duration) {
         if let Some(record) = self.records.get_mut(&worker.id) {
             record.handed_off(&self.rules, now);
@@ -294,7 +295,7 @@ impl Health {
         self.answered(worker, now);
     }
 
-    /// One failed what another one has served.
+    /// A worker has failed a request that another one has served.
     fn failed_what_was_served(
         &mut self,
         worker: &Rc<Worker>,
@@ -308,7 +309,8 @@ impl Health {
         self.failed(worker, row, fleet, now);
     }
 
-    /// One failed, and is ejected if that was once too often, somebody else is left, and not half of its kind are out already.
+    /// Counts a failure, and ejects the worker if the limit is reached, a peer is left, and less than half of its kind are
+    /// ejected already.
     fn failed(&mut self, worker: &Rc<Worker>, row: Row, fleet: &Fleet, now: Duration) {
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;
@@ -334,7 +336,7 @@ impl Health {
         });
     }
 
-    /// Forgets what has expired, and workers that left.
+    /// Forgets expired records, and workers that left.
     pub(super) fn keep(&mut self, fleet: &Fleet, now: Duration) {
         self.records
             .retain(|worker, record| !record.is_blank(now) && fleet.contains(*worker));
@@ -342,7 +344,7 @@ impl Health {
         self.pairs.keep(fleet);
     }
 
-    /// Forgets what has expired.
+    /// Forgets expired records.
     pub(super) fn expire(&mut self, now: Duration) {
         if !self.has_no_records() {
             self.records.retain(|_, record| !record.is_blank(now));

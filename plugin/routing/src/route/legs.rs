@@ -1,4 +1,4 @@
-//! Owns what the legs of a hand-off are sent, by protocol, and what prefill's answer brings for decode.
+//! Owns the bodies of a hand-off's legs, by protocol, and what the prefill answer brings for decode.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::handoff::trtllm::{self, Context};
 use crate::json::Edits;
 use crate::request::Request;
 
-/// What the legs are sent.
+/// The edits and ids of the legs.
 #[derive(Debug, Clone)]
 pub(super) enum Legs {
     /// vLLM's `NixlConnector`.
@@ -50,35 +50,35 @@ pub(super) enum Legs {
     },
 }
 
-/// The data-parallel ranks of a pair, of workers that have more than one.
+/// The data-parallel ranks of a pair, for workers with more than one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ranks {
     prefill: Option<u32>,
     decode: Option<u32>,
 }
 
-/// What prefill has computed and a decode worker is to fetch.
+/// KV that prefill has computed and a decode worker is to fetch.
 #[derive(Debug, Clone)]
 pub struct Staged {
-    /// KV blocks that wait.
+    /// KV blocks staged.
     pub(super) blocks: u64,
-    /// The hosts that it is to fetch them from, as far as prefill's answer names them.
+    /// The hosts to fetch them from, as far as the prefill answer names them.
     pub(super) hosts: Vec<String>,
     /// The decode leg.
     pub(super) decode: Edits,
-    /// The leg that only fetches.
+    /// The clean-up leg, which only fetches.
     pub(super) cleanup: Edits,
-    /// When the prefill worker frees it, since 1970, as far as that is known: nobody may fetch it after that.
+    /// When the prefill worker frees the blocks, since 1970, if known: no worker may fetch them after that.
     pub(super) expires: Option<Duration>,
 }
 
 impl Staged {
-    /// KV blocks that wait.
+    /// KV blocks staged.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// It came at `now`, and is good for so long at most.
+    /// Limits the expiry to `lease` after `now`, when the answer came.
     pub(super) fn leased(mut self, lease: Option<Duration>, now: Duration) -> Self {
         let ends = lease.map(|lease| now.saturating_add(lease));
         self.expires = [self.expires, ends].into_iter().flatten().min();
@@ -91,7 +91,7 @@ impl Staged {
 }
 
 impl Router {
-    /// Prepares the legs for a pair. `binding` is what is known of its prefill worker, where that must be.
+    /// Prepares the legs for a pair. `binding` is that of its prefill worker, where the protocol needs one.
     pub(super) fn legs(
         &mut self,
         pair: &Pair,
@@ -135,8 +135,8 @@ impl Router {
         }
     }
 
-    /// The same legs for another prefill worker: nothing that was drawn for the first is used twice. None where the worker is
-    /// not known well enough.
+    /// The same legs for another prefill worker: nothing drawn for the first is used twice. None if the worker lacks a
+    /// needed binding.
     pub(super) fn renewed(&mut self, legs: &Legs, prefill: &Target) -> Option<Legs> {
         let binding = self.bindings.get(&prefill.worker.id).cloned();
         let mut renewed = legs.clone();
@@ -169,7 +169,7 @@ impl Router {
     fn transfer(&mut self, prefill: &Target, binding: &Binding) -> Result<Transfer, Refusal> {
         let rank = prefill.rank.unwrap_or(0);
         let engine = binding.engines.as_ref().and_then(|known| known.of(rank));
-        // It has told of fewer ranks than it is said to have.
+        // The binding has fewer ranks than the fleet gives the worker.
         let engine = engine.ok_or(Refusal::NotServed(crate::rendezvous::NotServed::Pending))?;
         Ok(Transfer {
             number: self.rooms.draw_any(),
@@ -180,7 +180,7 @@ impl Router {
 }
 
 impl Legs {
-    /// Who runs them, and in which order.
+    /// The order in which the legs run.
     pub(super) fn order(&self) -> config::Legs {
         match self {
             Self::Sglang { .. } => config::Legs::Concurrent,
@@ -190,7 +190,7 @@ impl Legs {
         }
     }
 
-    /// What makes the client's body the prefill leg's.
+    /// Edits that turn the client's body into the prefill leg's.
     pub(super) fn prefill(&self) -> Edits {
         match self {
             Self::Nixl { prefill, .. } => prefill.clone(),
@@ -224,7 +224,7 @@ impl Legs {
         }
     }
 
-    /// What makes the client's body a decode leg's that goes at once; none where prefill's answer must come first.
+    /// Edits that turn the client's body into that of a decode leg sent at once; none if the prefill answer must come first.
     pub(super) fn decode_at_once(&self) -> Option<Edits> {
         let Self::Sglang {
             decode,
@@ -243,7 +243,7 @@ impl Legs {
         Some(edits)
     }
 
-    /// What a good answer of prefill's leaves for decode; none where it leaves nothing.
+    /// What a good prefill answer stages for decode; none if nothing.
     pub(super) fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
         match self.clone() {
             Self::Nixl {
@@ -270,7 +270,7 @@ impl Legs {
                 transfer,
                 ..
             } => {
-                // The answer says nothing of the transfer: it is the limit that leaves something to decode.
+                // The answer says nothing about the transfer: only an answer that ended at the limit leaves something to decode.
                 if Verdict::of_prefill(answer) != Verdict::Ended(End::Limit) {
                     return None;
                 }
@@ -278,7 +278,7 @@ impl Legs {
                 transfer.put_into_decode(&mut cleanup);
                 Some(Staged {
                     blocks: mooncake::blocks(answer, block_tokens),
-                    // It names none: decode is told the server that the fleet knows.
+                    // The answer names none: decode gets the server known from the fleet.
                     hosts: Vec::new(),
                     decode,
                     cleanup,
@@ -304,7 +304,7 @@ impl Legs {
         }
     }
 
-    /// The id by which a worker can be told to drop the request, where it can.
+    /// The id by which a worker can abort the request, if the engine supports it.
     pub(super) fn abort_id(&self) -> Option<String> {
         match self {
             Self::Sglang { rooms, .. } => Some(rid(rooms)),
@@ -313,7 +313,7 @@ impl Legs {
     }
 }
 
-/// The id by which SGLang is told to drop a request: as unique as its first room.
+/// The id by which SGLang aborts a request: as unique as its first room.
 fn rid(rooms: &[u64]) -> String {
     let room = rooms.first().copied().unwrap_or_default();
     format!("pd-router-{room}")

@@ -1,17 +1,17 @@
-//! Owns which requests are surely longer than their model takes: prefill, which is asked for one token, would compute the prompt, and
-//! decode refuse it.
+//! Owns the length check: which requests surely exceed what their model takes. Prefill, which is asked for one token, would
+//! compute the prompt, and decode would refuse it.
 //!
-//! Of a text it is not known how many tokens it is: only what no prompt can make fit is refused. Sources: vLLM's and SGLang's checks of
-//! a request, which add the prompt's tokens to those that the answer may have.
+//! The number of tokens of a text is unknown: a request is refused only if no prompt could make it fit. Sources: vLLM's and
+//! SGLang's checks of a request, which add the prompt's tokens to the allowed output tokens.
 
 use super::Refusal;
 use crate::config::Protocol;
 use crate::request::{Limit, Request};
 
-/// The shortest prompt, in tokens, where it was not sent as ids.
+/// The shortest prompt, in tokens, for one that was not sent as ids.
 const SHORTEST: u64 = 1;
 
-/// Checks a request that is to be split, against the most tokens that any pair takes.
+/// Checks a request to be split against the most tokens that any pair takes.
 pub(super) fn check(
     protocol: Protocol,
     longest: Option<u64>,
@@ -21,7 +21,7 @@ pub(super) fn check(
         return Ok(());
     };
     let prompt = request.known_tokens().unwrap_or(SHORTEST);
-    // The engines want room for one token at least.
+    // The engines require room for at least one token.
     let Limit { name, tokens } = request.limit().unwrap_or(Limit {
         name: "prompt",
         tokens: 1,
@@ -37,7 +37,7 @@ pub(super) fn check(
     }
 }
 
-/// TensorRT-LLM cuts a limit that is too high, Dynamo looks itself.
+/// TensorRT-LLM cuts a limit that is too high, and Dynamo checks by itself.
 fn refuses(protocol: Protocol) -> bool {
     matches!(
         protocol,

@@ -1,10 +1,11 @@
-//! Owns one request's story: who is picked, what is booked, what each leg is sent, and what follows from prefill's answer.
+//! Owns the routing of one request: which workers are picked, what is booked, what each leg is sent, and what follows from
+//! the prefill answer.
 //!
-//! A plain request is forwarded to one worker. A request that generates text is planned once its body is there: the place
-//! (its model, in one namespace) answers whether it gets a pair of workers, one that runs it whole, or a refusal; both
-//! workers are picked and booked in one step, before the next request is looked at. In direct mode the request is
-//! forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or beside, which is consumed
-//! by prefill's answer.
+//! A plain request is forwarded to one worker. A request that generates text is planned once its body has arrived: the state
+//! of its model key (its model, in one namespace) decides whether it gets a pair of workers, one aggregated worker, or a
+//! refusal; both workers are picked and booked in one step, before the next request is handled. In direct mode the request
+//! is forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or runs concurrently, and is
+//! consumed by the prefill answer.
 
 mod after_prefill;
 mod ask;
@@ -100,18 +101,18 @@ pub struct Router {
     ledger: Ledger,
     reports: Reports,
     prefixes: Index,
-    /// The decisions that other VMs are to hear of.
+    /// The decisions to be shared with other VMs.
     kept: Kept,
-    /// The ranks that are known to `prefixes`.
+    /// The ranks with a slot in `prefixes`.
     opened: HashMap<TargetKey, Opened>,
     rosters: HashMap<ModelKey, Rc<ModelWorkers>>,
-    /// Adapters by name, each with the model it is one of.
+    /// Adapters by name, each with its base model.
     adapters: HashMap<String, Option<String>>,
     health: Health,
     waiting: Waiting,
-    /// How many fleets have been adopted.
+    /// Number of fleets adopted so far.
     adopted: u64,
-    /// The explanations of the choices for the request at hand, where its caller wants them.
+    /// The explanations of the choices for the current request, if its caller wants them.
     explained: Option<Vec<Explained>>,
     prefill_policy: Box<dyn Policy>,
     decode_policy: Box<dyn Policy>,
@@ -121,30 +122,30 @@ pub struct Router {
     transitions: Vec<Transition>,
     tally: Tally,
     noted: Noted,
-    /// Kept between choices for their memory alone.
+    /// Scratch, kept between choices to reuse its memory.
     depths: Vec<u32>,
 }
 
-/// What happens with a request.
+/// The outcome of planning a request.
 #[allow(
     clippy::large_enum_variant,
     reason = "one a request, moved once or twice: cheaper than a box"
 )]
 pub enum Plan {
-    /// It is forwarded now.
+    /// The request is forwarded now.
     Forward(Dispatch, Assignment),
     /// A prefill worker is called; the client waits, at least until the call has been made.
     Prefill(PrefillPhase, Assignment),
-    /// It is answered here, and no backend is touched.
+    /// The router answers itself, and no backend is touched.
     Answer(LocalAnswer),
-    /// All who could take it are too busy: it waits, and is tried again when it is called.
+    /// All workers that could take the request are too busy: the request queues, and is tried again on its turn.
     Wait(Box<QueueTicket>),
 }
 
-/// What a request says beside its body.
+/// The input of a plan beside the body.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlanInput<'a> {
-    /// The headers that steer, where the pool trusts its callers; empty otherwise.
+    /// The headers with routing overrides, if the pool trusts its callers; empty otherwise.
     pub headers: &'a [(Vec<u8>, Vec<u8>)],
     /// The time since 1970.
     pub now: Duration,
@@ -154,24 +155,24 @@ pub struct PlanInput<'a> {
     pub tenant: Option<&'a [u8]>,
     /// The endpoints that the gateway allows; none: all.
     pub subset: Option<&'a Subset>,
-    /// Whether its choices are to be explained.
+    /// Whether the choices are to be explained.
     pub explain: Explain,
 }
 
 /// Whether the choices for a request are to be explained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Explain {
-    /// They are not.
+    /// No explanation.
     #[default]
     No,
-    /// For the log: whoever asks.
+    /// For the log, for any caller.
     ForLog,
-    /// For the caller, where the pool trusts it.
+    /// For the caller, if the pool trusts its callers.
     ForCaller,
 }
 
 impl Router {
-    /// A router for `pool`. Its choices follow from `seed`, its rooms from `owner`, which no other VM of this proxy has.
+    /// A router for `pool`. Its choices follow from `seed`, its rooms from `owner`, a number that no other VM of this proxy has.
     pub fn new(pool: Pool, seed: u64, owner: u64) -> Self {
         let workers = match &pool.discovery {
             Discovery::Static(list) => static_workers(&list.workers),
@@ -207,7 +208,7 @@ impl Router {
         router
     }
 
-    /// The workers as they are known here.
+    /// The adopted fleet.
     pub fn fleet(&self) -> &Fleet {
         &self.fleet
     }
@@ -217,7 +218,7 @@ impl Router {
         &self.pool
     }
 
-    /// What is booked here in all.
+    /// The total of this VM's bookings.
     pub fn total_load(&self) -> Load {
         self.ledger.total()
     }
@@ -227,17 +228,17 @@ impl Router {
         self.random.u64(..)
     }
 
-    /// Takes a number that no other VM has for the rooms to come. To be called before the first request.
+    /// Sets the owner of the rooms to come, a number that no other VM has. To be called before the first request.
     pub fn own_rooms(&mut self, owner: u64) {
         self.rooms = Rooms::new(owner);
     }
 
-    /// The changes of state since this was last asked, each told once.
+    /// Takes the changes of state since the last call.
     pub fn take_transitions(&mut self) -> Vec<Transition> {
         std::mem::take(&mut self.transitions)
     }
 
-    /// The places and their states.
+    /// The model keys and their states.
     pub fn places(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
         self.places.places()
     }
@@ -249,7 +250,7 @@ impl Router {
             .any(|(_, place)| place.can_serve_requests(absent).is_ok())
     }
 
-    /// Whether a model's normal request would be served now; why not, else.
+    /// Whether a model's normal request would be served now.
     ///
     /// # Errors
     /// The refusal that a request would get.
@@ -268,7 +269,7 @@ impl Router {
         self.pool.prefill_absent()
     }
 
-    /// A request that generates nothing: any worker may answer, the least busy one does of whom nothing ill is known.
+    /// A request that generates nothing: sent to the least loaded healthy worker.
     ///
     /// # Errors
     /// When there is no worker.
@@ -311,10 +312,10 @@ impl Router {
         Ok((self.dispatch_to(first, others), seat))
     }
 
-    /// A request that generates text, its body read.
+    /// Plans a request that generates text, from its body.
     ///
     /// # Errors
-    /// [`Refusal`] says what is wrong with the request, or who is missing.
+    /// [`Refusal`] says what is wrong with the request, or which worker is missing.
     pub fn plan(
         &mut self,
         generation: Generation,
@@ -327,7 +328,7 @@ impl Router {
         self.or_forward_anywhere(outcome, told.subset)
     }
 
-    /// The same, where the pool refuses whom it cannot serve.
+    /// The same, without the pass-through of an open pool.
     fn plan_read(
         &mut self,
         generation: Generation,
@@ -335,7 +336,7 @@ impl Router {
         told: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
         let generation = match generation {
-            // Of the engines only SGLang hands over what is asked for so.
+            // Of the engines, only SGLang hands over requests of this kind.
             Generation::Generate if self.pool.protocol != Protocol::Sglang => Generation::Other,
             known => known,
         };
@@ -378,7 +379,7 @@ impl Router {
             seat.facts = Facts::of(&place, &asked);
         }
         match outcome {
-            // Who is sheddable does not wait.
+            // A sheddable request does not wait.
             Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query && rank >= 0 => {
                 let terms = Terms {
                     adopted: self.adopted,
@@ -392,7 +393,7 @@ impl Router {
         }
     }
 
-    /// The request's plan at its place.
+    /// The plan of a request for its model key.
     fn plan_at(
         &mut self,
         case: &SelectionContext<'_>,
@@ -417,11 +418,11 @@ impl Router {
         }
     }
 
-    /// A body that its headers say is encoded goes as one that cannot be read. An engine may read it all the same: a header is
-    /// its client's word.
+    /// Plans a body that its headers declare encoded, like one that cannot be read. An engine may read it all the same: the
+    /// header is only the client's claim.
     ///
     /// # Errors
-    /// As [`Router::plan_unread`], and where the body names a hand-off that is no client's to set.
+    /// As [`Router::plan_unread`], and if the body names a hand-off, which a client must not set.
     pub fn plan_encoded(&mut self, body: &[u8], subset: Option<&Subset>) -> Result<Plan, Refusal> {
         if body.is_empty() {
             return self.plan_empty(Generation::Other, subset);
@@ -432,17 +433,17 @@ impl Router {
         self.plan_unread(Refusal::Encoded, subset)
     }
 
-    /// A body that cannot be read goes, by load alone, where no hand-off needs to be put into it; else it is refused as
-    /// `otherwise` says.
+    /// Plans a body that cannot be read: by load alone, to a worker that needs no hand-off in the body; else refuses it with
+    /// `otherwise`.
     ///
     /// # Errors
-    /// `otherwise`, where there is no such worker.
+    /// `otherwise`, if there is no such worker.
     pub fn plan_unread(
         &mut self,
         otherwise: Refusal,
         subset: Option<&Subset>,
     ) -> Result<Plan, Refusal> {
-        // Nothing in a body that is not read can be wrong.
+        // A body that is not read cannot be at fault.
         let otherwise = match self.is_open() {
             true => Refusal::NoFleet,
             false => otherwise,
@@ -468,7 +469,7 @@ impl Router {
             subset: subset.cloned().map(Rc::new),
             ..Demand::nothing(self.pool.selection.kv)
         };
-        // A pool that says "fail" wants no request to run whole.
+        // A pool with the policy "fail" runs no request aggregated.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
         for (place, _) in places.iter().filter(|_| may_run_whole) {
             let case = self.case(place, &nothing, &asked);
@@ -526,7 +527,7 @@ impl Router {
         }
     }
 
-    /// The caller, who is trusted, has had its prompt prefilled already: the request goes to a decode worker as it came.
+    /// A trusted caller has had its prompt prefilled already: the request goes to a decode worker unchanged.
     fn plan_decode(
         &mut self,
         case: &SelectionContext<'_>,
@@ -541,7 +542,7 @@ impl Router {
         let seat = Assignment {
             trail: Some(Rc::clone(&errand.trail)),
             decode_charge: Some(self.charge_decode(&decode, case.asked)),
-            // Its hand-off serves once.
+            // A hand-off can be used only once.
             recovery: Some(Recovery::new(errand, Way::Whole, Budget::default())),
             decode: Some(decode.target.worker),
             ..Assignment::default()
@@ -573,7 +574,7 @@ impl Router {
     }
 }
 
-/// What a rank of a worker can hold and do: what its source says, else what its engine has told, else what the pool says.
+/// The capacity of a rank of a worker: from its source, else from its engine's report, else from the pool.
 fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
     let told = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
     Capacity {
@@ -583,7 +584,7 @@ fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
     }
 }
 
-/// Whether a worker runs whole requests.
+/// Whether a worker runs requests aggregated.
 fn runs_whole(pool: &Pool, worker: &Worker) -> bool {
     match worker.role {
         Role::Aggregated => true,
@@ -592,7 +593,7 @@ fn runs_whole(pool: &Pool, worker: &Worker) -> bool {
     }
 }
 
-/// Served if any place serves; else the reason nearest to being served.
+/// Served if any model key serves; else the reason nearest to being served.
 fn best(outcomes: impl Iterator<Item = Result<(), NotServed>>) -> Result<(), Refusal> {
     let mut nearest = NotServed::Vacant;
     for outcome in outcomes {

@@ -1,5 +1,5 @@
-//! Owns what is told of the models that are served: their names, those of their adapters, and how long a request of theirs may be.
-//! The members are those of vLLM's own list.
+//! Owns the list of served models: their names, those of their adapters, and the longest request of each. The JSON members
+//! are those of vLLM's own list.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use super::{Refusal, Router};
 
 const OWNER: &str = "pd-router";
 
-/// What a path asks of the models.
+/// A query about the models, by its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AboutModels {
-    /// Which there are.
+    /// The list of models.
     All,
-    /// What one is. Its name may hold slashes.
+    /// One model. Its name may hold slashes.
     One(String),
-    /// Whether one is ready.
+    /// Whether one model is ready.
     Ready(String),
 }
 
 impl AboutModels {
-    /// Reads a path without its query; none where it asks for something else.
+    /// Parses a path without its query; none for any other path.
     pub fn read(path: &[u8]) -> Option<Self> {
         let name = path.strip_prefix(b"/v1/models")?;
         if matches!(name, b"" | b"/") {
@@ -46,7 +46,7 @@ pub struct Models {
     data: Vec<Model>,
 }
 
-/// One name by which requests may ask.
+/// One name by which requests may ask for a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Model {
     /// The name.
@@ -54,17 +54,17 @@ pub struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// The name by which workers know it.
+    /// The name that workers use for the model.
     pub root: String,
-    /// The model that it is an adapter of.
+    /// The base model of an adapter.
     pub parent: Option<String>,
-    /// Tokens of a prompt and its answer together that each of its workers takes, where that is known.
+    /// Tokens of a prompt and its answer together that each of its workers takes, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
     permission: [Permission; 1],
 }
 
-/// Whoever reaches the gateway may ask, and change nothing.
+/// Every caller may query, and change nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Permission {
     id: String,
@@ -101,8 +101,8 @@ impl Permission {
 }
 
 impl Router {
-    /// The models whose requests would be served now, with their adapters and the names that rewrites give them: an empty list while there is no
-    /// worker. None where workers do not say what they serve: then one of them is asked.
+    /// The models whose requests would be served now, with their adapters and rewritten names: an empty list while there is
+    /// no worker. None if workers do not declare their model: then one of them is asked.
     pub fn models(&self) -> Option<Models> {
         if self.places().any(|(place, _)| place.model.is_none()) {
             return None;
@@ -128,10 +128,10 @@ impl Router {
         })
     }
 
-    /// What is told of the model of this name, where workers say what they serve: else one of them is asked.
+    /// The entry of the model of this name; none if workers do not declare their model: then one of them is asked.
     ///
     /// # Errors
-    /// [`Refusal`] where no worker serves it now, or none ever did.
+    /// [`Refusal`] if no worker serves the model now, or none ever did.
     pub fn named(&self, name: &str) -> Option<Result<Model, Refusal>> {
         let mut known = self.models()?.data.into_iter();
         let found = known.find(|model| model.id == name);
@@ -151,7 +151,7 @@ impl Router {
         ready.filter_map(|(place, _)| place.model.as_deref())
     }
 
-    /// The names that clients use, each with one of those that it stands for.
+    /// The rewritten names that clients use, each with a served model that it stands for.
     fn renamed(&self) -> impl Iterator<Item = (&str, &str)> {
         self.pool.model_rewrites.iter().filter_map(|rewrite| {
             let mut targets = rewrite.targets.iter();
@@ -177,7 +177,7 @@ impl Router {
         }
     }
 
-    /// What every worker of the model takes, as far as it is known.
+    /// Tokens that every worker of the model takes, as far as known.
     fn longest_of(&self, model: &str) -> Option<u64> {
         let base = self.adapters.get(model).and_then(Option::as_deref);
         let here = self.fleet.open();

@@ -1,5 +1,5 @@
-//! Owns what a request is told in place of an endpoint picker: its objective's priority, its flow, the name of its model, and
-//! where it goes while there is nobody.
+//! Owns the decisions taken in place of an endpoint picker: the priority of a request's objective, its flow, the name of its
+//! model, and its destination while the pool has no workers.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -12,15 +12,15 @@ use crate::selection::eligibility::Subset;
 type Headers<'h> = &'h [(Vec<u8>, Vec<u8>)];
 
 impl Router {
-    /// The request's body under the name that the pool's rewrites, or the gateway in front, give its model; none where it stays
-    /// as it is. `headers` are those that steer, of a caller who is trusted.
+    /// The request's body with the model name given by the pool's rewrites, or by the gateway in front; none if unchanged.
+    /// `headers` are the routing overrides of a trusted caller.
     pub fn rename(&mut self, body: &[u8], headers: Headers<'_>) -> Option<Renamed> {
         let wanted = steering::said(headers, &MODEL_REWRITE);
         let wanted = wanted.and_then(|name| std::str::from_utf8(name).ok());
         rename::rename(body, wanted, &self.pool.model_rewrites, &mut self.random)
     }
 
-    /// The priority of the objective that a request names; 0 where it names none, or one that the pool does not have.
+    /// The priority of the objective that a request names; 0 without one, or if the pool does not have it.
     pub(super) fn objective(&self, headers: Headers<'_>) -> i32 {
         let name = steering::said(headers, &OBJECTIVE);
         let name = name.and_then(|name| std::str::from_utf8(name).ok());
@@ -28,12 +28,12 @@ impl Router {
         known.copied().unwrap_or_default()
     }
 
-    /// Whether requests pass, since the pool has nobody at all.
+    /// Whether requests pass through, since the pool has no workers at all.
     pub(super) fn is_open(&self) -> bool {
         self.pool.on_empty == OnEmpty::Pass && self.fleet.workers().next().is_none()
     }
 
-    /// Where the pool is open, a request goes wherever the cluster says, unless a gateway says who may be asked.
+    /// In an open pool, a request goes to the host that the cluster picks, unless the gateway limits the endpoints.
     pub(super) fn or_anywhere(
         &self,
         outcome: Result<(Dispatch, Assignment), Refusal>,
@@ -67,7 +67,7 @@ impl Router {
     }
 }
 
-/// The flow that a request names, as a number; 0 where it names none.
+/// The flow that a request names, as a number; 0 without one.
 pub(super) fn flow(headers: Headers<'_>) -> u64 {
     steering::said(headers, &FAIRNESS).map_or(0, |flow| xxh3_64(flow).max(1))
 }

@@ -1,4 +1,4 @@
-//! Owns the worker that a caller names: whether it can be had, and on which rank.
+//! Owns pins: whether the worker that a caller names is available, and on which rank.
 
 use super::roster::RankSlot;
 use super::{PinProblem, Refusal};
@@ -7,7 +7,7 @@ use crate::load::Ledger;
 use crate::request::{Pin, Steering};
 use crate::selection::eligibility::Eligible;
 
-/// A pin, and what it is a pin for.
+/// A pin, with its field and role.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pinned {
     pub(super) field: &'static str,
@@ -16,7 +16,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// A pin for `role`. The field that named the worker is the phase's own, else the one that stands for it.
+    /// A pin for `role`. Its field is the role's own if that named the worker, else the one that stands for both.
     pub(super) fn new(role: Role, own_field: &'static str, own: Pin, pin: Pin) -> Self {
         let field = match own.worker {
             Some(_) => own_field,
@@ -25,7 +25,7 @@ impl Pinned {
         Self { field, role, pin }
     }
 
-    /// The named worker's ranks among those eligible: the named one, or all.
+    /// The eligible ranks of the named worker: the pinned one, or all.
     pub(super) fn ranks(
         &self,
         id: WorkerId,
@@ -68,8 +68,7 @@ impl Pinned {
         }
     }
 
-    /// Of these ranks the one with the least to do: fewest prompt tokens where prompts are read, fewest blocks where answers are
-    /// written. No cursor moves.
+    /// The least loaded of these ranks: fewest prompt tokens for prefill, fewest blocks for decode. No cursor moves.
     pub(super) fn least_busy(
         &self,
         members: &[RankSlot],
@@ -93,8 +92,8 @@ impl Pinned {
         ranks.indexes().min_by_key(work)
     }
 
-    /// Whether the worker that is named for prefill could be that, where a request runs whole and nobody prefills for it: what
-    /// could not be is refused as it is for a pair. Who names one worker for both parts means the one that runs it whole.
+    /// Checks the prefill pin of a request that runs aggregated, without a prefill worker: a worker that could not prefill
+    /// is refused as it is for a pair. One worker named for both roles means the aggregated one.
     pub(super) fn check_unused(steering: &Steering, fleet: &Fleet) -> Result<(), Refusal> {
         let pinned = Self {
             field: "prefill_worker_id",

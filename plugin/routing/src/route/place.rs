@@ -1,4 +1,4 @@
-//! Owns where a request goes: one model in one namespace, drawn among those that would serve it.
+//! Owns the choice of a request's model key: one model in one namespace, drawn among those that would serve it.
 
 use std::rc::Rc;
 
@@ -10,18 +10,18 @@ use crate::request::{Request, Steering};
 use crate::selection::Random;
 use crate::selection::eligibility::Subset;
 
-/// Where a request goes, and as what.
+/// The model key of a request, and its serving decision.
 pub(super) struct Placed {
     pub(super) place: ModelKey,
     pub(super) verdict: ServingDecision,
-    /// The model, or that which the adapter asked for is one of; none: the interface names none.
+    /// The model, or the base model of the requested adapter; none: the API names no model.
     pub(super) model: Option<String>,
-    /// The adapter that it asks for.
+    /// The requested adapter.
     pub(super) adapter: Option<Rc<str>>,
 }
 
 impl Router {
-    /// The place of a request that has been read. What is wrong with it matters wherever it is not run whole.
+    /// The model key of a parsed request. Errors of the request itself matter unless it runs aggregated.
     pub(super) fn placed(
         &mut self,
         request: &Request<'_>,
@@ -53,7 +53,7 @@ impl Router {
         checked(request, outcome, |(_, verdict)| *verdict)
     }
 
-    /// The model that a name stands for, and the adapter where it is one's; none where there is no name.
+    /// The model that a name stands for, and the adapter if the name is one's; none for an empty name.
     pub(super) fn look_up(&self, name: &str) -> Result<(Option<String>, Option<Rc<str>>), Refusal> {
         match name {
             "" => Ok((None, None)),
@@ -64,8 +64,8 @@ impl Router {
         }
     }
 
-    /// The place that a request goes to, and what it gets there. Of several that would serve it one is drawn, by the number
-    /// of their workers.
+    /// The model key that a request goes to, and its serving decision there. Of several that would serve it, one is drawn,
+    /// weighted by the number of their workers.
     pub(super) fn choose_place(
         &mut self,
         model: Option<&str>,
@@ -80,10 +80,11 @@ impl Router {
             .into_iter()
             .map(|(place, state)| (place.clone(), *state))
             .collect();
-        // In the map's order the draw would not be the same for the same seed.
+        // In the map's order, the draw would differ for the same seed.
         places.sort_by(|a, b| a.0.cmp(&b.0));
         if !places.iter().any(|(_, state)| state.is_inhabited()) {
-            // What a caller names is judged only where there is somebody: a place that is remembered answers as none would.
+            // A caller's pins are judged only if there are workers: a remembered model key without workers answers like an
+            // unknown one.
             return Err(Refusal::NotServed(NotServed::Vacant));
         }
         self.keep_pinned(&mut places, steering)?;
@@ -121,7 +122,7 @@ impl Router {
         ))
     }
 
-    /// A worker that is named must exist; then only its places count.
+    /// A named worker must exist; then only its model keys are kept.
     fn keep_pinned(
         &self,
         places: &mut Vec<(ModelKey, ModelState)>,
@@ -148,7 +149,7 @@ impl Router {
         Ok(())
     }
 
-    /// Of several places those where everyone who is needed may be picked, if there are such.
+    /// Keeps the model keys where a worker of every needed role may be picked, if there are any.
     fn keep_allowed(
         &self,
         places: &mut Vec<&(ModelKey, ModelState)>,
@@ -181,7 +182,8 @@ impl Router {
     }
 }
 
-/// Who runs a request whole reads it himself, and takes more than is understood here: else what is wrong with it comes first.
+/// An aggregated worker parses a request itself, and accepts more than this router understands; otherwise the request's own
+/// errors come first.
 fn checked<T>(
     request: &Request<'_>,
     outcome: Result<T, Refusal>,
@@ -194,7 +196,7 @@ fn checked<T>(
     outcome
 }
 
-/// An index drawn by weight; none where there is no weight.
+/// An index drawn by weight; none if all weights are 0.
 fn weighted(weights: &[u64], random: &mut Random) -> Option<usize> {
     let total: u64 = weights.iter().sum();
     if total == 0 {

@@ -1,4 +1,4 @@
-//! Owns the hand-off: the prefill leg, beside or before decode, and what each possible answer to it leads to.
+//! Owns the hand-off: the prefill leg, concurrent with decode or before it, and what follows from each possible answer.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,8 +27,8 @@ use crate::outcome::{self, Before, Came, Follows, LeftOut, Leg, Meaning, judge};
 use crate::rendezvous::NotServed;
 use crate::request::Request;
 
-/// Bytes of a prefill worker's answer at most; one that sends more has failed. It has a hand-off, one token, and the prompt's
-/// ids or log-probabilities where they are asked for.
+/// The most bytes of a prefill worker's answer; a worker that sends more has failed. The answer holds a hand-off, one token,
+/// and the prompt's ids or log-probabilities if requested.
 pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
@@ -39,23 +39,23 @@ pub struct PrefillPhase {
     decode: Chosen,
     others: Vec<Target>,
     charge: Option<PrefillCharge>,
-    /// How long the call may take.
+    /// Deadline of the call.
     timeout: Duration,
     legs: Legs,
-    /// What makes the client's body that of a request which runs whole.
+    /// Edits that turn the client's body into that of an aggregated request.
     whole: Option<Edits>,
 }
 
 /// How a prefill call ended.
 #[derive(Debug, Clone, Copy)]
 pub enum PrefillAnswer<'a> {
-    /// The proxy refuses the call for what it carries: the request is at fault.
+    /// The proxy refuses the call for its content: the request is at fault.
     Unsendable,
     /// The proxy would not make the call: it has no such host, or a circuit breaker is open.
     NotSent,
     /// The connection broke after the answer had begun.
     Broken,
-    /// A whole answer, from the worker or, with 503 and 504, from the proxy that could not get one.
+    /// A complete answer, from the worker or, with 503 and 504, from the proxy that could not get one.
     Whole {
         /// Its status.
         status: u16,
@@ -65,7 +65,8 @@ pub enum PrefillAnswer<'a> {
 }
 
 impl<'a> PrefillAnswer<'a> {
-    /// A whole answer; one of more than [`MAX_PREFILL_ANSWER`] bytes is as one that broke off, for it has not been read to its end.
+    /// A complete answer; one of more than [`MAX_PREFILL_ANSWER`] bytes counts as broken off, since it has not been read to
+    /// its end.
     pub fn whole(status: u16, body: &'a [u8]) -> Self {
         match body.len() <= MAX_PREFILL_ANSWER {
             true => Self::Whole { status, body },
@@ -73,7 +74,7 @@ impl<'a> PrefillAnswer<'a> {
         }
     }
 
-    /// What came, as far as its status says it; none for a 2xx, which is to be read.
+    /// The outcome, as far as the status shows it; none for a 2xx, whose body is to be read.
     pub fn came(self) -> Option<Came> {
         match self {
             Self::Unsendable => Some(Came::Unsendable),
@@ -101,7 +102,7 @@ impl fmt::Display for PrefillAnswer<'_> {
 }
 
 impl Router {
-    /// Books a pair, and prepares what its legs are sent.
+    /// Books a pair, and prepares its legs.
     pub(super) fn prefill_phase(
         &mut self,
         case: &SelectionContext<'_>,
@@ -135,12 +136,12 @@ impl Router {
         Ok(Plan::Prefill(phase, seat))
     }
 
-    /// How long a call of a prefill worker may take.
+    /// Deadline of a call to a prefill worker.
     pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
         self.reading(key).max(self.grace(key.worker))
     }
 
-    /// How long a worker may take over the prompts that are booked on it now.
+    /// Time that a worker may take over the prompts booked on it now.
     pub(super) fn reading(&self, key: TargetKey) -> Duration {
         let tokens = self.ledger.load_in_all(key).prefill_tokens;
         self.pool.prefill.deadline(tokens)
@@ -148,22 +149,22 @@ impl Router {
 }
 
 impl PrefillPhase {
-    /// The worker that is called.
+    /// The called worker.
     pub fn worker(&self) -> &Rc<Worker> {
         &self.prefill.target.worker
     }
 
-    /// Where the call goes; none cannot be, since configuration demands an address.
+    /// Where the call goes; never none, since configuration demands an address.
     pub fn destination(&self) -> Option<SocketAddr> {
         self.prefill.target.worker.address
     }
 
-    /// How long the call may take: longer for a prompt of which more must be computed.
+    /// Deadline of the call: longer for a prompt of which more must be computed.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Headers to be set on the call.
+    /// Headers to set on the call.
     pub fn headers(&self) -> Vec<HeaderValue> {
         rank_header(&self.prefill.target)
     }
@@ -173,18 +174,18 @@ impl PrefillPhase {
         self.legs.prefill().apply(client)
     }
 
-    /// Whether the client wants what only prefill knows of the prompt's tokens.
+    /// Whether the client wants the prompt's logprobs, which only prefill knows.
     pub fn wants_logprobs(&self) -> bool {
         self.errand.wants_logprobs && self.legs.order() == config::Legs::Concurrent
     }
 
-    /// Whether decode runs beside prefill, or waits for its answer.
+    /// Whether decode runs concurrently with prefill, or waits for its answer.
     pub fn order(&self) -> config::Legs {
         self.legs.order()
     }
 
-    /// The decode leg of a hand-off that does not wait for prefill's answer: due as soon as the call has been made. The room
-    /// is the first decode worker's that enters it: another one may, as long as none has.
+    /// The decode leg of a concurrent hand-off: due as soon as the call has been made. The room belongs to the first decode
+    /// worker that enters it: another one may, as long as none has.
     pub fn decode_beside(&self, router: &mut Router) -> Option<Dispatch> {
         let edits = self.legs.decode_at_once()?;
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
@@ -195,7 +196,7 @@ impl PrefillPhase {
         Some(dispatch)
     }
 
-    /// How the worker can be told to drop the request, where it can: when its client has left.
+    /// The call that aborts the request on the worker after its client has left; none if the engine has no abort.
     pub fn abort_leg(&self) -> Option<AbortLeg> {
         let rid = self.legs.abort_id()?;
         Some(AbortLeg {
@@ -205,8 +206,8 @@ impl PrefillPhase {
         })
     }
 
-    /// The same for a second worker beside the first, whose answer is late; the first good answer counts. None where nobody
-    /// else may be called.
+    /// The same for a second worker while the answer of the first is late; the first good answer counts. None if no other
+    /// worker may be called.
     pub fn hedge(&self, router: &mut Router) -> Option<Self> {
         if self.legs.order() != config::Legs::Sequential {
             return None;
@@ -226,11 +227,11 @@ impl PrefillPhase {
         })
     }
 
-    /// It has failed while a second call for the same request is under way: that one goes on alone. An answer that is none of
-    /// these is given back, with the phase.
+    /// Absorbs a failure while a second call for the same request is under way, which goes on alone. After any other answer,
+    /// the phase is given back.
     ///
     /// # Errors
-    /// The phase, where the answer is good or the client's.
+    /// The phase, if the answer is good or the client's.
     pub fn yields(self, answer: PrefillAnswer<'_>, router: &mut Router) -> Result<(), Box<Self>> {
         if let PrefillAnswer::Whole {
             status: 200..=499, ..
@@ -244,11 +245,11 @@ impl PrefillPhase {
         Ok(())
     }
 
-    /// Notes how the call has ended, and says what that means.
+    /// Records how the call has ended, and returns what that means.
     fn ended(&self, came: Came, client: Client, router: &mut Router) -> Meaning {
         let trail = &self.errand.trail;
         let before = Before {
-            // The client of a leg that can be aborted has left: the worker was told to drop it.
+            // The client has left, and the leg can be aborted: the worker was sent an abort.
             called_off: client == Client::Left && self.legs.abort_id().is_some(),
             ..trail.borrow().before(Leg::Prefill)
         };
@@ -277,7 +278,7 @@ impl PrefillPhase {
         }
     }
 
-    /// Takes the answer and says what follows. The router must have been told the time.
+    /// Takes the answer and returns what follows. [`Router::advance`] must have set the time.
     pub fn answered(
         self,
         answer: PrefillAnswer<'_>,
@@ -316,7 +317,8 @@ impl PrefillPhase {
         }
     }
 
-    /// The worker has refused the request, which another one may take: one more is asked, whatever the pool's policy on failures.
+    /// The worker has refused the request, which another one may take: another one is tried, if the pool's policy on
+    /// failures includes `RetryOther`.
     fn refused(self, end: PrefillEnd, cause: PrefillFailure, router: &mut Router) -> AfterPrefill {
         self.leave_out(end.meaning.follows);
         let policy = &router.pool.on_prefill_failure;
@@ -378,7 +380,7 @@ impl PrefillPhase {
         }
     }
 
-    /// Its hand-off would send decode where it may not go: it is given up, and the worker has failed.
+    /// The hand-off would send decode to a host that is not allowed: it is dropped, and the worker has failed.
     fn misled(self, client: Client, router: &mut Router) -> AfterPrefill {
         let came = Came::NoHandoff;
         let meaning = self.ended(came, client, router);
@@ -391,7 +393,8 @@ impl PrefillPhase {
         }
     }
 
-    /// It has done its part of a hand-off whose other part runs beside it, or was given up: then it may hold the KV for ever.
+    /// Prefill has done its part of a concurrent hand-off. If decode was given up or the client has left, the worker may
+    /// hold the KV for ever: the request is aborted.
     fn done_beside(self, body: &[u8], client: Client, block_tokens: u32) -> AfterPrefill {
         match (client, self.abort_leg()) {
             (Client::Waits, _) => AfterPrefill::Good,
@@ -415,7 +418,7 @@ impl PrefillPhase {
         }
     }
 
-    /// The decode leg, to the worker that was picked if it is still there, else to another one.
+    /// The decode leg, to the picked worker if it is still there, else to another one.
     fn decode(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         if let Err(refusal) = self.revalidate_decode(router) {
             router.lose(staged.blocks);
@@ -433,8 +436,8 @@ impl PrefillPhase {
         }
     }
 
-    /// Workers may have left since they were picked, or drain. One that drains is spared a leg that it has not got yet, where
-    /// another can take it; else the leg is what it has still to finish.
+    /// Workers may have left since they were picked, or be draining. A draining worker is spared a new leg if another one
+    /// can take it; else the leg is part of what it has still to finish.
     fn revalidate_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         self.keep_open_others(router);
         let decode = &self.decode.target.worker;
@@ -442,7 +445,7 @@ impl PrefillPhase {
         let known = router.fleet.get(decode.id);
         match known.filter(|worker| worker.incarnation() == decode.incarnation()) {
             Some(worker) if worker.is_draining() && !is_named => {
-                // What stands in the way of another one is told to nobody: there is this one.
+                // An error is ignored: the draining worker can still take the leg.
                 let _ = self.replace_decode(router);
                 Ok(())
             }
@@ -451,7 +454,7 @@ impl PrefillPhase {
         }
     }
 
-    /// Of those to whom the same bytes may go only those are left who still take anything new.
+    /// Keeps only those alternatives for the same bytes that still take new requests.
     fn keep_open_others(&mut self, router: &Router) {
         let is_open = |other: &Target| {
             let life = other.worker.incarnation();
@@ -461,10 +464,10 @@ impl PrefillPhase {
         self.others.retain(is_open);
     }
 
-    /// Another decode worker takes the place of the one that was picked.
+    /// Replaces the picked decode worker by another one.
     fn replace_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         if self.errand.steering.decode_pin().worker.is_some() {
-            // It was there when it was named: the caller made no mistake.
+            // The worker was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
         let prefill = Rc::clone(&self.prefill.target.worker);
@@ -477,7 +480,7 @@ impl PrefillPhase {
 
     fn clean_up(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         let blocks = staged.blocks;
-        // Whoever fetches the blocks will do: nobody reads the answer.
+        // Any worker may fetch the blocks: the answer is not read.
         let steering = &mut Rc::make_mut(&mut self.errand).steering;
         steering.decode.worker = None;
         steering.backend = None;
@@ -489,7 +492,7 @@ impl PrefillPhase {
         AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }
 
-    /// The pool's policy on failures, step by step.
+    /// Applies the pool's policy on failures, step by step.
     fn failed(
         mut self,
         end: PrefillEnd,
@@ -521,8 +524,8 @@ impl PrefillPhase {
         }
     }
 
-    /// The same for another worker that may hand over to the same decode worker. None for a hand-off whose decode leg is under
-    /// way: its room is used up.
+    /// The same on another worker that may hand over to the same decode worker. None if the decode leg is under way: its
+    /// room is used up.
     fn again(mut self, cause: PrefillFailure, router: &mut Router) -> Result<Self, Box<Self>> {
         let under_way =
             self.legs.order() == config::Legs::Concurrent && cause != PrefillFailure::NotSent;
@@ -541,15 +544,15 @@ impl PrefillPhase {
         Ok(self)
     }
 
-    /// Another worker that may hand over to the same decode worker, besides those; none for one who named the worker. One that
-    /// reset the connection is asked again where no other is left.
+    /// Another worker that may hand over to the same decode worker, except `besides`; none if the caller named the worker. A
+    /// worker that reset the connection is tried again if no other is left.
     fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
         let is_named = self.errand.steering.prefill_pin().worker.is_some();
         let trail = self.errand.trail.borrow();
         let (calls, resets) = (trail.calls(Leg::Prefill), trail.before(Leg::Prefill).resets);
         drop(trail);
-        // Of one who names the worker a connection may have been closed that the worker had kept alive.
+        // A named worker may have closed a connection that was kept alive: then it is tried again.
         if is_named && resets == 0 || calls >= allowed {
             return None;
         }
@@ -563,7 +566,8 @@ impl PrefillPhase {
         Some(next)
     }
 
-    /// Only where the configuration allows it, which demands that decode workers can.
+    /// Runs the request aggregated on the decode worker: only if the configuration allows it, which demands that decode
+    /// workers can.
     fn run_whole(&mut self, router: &mut Router) -> Option<AfterPrefill> {
         if self.legs.order() != config::Legs::Sequential
             || !router.pool.decode.runs_whole_requests

@@ -1,4 +1,4 @@
-//! Owns the answer to a mere query: which workers would be picked. Nothing is booked, and no backend is touched.
+//! Owns the answer to a query-only request: which workers would be picked. Nothing is booked, and no backend is touched.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::request::{Generation, Request};
 /// An answer given by the router itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalAnswer {
-    /// Its type.
+    /// The content type.
     pub content_type: &'static str,
-    /// Its body.
+    /// The body.
     pub body: String,
 }
 
-/// Names the workers: both ids and ranks, each its own; for a whole request, the same worker twice, as Dynamo has it. With
-/// them the prompt's token ids where the request carried them, else its length in blocks.
+/// Names the workers: id and rank of both; for an aggregated request, the same worker twice, as in Dynamo. Adds the prompt's
+/// token ids if the request carried them, else its length in blocks.
 pub(super) fn answer(
     request: &Request<'_>,
     case: &SelectionContext<'_>,

@@ -1,4 +1,4 @@
-//! Owns what a new configuration leaves as it is: workers, what is booked on them, and what they are thought to hold.
+//! Owns what a new configuration keeps: workers, their bookings, and the blocks that they are estimated to hold.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::prefix::index::{Bounds, Index};
 use crate::selection::policy;
 
 impl Router {
-    /// Goes on as `pool` says. Who is known stays known until the source says otherwise, unless the workers are listed in the
-    /// configuration itself, or are reached in another way; what is booked stays booked, and what is remembered stays so, unless blocks are of another size now.
-    /// Requests under way end as they were begun.
+    /// Applies the configuration `pool`. Known workers stay until their source says otherwise, unless they are listed in the
+    /// configuration itself, or are reached in another way now. Bookings stay, and so does the prefix index, unless the
+    /// block size or the index's bounds have changed. Requests under way end as they began.
     pub fn reconfigure(&mut self, pool: Pool) {
         let before = std::mem::replace(&mut self.pool, pool);
         let pool = &self.pool;
@@ -43,7 +43,7 @@ impl Router {
     }
 }
 
-/// An index of nothing, as large as the pool allows.
+/// An empty index, as large as the pool allows.
 pub(super) fn index(pool: &Pool) -> Index {
     Index::new(Bounds {
         max_pairs: pool.prefixes.max_blocks,

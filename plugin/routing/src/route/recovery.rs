@@ -1,5 +1,5 @@
-//! Owns what follows when a decode leg has failed before its client has read anything of an answer: another pair of workers,
-//! or another one that runs the request whole, within the pool's budget.
+//! Owns the recovery from a decode leg that has failed before its client has read any of the answer: another pair of
+//! workers, or another aggregated worker, within the pool's budget.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -14,27 +14,27 @@ use crate::fleet::{Role, Worker, WorkerId};
 use crate::outcome::{Cost, Follows, LeftOut, Leg, Meaning};
 use crate::request::Request;
 
-/// How a request would be placed anew.
+/// How a request would be retried.
 #[derive(Debug, Clone)]
 pub struct Recovery {
     errand: Rc<RetrySnapshot>,
     way: Way,
     budget: Budget,
-    /// What prefill has computed, for as long as its decode leg is not known to have begun.
+    /// KV that prefill has computed, as long as its decode leg is not known to have begun.
     pub(super) staged: Option<Staged>,
 }
 
 /// How often a request may be placed again.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Budget {
-    /// After a leg that an engine may have worked on.
+    /// Retries after a leg that an engine may have worked on.
     recoveries: u32,
-    /// After one that reached nobody.
+    /// Retries after a leg that reached no worker.
     attempts: u32,
 }
 
 impl Budget {
-    /// What the pool allows. A pool that wants no recoveries keeps no bodies, without which nothing is placed again.
+    /// The pool's budget. A pool without recoveries keeps no bodies, without which no request is placed again.
     pub(super) fn of(leg: &DecodeLeg) -> Self {
         let attempts = match leg.recoveries {
             0 => 0,
@@ -50,7 +50,8 @@ impl Budget {
         self.recoveries > 0 || self.attempts > 0
     }
 
-    /// What is left of it after such a failure. What cost nothing is charged to the recoveries only when nothing else is left.
+    /// The budget left after a failure of this cost. A failure that cost nothing is charged to the recoveries only if no
+    /// attempts are left.
     fn charged(self, cost: Cost) -> Option<Self> {
         let Self {
             recoveries,
@@ -72,20 +73,20 @@ impl Budget {
     }
 }
 
-/// A decode leg that has failed.
+/// A failed decode leg.
 #[derive(Debug, Clone, Copy)]
 pub struct Failed<'f> {
-    /// Which of the legs failed: decode's, or the prefill that runs beside it.
+    /// The leg that failed: decode, or the concurrent prefill.
     pub leg: Leg,
-    /// What it means.
+    /// The meaning of the failure.
     pub meaning: Meaning,
-    /// The workers that were asked for it, in their order.
+    /// The workers tried for the leg, in order.
     pub workers: &'f [WorkerId],
-    /// Direct mode: the frontends that were asked.
+    /// Direct mode: the frontends tried.
     pub frontends: &'f [SocketAddr],
 }
 
-/// How it was placed.
+/// How the request was placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// On a pair.
@@ -105,7 +106,7 @@ impl Recovery {
         }
     }
 
-    /// What is known of the request.
+    /// The request's retry snapshot.
     pub(super) fn errand(&self) -> Rc<RetrySnapshot> {
         Rc::clone(&self.errand)
     }
@@ -117,8 +118,8 @@ impl Recovery {
 }
 
 impl Router {
-    /// Places a request again whose decode leg has failed, as `failed` says. `seat` is what it had, `body` the client's own. None
-    /// where nothing is left to try: the failure is the client's answer then, and a hand-off that waits stays with the seat.
+    /// Places a request again after its decode leg has failed. `seat` is its assignment, `body` the client's own. None if
+    /// nothing is left to try: the failure is then the client's answer, and a staged hand-off stays with the assignment.
     pub fn recover(
         &mut self,
         seat: &mut Assignment,
@@ -146,7 +147,7 @@ impl Router {
         Some(plan)
     }
 
-    /// The hand-off that waits goes to another decode worker, whose leg carries the same bytes.
+    /// Sends the staged hand-off to another decode worker, whose leg carries the same bytes.
     fn place_same_bytes(
         &mut self,
         seat: &mut Assignment,
@@ -207,7 +208,7 @@ impl Router {
         Some(Plan::Forward(dispatch, seat))
     }
 
-    /// The request is placed from its beginning.
+    /// Places the request from its beginning.
     fn place_anew(
         &mut self,
         seat: &Assignment,
@@ -240,7 +241,7 @@ impl Router {
         None
     }
 
-    /// Direct mode: other frontends than those that were asked.
+    /// Direct mode: only frontends that were not tried yet.
     fn to_others(&self, mut plan: Plan, failed: &Failed<'_>) -> Option<Plan> {
         if let Plan::Forward(dispatch, _) = &mut plan
             && self.pool.protocol == Protocol::Direct
@@ -253,7 +254,7 @@ impl Router {
         Some(plan)
     }
 
-    /// Who is left out at the next try of a leg: the sets to be tried in turn.
+    /// Workers excluded from the next try of a leg: the sets to be tried in turn.
     pub(super) fn excluded(&self, errand: &RetrySnapshot, leg: Leg) -> [Vec<WorkerId>; 2] {
         let role = leg.role();
         let is_prefills =
@@ -283,8 +284,8 @@ impl Router {
     }
 }
 
-/// Who of a failed leg's workers is left out, the sets to be tried in turn: of a pair both, else the one that is likelier to be at
-/// fault, else the other one.
+/// Which of a failed leg's workers are excluded, as sets to be tried in turn: of a pair both, else the one that is likelier
+/// to be at fault, else the other one.
 fn ways_out(
     leg: Leg,
     left_out: LeftOut,
@@ -294,7 +295,7 @@ fn ways_out(
     let own: Vec<(Leg, WorkerId)> = workers.iter().map(|worker| (leg, *worker)).collect();
     let first: Vec<(Leg, WorkerId)> = own.first().copied().into_iter().collect();
     match (left_out, prefill) {
-        // Its connection may have been a stale one: the trail says who is asked first.
+        // The connection may have been a stale one: the trail decides which worker is tried first.
         (LeftOut::WorkerAtFirst, _) => vec![Vec::new()],
         (LeftOut::Pair, Some(prefill)) => {
             let partner = vec![(Leg::Prefill, prefill)];
@@ -304,7 +305,7 @@ fn ways_out(
                 _ => vec![both, own, partner],
             }
         }
-        // Of several that took no connection the proxy does not say which: the first at least.
+        // Of several that took no connection, the proxy does not say which: exclude the first at least.
         (LeftOut::Worker | LeftOut::Pair, _) => vec![own, first],
     }
 }

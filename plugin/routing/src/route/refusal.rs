@@ -1,4 +1,4 @@
-//! Owns why a request is refused: status, reason and the words a client reads.
+//! Owns refusals: status, reason, and the message for the client.
 
 use serde_json::{Value, json};
 
@@ -10,13 +10,13 @@ use crate::selection::eligibility::Filter;
 /// A request that pd-router itself answers with an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The body cannot be read as JSON.
+    /// The body is not valid JSON.
     #[error("the request body is not valid JSON: {detail}")]
     NotJson {
-        /// What is wrong with it.
+        /// The error found in it.
         detail: String,
     },
-    /// JSON, but not a request.
+    /// Valid JSON, but not a valid request.
     #[error("{name}: {problem}")]
     Field {
         /// The field at fault.
@@ -24,22 +24,22 @@ pub enum Refusal {
         /// What is wrong and what would be right.
         problem: &'static str,
     },
-    /// A compressed body, and nobody who could take it unread.
+    /// A compressed body, and no worker that could take it unread.
     #[error(
         "the request body is compressed and cannot be routed unread; send it without content-encoding"
     )]
     Encoded,
-    /// A generation path that has no hand-off, and nobody who runs whole requests.
+    /// A generation path without a hand-off, and no worker that runs requests aggregated.
     #[error("this path cannot be split into prefill and decode, and no worker runs whole requests")]
     NoHandoffForPath,
-    /// Longer than the model takes.
+    /// The request is longer than the model takes.
     #[error(
         "{field}: this model's maximum context length is {longest} tokens, and the request asks for at least {asked}"
     )]
     TooLong {
         /// The field at fault.
         field: &'static str,
-        /// Tokens of the prompt, as far as they are known, and of the answer.
+        /// Tokens of the prompt, as far as known, and of the answer.
         asked: u64,
         /// Tokens that the model takes.
         longest: u64,
@@ -47,20 +47,20 @@ pub enum Refusal {
     /// No worker serves the model.
     #[error("The model `{}` does not exist.", excerpt(model, NAME))]
     UnknownModel {
-        /// The model asked for.
+        /// The requested model.
         model: String,
     },
-    /// The place's state does not serve it.
+    /// The state of the model key does not serve the request.
     #[error("{0}")]
     NotServed(#[from] NotServed),
     /// A worker that the caller named cannot be used.
     #[error("{field}={id}: {problem}")]
     Pin {
-        /// The field that names it, whether it came in the body or as a header.
+        /// The field that names the worker, in the body or as a header.
         field: &'static str,
         /// The worker named.
         id: WorkerId,
-        /// What is wrong with it.
+        /// What is wrong with the worker.
         problem: PinProblem,
     },
     /// A rank that no worker has.
@@ -71,7 +71,7 @@ pub enum Refusal {
         /// The rank.
         rank: u32,
     },
-    /// The pool picks nobody, and the caller named nobody.
+    /// The pool picks no worker, and the caller named none.
     #[error("a {} worker id is required: set the header {header}", role.name())]
     WorkerIdRequired {
         /// The role.
@@ -82,7 +82,7 @@ pub enum Refusal {
     /// No pair may exchange KV.
     #[error("topology: {problem}")]
     Topology {
-        /// Why.
+        /// The reason.
         problem: String,
     },
     /// Too many prompt tokens wait for prefill.
@@ -90,47 +90,47 @@ pub enum Refusal {
     Backpressure {
         /// Tokens that wait.
         queued_tokens: u64,
-        /// Tokens that may.
+        /// Tokens that may wait.
         allowed_tokens: u64,
     },
-    /// Workers are there, but none of them may take this request.
+    /// There are workers, but none of them may take this request.
     #[error("no {} worker may take this request: the filter `{}` left none", role.name(), filter.name())]
     NoneEligible {
         /// The role.
         role: Role,
-        /// The filter that left nobody.
+        /// The filter that left no worker.
         filter: Filter,
     },
-    /// All who could take it are busier than their threshold.
+    /// All workers that could take the request are busier than their threshold.
     #[error("every {} worker is overloaded", role.name())]
     Overloaded {
         /// The role.
         role: Role,
     },
-    /// As many requests wait already as may.
+    /// As many requests are queued already as are allowed.
     #[error("the queue is full: {waiting} requests wait, {allowed} may")]
     QueueFull {
         /// Requests that wait.
         waiting: usize,
-        /// Requests that may.
+        /// Requests that may wait.
         allowed: usize,
     },
-    /// It waited for a worker as long as it may.
+    /// The request waited for a worker until its deadline.
     #[error("no worker became free within {deadline_ms} ms")]
     QueueDeadline {
         /// Milliseconds that a request may wait.
         deadline_ms: u64,
     },
-    /// Nothing is known of any worker yet.
+    /// No worker is known yet.
     #[error("no worker is known yet")]
     NoFleet,
-    /// The body is longer than one may be.
+    /// The body exceeds the size limit.
     #[error("the request body is longer than {allowed_bytes} bytes")]
     TooLarge {
-        /// Bytes that a body may have.
+        /// The most bytes that a body may have.
         allowed_bytes: usize,
     },
-    /// The body has not come in time.
+    /// The body did not arrive in time.
     #[error("the request body did not come within {deadline_ms} ms")]
     BodyTimeout {
         /// Milliseconds that a body may take.
@@ -144,27 +144,27 @@ pub enum Refusal {
     PrefillFailed {
         /// Workers tried.
         tried: usize,
-        /// What the last one did.
+        /// The failure of the last one.
         cause: PrefillFailure,
     },
-    /// Nobody to whom the request could go would take a connection.
+    /// No possible destination took a connection.
     #[error("no {what} could be reached, or it broke off before it answered ({tried} tried)")]
     Unreachable {
         /// What was tried: a decode worker, a frontend.
         what: &'static str,
-        /// How many were tried.
+        /// Number of destinations tried.
         tried: usize,
     },
-    /// The worker that was to answer said nothing for too long.
+    /// The serving worker was silent for too long.
     #[error("the worker did not begin to answer in time")]
     DecodeTimeout,
-    /// The worker that was to answer ended without having said anything.
+    /// The serving worker ended without any output.
     #[error("the worker answered nothing")]
     EmptyAnswer,
-    /// The worker that was to answer is in the fleet no more, and nobody could take its place.
+    /// The serving worker has left the fleet, and no other one could replace it.
     #[error("the worker that was to answer has left, and no other one could take its place")]
     WorkerLeft,
-    /// Nothing that the pool forwards.
+    /// A path that the pool does not forward.
     #[error("this path is not forwarded: the pool's `paths` do not name it")]
     UnknownPath,
     /// There are several pools, and the request's route names none of them.
@@ -175,18 +175,18 @@ pub enum Refusal {
         "the request cannot be sent on: its path, method and authority must be text without control characters"
     )]
     Unsendable,
-    /// A worker answered with a status that is no answer to such a request, and no other one could take its place.
+    /// A worker answered with a status that is no answer to such a request, and no other one could replace it.
     #[error("the worker answered {status}, which is no answer to this request")]
     UnusableStatus {
         /// Its status.
         status: u16,
     },
-    /// The proxy would not carry out what was decided.
+    /// The proxy would not carry out the decision.
     #[error("the request could not be forwarded")]
     Internal,
 }
 
-/// What a status says of a worker: the proxy's own 503 and 504 stand for one that did not answer at all.
+/// What a status means for a worker: the proxy's own 503 and 504 stand for a worker that did not answer at all.
 fn answered(status: u16) -> String {
     match status {
         503 => "it refused the connection, or answered 503".to_owned(),
@@ -198,30 +198,30 @@ fn answered(status: u16) -> String {
 /// What is wrong with a worker that the caller named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PinProblem {
-    /// There is none of that id.
+    /// No worker has this id.
     #[error("there is no such worker")]
     Unknown,
-    /// It serves another model, or the two that are named are not in one namespace.
+    /// The worker serves another model, or the two named workers are not in one namespace.
     #[error("that worker does not serve this model, or not together with the other one named")]
     Elsewhere,
-    /// It does something else.
+    /// The worker has another role.
     #[error("that worker is a {} worker", is.name())]
     WrongRole {
-        /// What it does.
+        /// Its role.
         is: Role,
     },
-    /// It has no such rank.
+    /// The worker has no such rank.
     #[error("rank {rank} is out of range: the worker has {dp_size}")]
     RankOutOfRange {
         /// The rank named.
         rank: u32,
-        /// How many there are.
+        /// Number of ranks.
         dp_size: u32,
     },
-    /// It gets nothing new, and will be gone.
+    /// The worker is draining: it takes no new requests.
     #[error("that worker is draining: it takes no new requests")]
     Draining,
-    /// It exists, but cannot take this request: its topology forbids it, or it is not connected yet.
+    /// The worker exists, but cannot take this request: its topology forbids it, or it is not bound yet.
     #[error("that worker cannot take this request now")]
     NotEligible,
 }
@@ -247,7 +247,7 @@ pub enum PrefillFailure {
 }
 
 impl Refusal {
-    /// Every [`Refusal::code`] that there is.
+    /// All values of [`Refusal::code`].
     pub const CODES: [&str; 36] = [
         "not_json",
         "invalid_field",
@@ -290,7 +290,7 @@ impl Refusal {
     /// The HTTP status.
     pub fn status(&self) -> u32 {
         match self {
-            // Whoever named it knows better in a moment.
+            // The picker that named the worker will know better in a moment.
             Self::Pin {
                 problem: PinProblem::Unknown | PinProblem::Draining,
                 ..
@@ -330,7 +330,7 @@ impl Refusal {
         }
     }
 
-    /// The reason in one word, for metrics and, but for an unknown model, for `error.code`.
+    /// The reason in one word, for metrics and, except for an unknown model, for `error.code`.
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotJson { .. } => "not_json",
@@ -378,8 +378,8 @@ impl Refusal {
         }
     }
 
-    /// Why the request was dropped, in the words of the endpoint picker protocol; none where it was at fault itself, or its worker
-    /// was.
+    /// Why the request was dropped, in the terms of the endpoint picker protocol; none if the request itself or its worker
+    /// was at fault.
     pub fn dropped_reason(&self) -> Option<&'static str> {
         match self {
             Self::Backpressure { .. }
@@ -408,7 +408,7 @@ impl Refusal {
         matches!(self.status(), 429 | 502 | 503 | 504)
     }
 
-    /// Seconds after which a client may try again; none where trying again would not help.
+    /// Seconds after which a client may try again; none if a retry would not help.
     pub fn retry_after_s(&self) -> Option<u32> {
         matches!(self.status(), 429 | 503).then_some(1)
     }
@@ -425,12 +425,12 @@ impl Refusal {
         }
     }
 
-    /// Whether it is told as an engine tells it, for an engine would have had to: its `type`, and a status for a `code`.
+    /// Whether the error has an engine's form, since an engine would have given it: the engine's `type`, and a status as `code`.
     fn is_engines(&self) -> bool {
         matches!(self, Self::UnknownModel { .. })
     }
 
-    /// What stands in `error.code`.
+    /// The value of `error.code`.
     fn told_code(&self) -> Value {
         match self.is_engines() {
             true => self.status().into(),
@@ -438,7 +438,7 @@ impl Refusal {
         }
     }
 
-    /// The error in the shape of OpenAI's.
+    /// The error as OpenAI's JSON.
     pub fn to_json(&self) -> String {
         let param = match self {
             Self::Field { name, .. } => Some(*name),

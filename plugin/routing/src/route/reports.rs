@@ -1,8 +1,8 @@
-//! Owns what the workers' engines tell of themselves, and what of it nobody here has booked.
+//! Owns the reports of the workers' engines, and the external load derived from them: load that no VM of this proxy has booked.
 //!
-//! An engine's figures never change a booking. They are compared with what this proxy has booked on the worker at the moment
-//! they are heard: what the engine has beyond that came from elsewhere, and counts on top until the next report. Who does not
-//! report is not idle: what is believed of it then is told in [`beyond`].
+//! An engine's figures never change a booking. On arrival they are compared with this proxy's bookings on the worker: the
+//! excess came from elsewhere, and counts on top until the next report. A worker without reports is not idle: [`beyond`]
+//! estimates its load.
 
 mod beyond;
 
@@ -17,39 +17,39 @@ use crate::engine_metrics::Figures;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
 use crate::load::{ExternalLoad, Ledger, Load};
 
-/// Times of one start that differ by no more are the same: some engines work theirs out from how long they have run.
+/// Start times that differ by no more are of one start: some engines derive theirs from their uptime.
 const SAME_START: Duration = Duration::from_secs(1);
 
-/// What a prompt that waits is taken to have where none has been read here: any length is better than none, since who has
+/// Assumed tokens of a waiting prompt while none has been read here: any length is better than none, since an engine with
 /// sixty waiting is not idle.
 const UNSEEN_PROMPT_TOKENS: f64 = 512.0;
 
-/// How old a report may be where the pool does not say, since it asks for none itself.
+/// Age at which a report is stale if the pool sets none, since it polls no engines itself.
 const STALE_AFTER: Duration = Duration::from_secs(5);
 
-/// Figures of one worker's engine, of all its ranks together; a figure that is not there is not known.
+/// Figures of one worker's engine, over all its ranks; a missing figure is unknown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Report {
     /// The worker.
     pub worker: WorkerId,
-    /// When it was asked, by the clock of who asked.
+    /// When the engine was polled, by the poller's clock.
     pub at: Duration,
-    /// When its engine started, since 1970.
+    /// When the engine started, since 1970.
     pub started: Option<Duration>,
-    /// Requests that wait.
+    /// Waiting requests.
     pub waiting: Option<u32>,
-    /// Requests that it computes.
+    /// Running requests.
     pub running: Option<u32>,
-    /// The part of its KV cache that is in use, from 0 to 1.
+    /// The part of the KV cache that is in use, from 0 to 1.
     pub kv_use: Option<f32>,
-    /// KV blocks that fit, in its own blocks.
+    /// KV blocks that fit, in the engine's own blocks.
     pub kv_blocks: Option<u32>,
-    /// Tokens in one of its blocks.
+    /// Tokens in one of the engine's blocks.
     pub block_tokens: Option<u32>,
 }
 
 impl Report {
-    /// What a worker's engine has told `at` that time, by the clock of who asked.
+    /// The report of a worker's engine polled at `at`, by the poller's clock.
     pub fn of(worker: WorkerId, at: Duration, figures: Figures) -> Self {
         let started = figures.started.map(Duration::try_from_secs_f64);
         Self {
@@ -64,13 +64,13 @@ impl Report {
         }
     }
 
-    /// Whether the engine is another process than the one that told `earlier`.
+    /// Whether the engine is another process than the one that reported `earlier`.
     fn is_of_another_life(&self, earlier: &Self) -> bool {
         let lives = self.started.zip(earlier.started);
         lives.is_some_and(|(now, before)| now.abs_diff(before) > SAME_START)
     }
 
-    /// What does not change in a worker's life is taken over from an earlier report where this one lacks it.
+    /// Fills missing figures that do not change in an incarnation from an earlier report.
     fn after(self, earlier: Option<&Self>) -> Self {
         Self {
             started: self.started.or(earlier.and_then(|it| it.started)),
@@ -80,7 +80,7 @@ impl Report {
         }
     }
 
-    /// KV blocks that fit, in blocks of so many tokens.
+    /// KV blocks that fit, in blocks of `block_tokens`.
     fn kv_blocks_of(&self, block_tokens: u32) -> Option<u32> {
         let own = u64::from(self.kv_blocks?);
         let size = u64::from(self.block_tokens.unwrap_or(block_tokens));
@@ -96,7 +96,7 @@ impl Report {
     }
 }
 
-/// The newest report of a worker, and what it and those before it say that nobody here has booked.
+/// The newest report of a worker, and the external load by this and earlier reports.
 #[derive(Debug)]
 struct Heard {
     report: Report,
@@ -107,7 +107,7 @@ struct Heard {
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     of: HashMap<WorkerId, Heard>,
-    /// When what is believed of somebody changes for want of a newer report.
+    /// When an estimate next changes for lack of a newer report.
     next_change: Option<Duration>,
     warned: HashSet<WorkerId>,
     warnings: Vec<String>,
@@ -120,7 +120,7 @@ impl Reports {
         self.warned.retain(|id| fleet.contains(*id));
     }
 
-    /// KV blocks that fit on one rank of a worker, in blocks of so many tokens, if its engine has told.
+    /// KV blocks that fit on one rank of a worker, in blocks of `block_tokens`, if its engine has reported.
     pub(super) fn kv_blocks_of_rank(&self, worker: &Worker, block_tokens: u32) -> Option<u32> {
         let report = self.get(worker.id)?;
         let all = report.kv_blocks_of(block_tokens)?;
@@ -145,24 +145,24 @@ impl Reports {
 }
 
 impl Router {
-    /// How old an engine's report may be to tell anything.
+    /// Age at which an engine's report is stale.
     pub fn stale_after(&self) -> Duration {
         let rules = self.pool.engine_metrics.as_ref();
         rules.map_or(STALE_AFTER, |rules| {
             let workers = self.fleet.workers().count() as u64;
             let turn_ms = workers.saturating_mul(1000) / u64::from(rules.most_per_second.max(1));
-            // Where there are so many workers that each has its turn seldom, its figures must last until the next one.
+            // With many workers each is polled seldom: its figures must last until the next poll.
             Duration::from_millis(rules.stale_after_ms.max(turn_ms.saturating_mul(2)))
         })
     }
 
-    /// What engines tell of themselves, to who has the same clock as this router. Only a report that is newer than the last one of
-    /// its worker counts.
+    /// Takes reports of engines, timed by this router's clock. Only a report that is newer than the last one of its worker
+    /// counts.
     pub fn hear_reports(&mut self, reports: &[Report]) {
         self.hear_each(reports, |report| report.at);
     }
 
-    /// The same, told by another VM `at` that time of its clock, which is now. The clocks need not agree.
+    /// The same, from another VM whose clock shows `at` now. The clocks need not agree.
     pub fn hear_reports_told(&mut self, at: Duration, reports: &[Report]) {
         let now = self.ledger.now();
         let ago = |report: &Report| at.saturating_sub(report.at);
@@ -181,7 +181,7 @@ impl Router {
                 continue;
             };
             let last = self.reports.get(worker.id);
-            // A report from long before the last one is one of another VM's clock.
+            // A report much older than the last one is from another VM's clock.
             let before = |last: &Report| last.at.saturating_sub(report.at);
             if last.is_some_and(|last| last.at >= report.at && before(last) < stale_after) {
                 continue;
@@ -207,7 +207,7 @@ impl Router {
         self.reports.get(worker)
     }
 
-    /// What is wrong with what was reported, since this was last asked; each told once for each worker.
+    /// Takes the warnings on reports since the last call; each is given once for each worker.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.reports.warnings)
     }
@@ -220,7 +220,7 @@ impl Router {
         self.reports.of.insert(worker.id, Heard { report, beyond });
     }
 
-    /// What was told counts for less as it becomes old.
+    /// Estimates anew when a report has become stale.
     pub(super) fn expire_reports(&mut self) {
         let now = self.ledger.now();
         if self.reports.next_change.is_some_and(|next| next <= now) {
@@ -228,7 +228,7 @@ impl Router {
         }
     }
 
-    /// What every worker's engine is believed to have that nobody here has booked, also one that has not told lately, or never.
+    /// Estimates the external load of every worker, including those without a recent report, or any.
     pub(super) fn believe(&mut self) {
         if self.reports.of.is_empty() {
             return;
@@ -248,7 +248,7 @@ impl Router {
         reports.next_change = beliefs.next_change;
     }
 
-    /// A figure means nothing any more when a booking of its time would count no more.
+    /// A figure is ignored at an age at which a booking would have expired.
     fn limits(&self) -> Limits {
         let stale_after = self.stale_after();
         let expiry = Duration::from_millis(self.pool.booking_expiry_ms);
@@ -258,7 +258,7 @@ impl Router {
         }
     }
 
-    /// What a worker's engine has beyond what this proxy has booked on it.
+    /// The load of a worker's engine beyond this proxy's bookings.
     fn beyond(
         &self,
         worker: &Rc<Worker>,
@@ -271,7 +271,7 @@ impl Router {
         let requests = report.requests().map(|requests| {
             requests.saturating_sub(as_u32(match worker.role {
                 Role::Prefill => booked.prefills,
-                // A request that runs whole is booked as both.
+                // An aggregated request is booked as both.
                 Role::Decode | Role::Aggregated => booked.decodes,
             }))
         });
@@ -288,7 +288,7 @@ impl Router {
         Beyond::told(at, requests, queued_tokens, blocks)
     }
 
-    /// On a prefill worker there are none: what its own prompts take is not booked as blocks.
+    /// External KV blocks; 0 on a prefill worker, whose own prompts are not booked as blocks.
     fn blocks_beyond(&self, worker: &Worker, report: &Report, booked: Load) -> Option<f64> {
         if worker.role == Role::Prefill {
             return Some(0.0);
@@ -300,14 +300,14 @@ impl Router {
         Some((used - booked.decode_blocks as f64).max(0.0))
     }
 
-    /// KV blocks that fit on all ranks, as the worker's source or the pool says.
+    /// KV blocks that fit on all ranks, by the worker's source or the pool.
     fn known_blocks(&self, worker: &Worker) -> Option<u32> {
         let of_rank = worker.capacity.kv_blocks.or(self.pool.kv_blocks)?;
         Some(of_rank.saturating_mul(worker.dp_size.max(1)))
     }
 }
 
-/// The ranks of a worker share it evenly.
+/// Spreads external load evenly over the ranks of a worker.
 fn set_foreign(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
     let ranks = worker.dp_size.max(1);
     let (each, rest) = (all.requests / ranks, all.requests % ranks);

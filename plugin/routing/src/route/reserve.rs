@@ -1,4 +1,4 @@
-//! Owns what a choice occupies: the charges of a pair, or of a worker that runs a request whole.
+//! Owns the charges of a choice: of a pair, or of an aggregated worker.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::rendezvous::ServingDecision;
 use crate::request::Steering;
 
 impl Router {
-    /// Selects the workers for a request that has been read already, and books them, in one step: a pair, or one that runs it
-    /// whole. `now` is the time since 1970; virtual time will do. Dropping the seat frees everything.
+    /// Selects the workers for a parsed request and books them, in one step: a pair, or an aggregated worker. `now` is the
+    /// time since 1970; virtual time is possible. Dropping the assignment frees everything.
     ///
     /// # Errors
     /// The refusal that the request would get.
@@ -54,7 +54,7 @@ impl Router {
         }
     }
 
-    /// One that runs a request whole has its prompt to read too.
+    /// An aggregated worker has the prompt to read too.
     pub(super) fn seat_whole(&mut self, whole: Whole, asked: &Demand) -> Assignment {
         Assignment {
             prefill_charge: Some(self.charge_prefill(&whole.decode, asked)),
@@ -64,13 +64,13 @@ impl Router {
         }
     }
 
-    /// What must be computed of the prompt on that worker: all but what it has cached.
+    /// Prompt tokens that the worker must compute: all but those it has cached.
     pub(super) fn uncached_tokens(&self, chosen: &Chosen, asked: &Demand) -> u64 {
         let cached = u64::from(chosen.overlap).saturating_mul(u64::from(self.pool.block_tokens));
         asked.prompt_tokens.saturating_sub(cached)
     }
 
-    /// Books what must be computed of the prompt, at least one token.
+    /// Books the prompt tokens that must be computed, at least one.
     pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Demand) -> PrefillCharge {
         let tokens = self.uncached_tokens(chosen, asked).max(1);
         self.ledger.charge_prefill(chosen.key(), tokens)
@@ -81,7 +81,7 @@ impl Router {
         self.ledger.charge_decode(chosen.key(), answer)
     }
 
-    /// Books a request that generates nothing: little, but many of them must not meet on one worker.
+    /// Books a request that generates nothing: a small charge, so that many of them do not meet on one worker.
     pub(super) fn charge_errand(&mut self, target: &Target) -> DecodeCharge {
         let answer = Answer {
             prompt_tokens: 1,

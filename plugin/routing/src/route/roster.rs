@@ -1,4 +1,4 @@
-//! Owns who is at a place: its workers by role, listed once for each fleet, so that a choice looks nobody up.
+//! Owns the workers of a model key by role, listed once for each fleet, so that a choice needs no look-up.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -11,52 +11,53 @@ use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
 use crate::load::{Ledger, PrefillRate};
 use crate::prefill_router::ModelKey;
 
-/// A worker rank, and the number under which it is booked and remembered.
+/// A worker rank, with its slot in the load table and the prefix index.
 #[derive(Debug)]
 pub struct RankSlot {
     /// The rank.
     pub target: Target,
-    /// Its number.
+    /// Its slot.
     pub slot: usize,
-    /// What it can hold and do: what it says itself, else what the pool says.
+    /// Its capacity: from its source, else from its engine's report, else from the pool.
     pub capacity: Capacity,
 }
 
-/// The workers of one place, but for those who drain: nobody is picked among them.
+/// The workers of one model key, except draining ones: those are not picked.
 #[derive(Debug, Default)]
 pub struct ModelWorkers {
-    /// All of them.
+    /// All workers.
     pub workers: Vec<Rc<Worker>>,
     prefill: Vec<RankSlot>,
     decode: Vec<RankSlot>,
     whole: Vec<RankSlot>,
-    /// Whether any of them has a topology: only then is anything demanded of a pair by itself.
+    /// Whether any worker has a topology: only then does a pair have constraints of its own.
     pub has_topology: bool,
-    /// Whether any of them says which adapters it has.
+    /// Whether any worker declares its adapters.
     pub has_adapters: bool,
-    /// Whether the source of any of them says that it is not well.
+    /// Whether the source of any worker reports it as unhealthy.
     pub has_unhealthy: bool,
-    /// Tokens of a prompt and its answer together that a pair may take at most; none where some worker's limit is not known.
+    /// Most tokens of a prompt and its answer together that a pair takes. A role with a worker of unknown limit is left out;
+    /// none if both are.
     pub longest: Option<u64>,
     observed: [Observed; Role::ALL.len()],
 }
 
-/// How quickly the workers of a role read prompts, and when that was worked out.
+/// The prefill rate of the workers of a role, and when it was computed.
 #[derive(Debug, Default)]
 struct Observed {
     at: Cell<Option<Duration>>,
     pace: Cell<Option<PrefillRate>>,
-    /// How many times slower than all together each of them is, in the order of the members.
+    /// Slowness of each worker against that rate, in the order of the rank slots.
     slowness: RefCell<Vec<f32>>,
 }
 
-/// The most tokens that any of these takes; none where that of one is not known.
+/// The most tokens that any of these takes; none if the limit of one is unknown.
 fn longest(members: &[RankSlot]) -> Option<u64> {
     let limits = members.iter().map(|member| member.capacity.max_model_len);
     limits.collect::<Option<Vec<u64>>>()?.into_iter().max()
 }
 
-/// How long a pace is taken for the present one: it is the work of many prompts, and changes slowly.
+/// Time for which a computed prefill rate is reused: many prompts make up the rate, and it changes slowly.
 const PACE_LASTS: Duration = Duration::from_millis(20);
 
 impl ModelWorkers {
@@ -98,8 +99,7 @@ impl ModelWorkers {
         roster
     }
 
-    /// How quickly those of a role read prompts all in all, none where that is not known; and how many times slower each of
-    /// them is, in their order.
+    /// The common prefill rate of a role, none if unknown, and the slowness of each of its workers, in their order.
     pub fn pace(&self, role: Role, ledger: &Ledger) -> (Option<PrefillRate>, Ref<'_, Vec<f32>>) {
         let [of_prefill, of_decode, of_whole] = &self.observed;
         let observed = match role {
@@ -125,7 +125,7 @@ impl ModelWorkers {
         slowness.extend(slots.map(|slot| ledger.slowness(slot, pace) as f32));
     }
 
-    /// Those who can take that part. `Aggregated` stands for running a request whole, whoever does.
+    /// The rank slots of a role. `Aggregated` stands for all that run requests aggregated, of any role.
     pub fn of_role(&self, role: Role) -> &[RankSlot] {
         match role {
             Role::Prefill => &self.prefill,

@@ -1,4 +1,4 @@
-//! Owns what a client's stream occupies while it lasts.
+//! Owns the assignment: what a client's stream occupies while it lasts.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,29 +16,29 @@ use crate::fleet::{Role, TargetKey, Worker, WorkerId};
 use crate::load::{DecodeCharge, PrefillCharge};
 use crate::outcome::{Came, Leg, Meaning, judge};
 
-/// What a client's stream occupies while it lasts. Dropping it frees everything.
+/// The workers and charges of a client's stream while it lasts. Dropping it frees everything.
 #[derive(Debug, Default)]
 pub struct Assignment {
-    /// The prefill worker, where there is one.
+    /// The prefill worker, if there is one.
     pub prefill: Option<Rc<Worker>>,
     /// The worker that answers; none for a plain request.
     pub decode: Option<Rc<Worker>>,
-    /// Why the request is not disaggregated although the pool would have it so.
+    /// Why the request is not disaggregated although the pool is configured for it.
     pub fallback: Option<Fallback>,
-    /// What it is counted under.
+    /// What the request is counted under.
     pub facts: Facts,
-    /// Direct mode only: there is no call of ours that the charge could belong to.
+    /// Only where no prefill call of this router's exists to which the charge could belong, as in direct mode.
     pub(super) prefill_charge: Option<PrefillCharge>,
     pub(super) decode_charge: Option<DecodeCharge>,
-    /// Of a request that generates nothing.
+    /// The charge of a request that generates nothing.
     pub(super) errand_charge: Option<DecodeCharge>,
-    /// How the request would be placed anew.
+    /// How the request would be retried.
     pub(super) recovery: Option<Recovery>,
-    /// What the request has met at workers so far.
+    /// The request's trail so far.
     pub(super) trail: Option<SharedTrail>,
 }
 
-/// Why a request runs whole on a decode worker.
+/// Why a request runs aggregated on a decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
     /// There is no prefill worker.
@@ -52,7 +52,7 @@ pub enum Fallback {
 }
 
 impl Fallback {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 4] = [
         Self::PrefillAbsent,
         Self::PrefillFailed,
@@ -72,37 +72,37 @@ impl Fallback {
 }
 
 impl Assignment {
-    /// The first token was seen at `now`, since 1970: prefill is over, and its worker is known to be as quick.
+    /// Ends the prefill charge at the first token, seen at `now`, since 1970, and records a sample of the worker's prefill rate.
     pub fn first_token(&mut self, now: Duration) {
         if let Some(charge) = self.prefill_charge.take() {
             charge.finish(now);
         }
     }
 
-    /// Something of the answer came; `tokens` of it in all.
+    /// Renews the decode charge on a new piece of the answer; `tokens`: output tokens so far.
     pub fn generated(&mut self, tokens: u64) {
         if let Some(charge) = &self.decode_charge {
             charge.renew(tokens);
         }
     }
 
-    /// Whether an answer without a token is no answer.
+    /// Whether an answer without a token counts as no answer.
     pub fn expects_tokens(&self) -> bool {
         self.recovery.is_some()
     }
 
-    /// Whether another worker may take the place of one that fails before the client has read anything.
+    /// Whether another worker may replace one that fails before the client has read anything.
     pub fn may_recover(&self) -> bool {
         self.recovery.as_ref().is_some_and(Recovery::is_allowed)
     }
 
-    /// KV blocks that wait for a decode leg which is known not to have begun.
+    /// KV blocks staged for a decode leg that is known not to have begun.
     pub fn staged_blocks(&self) -> Option<u64> {
         let staged = self.recovery.as_ref()?.staged.as_ref()?;
         Some(staged.blocks())
     }
 
-    /// Which leg its client waits for, under this protocol.
+    /// The leg that the client waits for, under this protocol.
     pub fn leg(&self, protocol: Protocol) -> Leg {
         match (protocol, &self.prefill) {
             (Protocol::Direct, _) => Leg::Frontend,
@@ -112,7 +112,7 @@ impl Assignment {
         }
     }
 
-    /// The stream ended.
+    /// Frees all charges: the stream ended.
     pub fn release(&mut self) {
         self.prefill_charge = None;
         self.decode_charge = None;
@@ -121,7 +121,7 @@ impl Assignment {
 }
 
 impl Router {
-    /// Moves the charge to the worker that really answered, when the proxy went on to another one of the list.
+    /// Moves the charge to the worker that actually answered, if the proxy went on to another one of the list.
     pub fn served_by(&mut self, seat: &mut Assignment, address: SocketAddr) {
         let Some(charge) = seat.decode_charge.take() else {
             return;
@@ -133,7 +133,7 @@ impl Router {
         seat.decode_charge = Some(match served {
             Some(worker) if worker.id != charge.target().worker => {
                 if seat.prefill.is_none() {
-                    // Its prompt was to be read there: what another one does tells nothing of its speed.
+                    // The first worker was to read the prompt: the answer of another one says nothing about its speed.
                     seat.prefill_charge = None;
                 }
                 let target = TargetKey {
@@ -147,8 +147,8 @@ impl Router {
         });
     }
 
-    /// The leg that the client waits for has ended so, before anything of an answer was read or, if it was good, after. Notes
-    /// against whom that is held, and says what it means.
+    /// Records how the leg that the client waits for has ended: before any of the answer was read or, if good, after.
+    /// Updates the health of the workers concerned, and returns the meaning.
     pub fn leg_ended(&mut self, seat: &mut Assignment, came: Came) -> Meaning {
         let leg = seat.leg(self.pool.protocol);
         let trail = seat.trail.clone().unwrap_or_default();
@@ -171,8 +171,8 @@ impl Router {
         meaning
     }
 
-    /// The answer has begun: its client reads it. What failed the request before was not the request's doing, and the two workers
-    /// of a pair get on with each other.
+    /// The answer has begun, and its client reads it. Earlier failures were not the request's fault, and the two workers of
+    /// a pair work with each other.
     pub fn answer_begins(&mut self, seat: &mut Assignment) {
         seat.recovery = None;
         let leg = seat.leg(self.pool.protocol);
@@ -186,15 +186,15 @@ impl Router {
         }
     }
 
-    /// The request has ended, however: what is still suspected is decided.
+    /// The request has ended, in any way: its open suspicions are settled.
     pub fn request_ended(&mut self, seat: &Assignment) {
         if let Some(trail) = &seat.trail {
             self.settle_trail(trail);
         }
     }
 
-    /// The leg that fetches a hand-off of which it is certain that no decode worker has begun with it; none where there is none, its
-    /// lease is over, or no worker could fetch it. To another worker than those that have refused it, if there is one.
+    /// The leg that fetches a hand-off with which certainly no decode worker has begun; none if there is none, its lease is
+    /// over, or no worker could fetch it. Prefers a worker other than those that have refused it.
     pub fn give_up_handoff(&mut self, seat: &mut Assignment) -> Option<CleanUpLeg> {
         let now = self.ledger.now();
         let recovery = seat.recovery.as_mut()?;
@@ -215,7 +215,7 @@ impl Router {
         })
     }
 
-    /// Workers at these addresses took no connection.
+    /// Records that the workers at these addresses took no connection.
     pub fn took_no_connection(&mut self, addresses: &[SocketAddr]) {
         for address in addresses {
             let worker = self.fleet.at(*address, &[Role::Decode, Role::Aggregated]);
@@ -225,7 +225,7 @@ impl Router {
         }
     }
 
-    /// The ids of the workers at these addresses that may answer.
+    /// The ids of the decode and aggregated workers at these addresses.
     pub fn decoders_at(&self, addresses: &[SocketAddr]) -> Vec<WorkerId> {
         let found = addresses
             .iter()
@@ -233,8 +233,8 @@ impl Router {
         found.map(|worker| worker.id).collect()
     }
 
-    /// Writes down who decodes, where that has changed since the request was planned, and moves the charge there.
-    /// The hand-off is kept for as long as the leg is not known to have begun.
+    /// Records the decode worker, if it has changed since the request was planned, and moves the charge there. The hand-off
+    /// is kept as long as the leg is not known to have begun.
     pub fn seat_decode(
         &mut self,
         seat: &mut Assignment,

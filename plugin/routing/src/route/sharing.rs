@@ -1,4 +1,4 @@
-//! Owns what this router tells its like in other VMs, and what it hears of them: load, and who was given which prompt.
+//! Owns what this router exchanges with those of other VMs: load, and decisions on which worker was sent which prompt.
 
 use std::rc::Rc;
 
@@ -9,19 +9,19 @@ use crate::load::{Load, PrefillRate, ThreadLoad};
 use crate::prefix::index::Index;
 use crate::prefix::{Blocks, Decision, MOST_BLOCKS_TOLD};
 
-/// Decisions that may wait to be taken: those of a second of one busy thread.
+/// Decisions pending at most: those of a second of one busy thread.
 const MOST_PENDING: usize = 4096;
 
-/// The decisions that others are to hear of.
+/// The decisions to be shared with other VMs.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// None: nobody asks for them.
+    /// None: decisions are not shared.
     pending: Option<Vec<Decision>>,
     dropped: u64,
 }
 
 impl Kept {
-    /// A rank was given this prompt, the last `added` blocks of which are new to it.
+    /// Records that a rank was sent this prompt, the last `added` hashes of which are new to it.
     fn add(&mut self, key: TargetKey, blocks: &Blocks, added: u32) {
         let Some(pending) = &mut self.pending else {
             return;
@@ -42,14 +42,13 @@ impl Kept {
 }
 
 impl Router {
-    /// What is booked here, of every worker rank that has anything; what is left of its prompts as it is thought now. To be
-    /// told to other VMs.
+    /// This VM's bookings on every worker rank that has any, with the estimated tokens left now. To be shared with other VMs.
     pub fn shares(&self) -> Vec<ThreadLoad> {
         if self.ledger.total().is_idle() {
             return Vec::new();
         }
         let mut paces: Vec<(Option<PrefillRate>, f64)> = Vec::new();
-        // A decode worker reads prompts only where it runs whole requests, and is among those then.
+        // A decode worker reads prompts only if it runs requests aggregated, and is then listed for that role.
         for role in [Role::Prefill, Role::Aggregated] {
             for roster in self.rosters.values() {
                 let (pace, slowness) = roster.pace(role, &self.ledger);
@@ -67,35 +66,34 @@ impl Router {
         self.ledger.shares(pace_of)
     }
 
-    /// What all other VMs have booked, in place of what was heard before: choices, thresholds and back-pressure count it with
-    /// what is booked here. Ranks that are not known here are passed over.
+    /// Replaces the bookings of all other VMs: choices, thresholds and back-pressure add them to this VM's own. Ranks
+    /// unknown here are skipped.
     pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
         self.ledger.hear_shares(others);
     }
 
-    /// What other VMs have booked on a worker, on all its ranks together, as far as they have told.
+    /// Bookings of other VMs on a worker, over all its ranks, as last received.
     pub fn worker_load_elsewhere(&self, worker: &Rc<Worker>) -> Load {
         self.ledger.worker_load_elsewhere(worker)
     }
 
-    /// From now on decisions are kept for [`Router::take_decisions`], those that were new to the worker.
+    /// Starts to keep decisions for [`Router::take_decisions`], those that were new to the worker.
     pub fn keep_decisions(&mut self) {
         self.kept.pending.get_or_insert_default();
     }
 
-    /// The decisions since this was last asked. To be told to other VMs.
+    /// Takes the decisions since the last call. To be shared with other VMs.
     pub fn take_decisions(&mut self) -> Vec<Decision> {
         let pending = self.kept.pending.as_mut();
         pending.map(std::mem::take).unwrap_or_default()
     }
 
-    /// Decisions that were not kept, since nobody took those before them.
+    /// Number of decisions dropped, since the ones before them were not taken.
     pub fn dropped_decisions(&self) -> u64 {
         self.kept.dropped
     }
 
-    /// Another VM has decided so: what the worker will hold is remembered, and told to nobody. A rank that is not known here is
-    /// passed over.
+    /// Records a decision of another VM in the prefix index, without sharing it again. A rank unknown here is skipped.
     pub fn hear_decision(&mut self, decision: &Decision) {
         if let Some(opened) = self.opened.get(&decision.key) {
             let now = self.ledger.now();
@@ -103,7 +101,7 @@ impl Router {
         }
     }
 
-    /// What was chosen will hold these blocks.
+    /// Records that the chosen rank will hold these blocks.
     pub(super) fn remember(&mut self, chosen: &Chosen, blocks: &Blocks) {
         let added = self.prefixes.learn(chosen.slot, blocks, self.ledger.now());
         self.kept.add(chosen.key(), blocks, added);

@@ -4,8 +4,8 @@ use super::Refusal;
 use crate::config::{Legs, Pool, Protocol, Responses};
 use crate::request::{Generation, Part, Request};
 
-/// What a hand-off of an engine's cannot serve: decode would be asked for what prefill alone knows or did, and some engines end
-/// on it.
+/// A part of a request that an engine's hand-off cannot serve: decode would be asked for what only prefill knows or did, and
+/// some engines terminate on it.
 struct Unserved {
     part: Part,
     protocols: &'static [Protocol],
@@ -13,10 +13,10 @@ struct Unserved {
     problem: &'static str,
 }
 
-/// The protocols with vLLM behind them: a decode worker skips the prompt, and with it whatever is said of it.
+/// The protocols with vLLM behind them: a decode worker skips the prompt, and with it all data on the prompt.
 const VLLM: &[Protocol] = &[Protocol::Nixl, Protocol::Mooncake, Protocol::Llmd];
 
-/// The same with those of other engines of which that is true.
+/// The same, plus those of other engines with the same limit.
 const ALL: &[Protocol] = &[
     Protocol::Nixl,
     Protocol::Mooncake,
@@ -25,7 +25,7 @@ const ALL: &[Protocol] = &[
     Protocol::Trtllm,
 ];
 
-/// The protocols whose legs are run here, each of them an engine's answer of its own.
+/// The protocols whose legs this router runs, each with an engine's answer of its own.
 const OURS: &[Protocol] = &[
     Protocol::Nixl,
     Protocol::Mooncake,
@@ -33,7 +33,7 @@ const OURS: &[Protocol] = &[
     Protocol::Trtllm,
 ];
 
-/// By engine. SGLang takes no notice of `prompt_logprobs`, and merges those of its own `/generate` (`return_logprob`).
+/// By engine. SGLang ignores `prompt_logprobs`, and merges those of its own `/generate` (`return_logprob`).
 const UNSERVED: &[Unserved] = &[
     Unserved {
         part: Part::PromptLogprobs,
@@ -78,7 +78,7 @@ const UNSERVED: &[Unserved] = &[
     },
 ];
 
-/// What keeps a request from being split, as its caller would be told; none where nothing does.
+/// The refusal that a request which cannot be split would get; none if it can be.
 pub(super) fn obstacle(pool: &Pool, request: &Request<'_>) -> Option<Refusal> {
     let protocol = pool.protocol;
     if protocol.legs() != Legs::Elsewhere && request.max_tokens() == Some(0) {
@@ -91,19 +91,19 @@ pub(super) fn obstacle(pool: &Pool, request: &Request<'_>) -> Option<Refusal> {
         return Some(unserved);
     }
     match (protocol.legs(), request.generation) {
-        // The body is not touched: whoever runs the legs knows.
+        // The body is not touched: the backend that runs the legs decides.
         (Legs::Elsewhere, _) => None,
         (Legs::Concurrent, Generation::Generate) => None,
         (_, Generation::Other | Generation::Generate) => Some(Refusal::NoHandoffForPath),
         (_, Generation::Responses) if protocol == Protocol::Trtllm => {
             Some(Refusal::NoHandoffForPath)
         }
-        // Some releases drop the fields of the hand-off there.
+        // Some releases drop the fields of the hand-off on this path.
         (Legs::Concurrent, Generation::Responses) if pool.responses != Responses::Split => {
             Some(Refusal::NoHandoffForPath)
         }
         (Legs::Concurrent, _) => None,
-        // The blocks are gone once they are fetched.
+        // The blocks can be fetched only once.
         (Legs::Sequential, _) => request.sequences().check_one().err(),
     }
 }

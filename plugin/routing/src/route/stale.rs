@@ -1,4 +1,4 @@
-//! Owns what becomes of a pin whose worker has left, or takes nothing new: an outer picker is always a moment behind.
+//! Owns stale pins, whose worker has left or takes no new requests: an outer picker is always a moment behind.
 
 use super::{PinProblem, Refusal, Router};
 use crate::config::OnStalePin;
@@ -6,13 +6,13 @@ use crate::fleet::{Role, WorkerId};
 use crate::request::{Pin, Steering};
 
 impl Router {
-    /// Leaves out the pins that name nobody any more, where the pool goes on without them.
+    /// Drops stale pins, if the pool goes on without them.
     ///
     /// # Errors
-    /// Where it does not, or where a worker must be named: the same request may succeed with another name.
+    /// If the pool does not, or if a worker must be named: the same request may succeed with another worker.
     pub(super) fn drop_stale_pins(&self, steering: &mut Steering) -> Result<(), Refusal> {
         if self.fleet.workers().next().is_none() {
-            // There is nothing to be behind of.
+            // With an empty fleet no pin is stale.
             return Ok(());
         }
         let Steering {
@@ -34,7 +34,7 @@ impl Router {
             *backend = None;
             is_dropped = true;
         }
-        // The rank was that worker's; prefill has it too where it has none of its own.
+        // The rank belonged to that worker; prefill has it too if it had none of its own.
         if is_dropped && decode.or(*backend).worker.is_none() {
             decode.rank = None;
             if prefill.worker.is_none() && prefill.rank == common_rank {
@@ -44,7 +44,7 @@ impl Router {
         Ok(())
     }
 
-    /// Whether a worker is named that cannot be had, and the request goes on without it.
+    /// Whether a named worker is unavailable, and the request goes on without it.
     fn is_stale(
         &self,
         field: &'static str,

@@ -1,14 +1,14 @@
-//! Owns what of a request is decided by its line and headers alone: whether it is forwarded at all, and as what.
+//! Owns the decisions by a request's line and headers alone: whether it is forwarded at all, and as what.
 
 use super::{Plan, Refusal, Router};
 use crate::request::{Generation, Head, Kind};
 use crate::selection::eligibility::Subset;
 
 impl Router {
-    /// What kind of request this is.
+    /// The kind of a request.
     ///
     /// # Errors
-    /// [`Refusal::UnknownPath`] where the pool does not forward its path.
+    /// [`Refusal::UnknownPath`] if the pool does not forward its path.
     pub fn kind(&self, head: Head<'_>) -> Result<Kind, Refusal> {
         match self.pool.forwards(head.path) {
             true => Ok(head.kind()),
@@ -16,10 +16,10 @@ impl Router {
         }
     }
 
-    /// A request without a body. From nothing nothing is generated: where the path is not known any worker may say what it means.
+    /// Plans a request without a body, from which nothing is generated: on an unknown path, any worker may answer.
     ///
     /// # Errors
-    /// When there is no worker, and where the path is one that demands a body and no worker runs whole requests.
+    /// If there is no worker, and if the path demands a body and no worker runs requests aggregated.
     pub(super) fn plan_empty(
         &mut self,
         generation: Generation,

@@ -1,5 +1,5 @@
-//! Owns what has been decided since it was last asked, as counts: who was picked, and what of prompts' prefixes was possible and
-//! was chosen.
+//! Owns the counts of decisions since they were last taken: picks of each worker, and the possible and chosen overlap of
+//! prompts' prefixes.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,15 +14,15 @@ use crate::fleet::{Role, Worker, WorkerId};
 /// Counts of decisions.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Full KV blocks of the prompts for which a worker that reads them was picked.
+    /// Full KV blocks of the prompts for which a worker that reads prompts was picked.
     pub prompt_blocks: u64,
-    /// Leading blocks of them that some worker was thought to hold, of all who could have been picked.
+    /// Leading blocks of these prompts that some eligible worker was estimated to hold.
     pub possible_blocks: u64,
-    /// Leading blocks of them that the worker which was picked was thought to hold.
+    /// Leading blocks of these prompts that the picked worker was estimated to hold.
     pub chosen_blocks: u64,
-    /// Bytes of requests' bodies that were read.
+    /// Bytes of request bodies read.
     pub body_bytes: u64,
-    /// How many of these prompts were thought to be held so far by the worker that was picked, by whole percents of their blocks.
+    /// Number of these prompts by the part of their blocks that the picked worker was estimated to hold, in whole percents.
     pub hits: BTreeMap<u8, u64>,
     /// How often each worker was picked.
     pub picks: HashMap<(WorkerId, Role), Picks>,
@@ -33,33 +33,33 @@ pub struct Tally {
 pub struct Picks {
     /// The worker.
     pub worker: Rc<Worker>,
-    /// How often it was.
+    /// Number of picks.
     pub count: u64,
 }
 
 /// What a request is counted under when it ends.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
-    /// The model that it was routed to, which workers serve; none: it was not, or its interface names none.
+    /// The model that it was routed to, as served by workers; none: not routed, or its API names no model.
     pub model: Option<Rc<str>>,
-    /// Tokens of its prompt, as the router counts them: exact where they came as ids.
+    /// Tokens of its prompt, as the router counts them: exact if they came as ids.
     pub prompt_tokens: u64,
 }
 
 impl Tally {
-    /// A body of so many bytes is read.
+    /// Counts a body that was read.
     pub(super) fn read(&mut self, bytes: usize) {
         self.body_bytes = self.body_bytes.saturating_add(bytes as u64);
     }
 }
 
 impl Router {
-    /// What has been counted since this was last asked.
+    /// Takes the counts since the last call.
     pub fn take_tally(&mut self) -> Tally {
         std::mem::take(&mut self.tally)
     }
 
-    /// A worker is taken for a request.
+    /// Counts a worker taken for a request.
     pub(super) fn count(&mut self, role: Role, case: &SelectionContext<'_>, chosen: &Chosen) {
         let worker = &chosen.target.worker;
         let picks = self.tally.picks.entry((worker.id, role));
@@ -68,7 +68,7 @@ impl Router {
             count: 0,
         });
         picks.count = picks.count.saturating_add(1);
-        // The prompt is read once, by whoever prefills.
+        // The prompt is read once, by the worker that prefills.
         if role == Role::Decode || case.asked.blocks.sequence.is_empty() {
             return;
         }

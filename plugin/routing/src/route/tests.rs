@@ -1,4 +1,4 @@
-//! Tests of the request's story, with plain values.
+//! Tests of the routing of a request, with plain values.
 
 use std::collections::HashMap;
 
@@ -391,7 +391,7 @@ fn a_new_configuration_may_list_other_workers() {
     router.reconfigure(pool("nixl", &others, ""));
     let (next, _seat) = prefill_first(&mut router);
     assert_eq!(next.worker().id.0, 3);
-    // The call that is under way ends as it was begun, on a decode worker of today.
+    // The call under way ends as it began, with a decode worker of the new fleet.
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
         panic!("no decode");

@@ -1,5 +1,5 @@
-//! Owns what one request has met at the workers that were asked for it: who is left out, who is suspected of what, and how
-//! often another one may still be asked.
+//! Owns the trail of one request at the workers tried for it: which are excluded, which are suspected of what, and whether
+//! another one may still be tried.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,13 +7,13 @@ use std::rc::Rc;
 use crate::fleet::{Incarnation, WorkerId};
 use crate::outcome::{Before, Came, Leg, is_one_workers_refusal};
 
-/// Workers at which a request died before no further one is asked: it may be the request that kills them.
+/// Workers at which a request died before no further one is tried: the request itself may kill them.
 const MOST_DEATHS: usize = 2;
 
-/// The trail of one request, shared by what is under way for it.
+/// The trail of one request, shared by everything under way for it.
 pub(super) type SharedTrail = Rc<RefCell<Trail>>;
 
-/// What a request has met so far.
+/// The history of a request so far.
 #[derive(Debug, Default)]
 pub(super) struct Trail {
     prefill: Met,
@@ -21,36 +21,36 @@ pub(super) struct Trail {
     suspects: Vec<Suspect>,
 }
 
-/// What it has met on one of its legs.
+/// The history of one of its legs.
 #[derive(Debug, Default)]
 struct Met {
     /// Calls of this leg since the request was placed last.
     calls: usize,
-    /// Workers that are asked no more.
+    /// Workers that are not tried again.
     left_out: Vec<WorkerId>,
-    /// Workers that have done their leg, and are asked again only where nobody else is left: the other leg failed, and may have
-    /// failed by theirs.
+    /// Workers that have completed this leg, and are tried again only if no other is left: the other leg failed, perhaps
+    /// because of them.
     spared: Vec<WorkerId>,
-    /// Workers that broke the connection, in their order, since the leg last succeeded.
+    /// Workers that broke the connection, in order, since the leg last succeeded.
     deaths: Vec<WorkerId>,
     /// Of these, connections that were reset before the first byte.
     resets: usize,
     has_asked_another: bool,
 }
 
-/// A failure of which it is not known yet whose it is.
+/// A failure whose cause, of several workers, is not known yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Suspect {
     /// The leg that failed.
     pub(super) leg: Leg,
-    /// The worker that was called, in the life that it was in.
+    /// The called worker, by incarnation.
     pub(super) worker: Incarnation,
-    /// The other one of the pair, where it may be to blame as well.
+    /// The other worker of the pair, if it may be at fault as well.
     pub(super) partner: Option<Incarnation>,
     symptom: Symptom,
 }
 
-/// How it failed, so that the same failure at another worker is known as such.
+/// The kind of failure, to recognise the same failure at another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Symptom {
     ServerError,
@@ -92,7 +92,7 @@ impl Trail {
         }
     }
 
-    /// What a leg had met before.
+    /// The history of a leg before its current call.
     pub(super) fn before(&self, leg: Leg) -> Before {
         let met = self.of(leg);
         Before {
@@ -107,7 +107,7 @@ impl Trail {
         self.prefill.calls = 1;
     }
 
-    /// A leg is called.
+    /// Counts a call of a leg.
     pub(super) fn called(&mut self, leg: Leg) {
         let met = self.of_mut(leg);
         met.calls = met.calls.saturating_add(1);
@@ -118,7 +118,7 @@ impl Trail {
         self.of(leg).calls
     }
 
-    /// A leg has ended badly at a worker.
+    /// Records the failure of a leg at a worker.
     pub(super) fn ended(&mut self, leg: Leg, worker: WorkerId, came: Came) {
         let met = self.of_mut(leg);
         match came {
@@ -132,7 +132,7 @@ impl Trail {
         }
     }
 
-    /// It is not known whose failure it was.
+    /// Records a failure whose cause is not known.
     pub(super) fn suspect(
         &mut self,
         leg: Leg,
@@ -148,7 +148,7 @@ impl Trail {
         });
     }
 
-    /// A leg has succeeded: the failures of that leg at others were theirs.
+    /// A leg has succeeded: returns the failures of that leg at other workers, which were theirs.
     pub(super) fn succeeded(&mut self, leg: Leg) -> Vec<Suspect> {
         let met = self.of_mut(leg);
         met.deaths.clear();
@@ -159,8 +159,8 @@ impl Trail {
         theirs
     }
 
-    /// The request has ended, and no other worker has served what these failed. Where several failed in the same way it was the
-    /// request's doing, and nothing is left of it.
+    /// The request has ended, and no other worker has served what these failed. Where several failed in the same way, the
+    /// request was the cause, and the suspicion is dropped; returns the others.
     pub(super) fn settle(&mut self) -> Vec<Suspect> {
         let suspects = std::mem::take(&mut self.suspects);
         let has_twin = |one: &Suspect| {
@@ -177,7 +177,7 @@ impl Trail {
             .collect()
     }
 
-    /// A worker is not asked again.
+    /// Excludes a worker from further tries.
     pub(super) fn leave_out(&mut self, leg: Leg, worker: WorkerId) {
         let met = self.of_mut(leg);
         if !met.left_out.contains(&worker) {
@@ -185,8 +185,8 @@ impl Trail {
         }
     }
 
-    /// Workers of one leg or both are not asked again after `failed` has failed; one that did the prefill before it only where
-    /// nobody else takes that.
+    /// Excludes workers of one leg or both after `failed` has failed; one that did the prefill before it is tried again only
+    /// if no other takes that.
     pub(super) fn leave_all_out(&mut self, failed: Leg, workers: &[(Leg, WorkerId)]) {
         for (leg, worker) in workers {
             match (failed, leg) {
@@ -196,9 +196,9 @@ impl Trail {
         }
     }
 
-    /// Who is left out at the next try of a leg: the sets to be tried in turn, the widest first. One that reset a connection may be
-    /// asked again where no other is left; and where the request has died at several, no further one is asked. `all` are the
-    /// workers that there are.
+    /// Workers excluded from the next try of a leg: the sets to be tried in turn, the widest first. A worker that reset a
+    /// connection may be tried again if no other is left; after deaths at several workers, no further one is tried. `all`
+    /// are the existing workers.
     pub(super) fn excluded(
         &self,
         leg: Leg,
@@ -221,7 +221,7 @@ impl Trail {
         [with(&and_last), with(&others)]
     }
 
-    /// Workers of both legs that are left out for good.
+    /// Workers of both legs that are excluded for good.
     pub(super) fn left_out(&self) -> Vec<WorkerId> {
         [self.prefill.left_out.as_slice(), &self.decode.left_out].concat()
     }

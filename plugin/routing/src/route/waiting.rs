@@ -1,7 +1,6 @@
-//! Owns the requests that wait for a worker: when one joins, whose turn it is, and when it has waited too long.
+//! Owns the queued requests: when one joins, whose turn it is, and when one has waited too long.
 //!
-//! A body is read once, when its request comes: what was read is kept, and to try the request again costs the same however long
-//! its body is.
+//! A body is parsed once, when its request arrives: the result is kept, and another try costs the same however long the body is.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,37 +11,37 @@ use crate::admission::{Full, QueueKey, Waiter};
 use crate::prefill_router::ModelKey;
 use crate::request::{BufferedRequest, ParsedRequest, Request, Steering};
 
-/// A request that is to wait, without its body.
+/// A request that is to queue, without its body.
 #[derive(Debug)]
 pub struct QueueTicket {
-    /// Its number.
+    /// Its number in the queue.
     pub waiter: Waiter,
     parsed: ParsedRequest,
     terms: Terms,
 }
 
-/// A request that waits, with its body and all that was read of it.
+/// A queued request, with its body and all that was parsed of it.
 #[derive(Debug)]
 pub struct QueuedRequest {
-    /// Its number.
+    /// Its number in the queue.
     pub waiter: Waiter,
     request: BufferedRequest,
     terms: Terms,
 }
 
-/// What a choice for it goes by.
+/// The inputs of a choice for a queued request.
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) steering: Steering,
     pub(super) asked: Demand,
-    /// The model, or that which the adapter asked for is one of; none: the interface names none.
+    /// The model, or the base model of the requested adapter; none: the API names no model.
     pub(super) model: Option<String>,
-    /// The fleets that had been adopted when the model was looked up.
+    /// Number of fleets adopted when the model was looked up.
     pub(super) adopted: u64,
 }
 
 impl QueueTicket {
-    /// Together with its body; none where that is another one than was read.
+    /// Adds the body; none if it differs from the one that was parsed.
     pub fn with_body(self, body: Vec<u8>) -> Option<QueuedRequest> {
         Some(QueuedRequest {
             waiter: self.waiter,
@@ -53,14 +52,14 @@ impl QueueTicket {
 }
 
 impl QueuedRequest {
-    /// Its body, which is kept no longer.
+    /// Takes the body out.
     pub fn into_body(self) -> Vec<u8> {
         self.request.into_body()
     }
 }
 
 impl Router {
-    /// Who is to be tried now, in order, after a booking has ended or the fleet has changed.
+    /// The requests to be tried now, in order, after a booking has ended or the fleet has changed.
     pub fn called(&self) -> Vec<Waiter> {
         match &self.pool.admission.queue {
             Some(queue) if self.waiting.count() > 0 => self.waiting.in_order(queue.policy),
@@ -68,7 +67,7 @@ impl Router {
         }
     }
 
-    /// Those who have waited too long, who wait no more, and what they are told.
+    /// Removes the requests that have waited too long, and returns each with its refusal.
     pub fn late(&mut self, now: Duration) -> Vec<(Waiter, Refusal)> {
         let Some(queue) = &self.pool.admission.queue else {
             return Vec::new();
@@ -82,17 +81,17 @@ impl Router {
         late.into_iter().map(told).collect()
     }
 
-    /// Its client has left.
+    /// Removes a request whose client has left.
     pub fn gives_up(&mut self, waiter: Waiter) {
         self.waiting.leave(waiter);
     }
 
-    /// How many requests wait.
+    /// Number of queued requests.
     pub fn waiting(&self) -> usize {
         self.waiting.count()
     }
 
-    /// It waits, if it may.
+    /// Queues the request, if allowed.
     pub(super) fn wait(
         &mut self,
         place: &ModelKey,
@@ -114,7 +113,7 @@ impl Router {
         }
     }
 
-    /// Tries a request that waits; none: it waits on.
+    /// Tries a queued request; none: the request stays queued.
     pub fn plan_queued(
         &mut self,
         queued: &mut QueuedRequest,
@@ -157,7 +156,7 @@ impl Router {
         outcome
     }
 
-    /// Where the fleet is another one now, the model may be so, too, or be gone, and so may those whom the caller names.
+    /// After a change of the fleet, the model may be another one or gone, and so may the workers that the caller names.
     fn look_up_anew(&self, request: &Request<'_>, terms: &mut Terms) -> Result<(), Refusal> {
         if terms.adopted != self.adopted {
             (terms.model, terms.asked.adapter) = self.look_up(&request.model)?;
@@ -169,7 +168,7 @@ impl Router {
 }
 
 impl Facts {
-    /// Of a request at its place. The model is the place's, not the client's: of those there are only so many.
+    /// The facts of a request. The model is that of the model key, not the client's, so that its values are bounded.
     pub(super) fn of(place: &ModelKey, asked: &Demand) -> Self {
         Self {
             model: place.model.as_deref().map(Rc::from),

@@ -1,4 +1,4 @@
-//! Owns what follows when the fleet changes: who is remembered, what is booked on whom, which state each place is in.
+//! Owns what follows from a change of the fleet: what is kept of each worker, its bookings, and the state of each model key.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::load::Load;
 use crate::prefill_router::ModelKey;
 use crate::request::Steering;
 
-/// The adapters that workers have. A name that is a model's too is the model.
+/// The adapters of the workers. A name that is also a model's is the model.
 fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
     let models: HashSet<&String> = fleet
         .workers()
@@ -26,7 +26,7 @@ fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
     all.filter(|(name, _)| !models.contains(name)).collect()
 }
 
-/// How a rank is known to the prefix index.
+/// A rank's entry in the prefix index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Opened {
     pub(super) slot: usize,
@@ -34,7 +34,8 @@ pub(super) struct Opened {
 }
 
 impl Router {
-    /// It is `now`, since 1970. To be called before anything that time matters to: a choice, an answer, a tick.
+    /// Advances the router's clock to `now`, since 1970. To be called before anything that depends on time: a choice, an
+    /// answer, a tick.
     pub fn advance(&mut self, now: Duration) {
         let patience = Duration::from_millis(self.pool.booking_expiry_ms);
         self.ledger.advance(now, patience);
@@ -42,17 +43,18 @@ impl Router {
         self.expire_reports();
     }
 
-    /// What is booked here on a worker, on all its ranks together.
+    /// This VM's bookings on a worker, over all its ranks.
     pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
         self.ledger.worker_load(worker)
     }
 
-    /// What is booked on a worker, on all its ranks together, here and by the other VMs as far as they were heard.
+    /// The load of a worker over all its ranks, from all sources: this VM, the other VMs as last received, and the engine's
+    /// external load.
     pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
         self.ledger.worker_load_in_all(worker)
     }
 
-    /// How many KV blocks a worker is thought to hold, on all its ranks together.
+    /// KV blocks that a worker is estimated to hold, over all its ranks.
     pub fn remembered_blocks(&self, worker: &Rc<Worker>) -> usize {
         let ranks = worker.targets();
         let held = ranks.filter_map(|target| {
@@ -62,7 +64,7 @@ impl Router {
         held.sum()
     }
 
-    /// A worker is thought to have lost what it had cached.
+    /// Forgets the blocks of a worker that has presumably lost its cache.
     pub(super) fn forget_cache(&mut self, worker: &Rc<Worker>) {
         for target in worker.targets() {
             if let Some(opened) = self.opened.get(&target.key()) {
@@ -72,7 +74,7 @@ impl Router {
         }
     }
 
-    /// One request at one place.
+    /// The selection context of one request for one model key.
     pub(super) fn case<'a>(
         &mut self,
         place: &'a ModelKey,
@@ -90,7 +92,7 @@ impl Router {
         }
     }
 
-    /// Who is at a place, listed when it is first asked for.
+    /// The workers of a model key, listed on first use.
     fn roster(&mut self, place: &ModelKey) -> Rc<ModelWorkers> {
         if let Some(roster) = self.rosters.get(place) {
             return Rc::clone(roster);
@@ -107,7 +109,7 @@ impl Router {
         roster
     }
 
-    /// Takes over another fleet, whole.
+    /// Adopts another fleet as a whole.
     pub fn adopt(&mut self, fleet: Fleet) {
         let known = self.fleet.workers();
         let ended: Vec<WorkerId> = known
@@ -121,8 +123,8 @@ impl Router {
         self.settle();
     }
 
-    /// The lives of these workers have ended, whoever has their ids now: all that was learned of them is forgotten, here and
-    /// nowhere else. To be settled after that.
+    /// Forgets all that was learned of these ended incarnations, even if their ids live on; no other place does so. `settle`
+    /// must follow.
     pub(super) fn forget(&mut self, ended: &[WorkerId]) {
         if ended.is_empty() {
             return;
@@ -149,24 +151,24 @@ impl Router {
         self.ledger.retire(&ids_live_on);
     }
 
-    /// What follows from who is there and what is known of them.
+    /// Recomputes what follows from the fleet and from what is known of its workers.
     pub(super) fn settle(&mut self) {
         self.rosters.clear();
         self.open_ranks();
         self.bind_what_is_known();
-        // Of those that came nothing is known but what their peers have.
+        // Of new workers, only the load of their peers is known.
         self.believe();
         self.recompute();
     }
 
-    /// A worker's engine is another process than the one that all was learned of.
+    /// Starts over with a worker whose engine is another process than before.
     pub(super) fn begins_anew(&mut self, worker: WorkerId) {
         self.forget(&[worker]);
         self.settle();
     }
 
-    /// What is known of workers that left is forgotten, and a number given to those that came. Those whose capacity is another
-    /// now keep what they are thought to hold, as far as it finds room.
+    /// Forgets the blocks of workers that left, and opens slots for new ones. Workers with a changed capacity keep their
+    /// blocks, as far as they fit.
     pub(super) fn open_ranks(&mut self) {
         let Self {
             opened,

@@ -1,9 +1,8 @@
-//! Owns what a worker would cost a request, term by term.
+//! Owns the cost of a worker for a request, term by term.
 //!
-//! The shape, the names and the defaults are those of Dynamo's cost function (routing semantics, C.2). Two things are
-//! added. What waits before the prompt is what is thought to be *left* of it now, not what was booked: a prefill under
-//! way shrinks at the pace observed. And where workers differ in that pace, waiting and computing count for as much
-//! longer as the worker is slower than the others. So, in units of blocks:
+//! The shape, names and defaults are those of Dynamo's cost function (routing semantics, C.2), with two additions. The work ahead
+//! of the prompt is the estimated work *left* now, not the work booked: a prefill under way shrinks at the observed prefill rate.
+//! And where prefill rates differ, waiting and computing are multiplied by the worker's slowness. In units of blocks:
 //!
 //! ```text
 //! prefill = max((queued_tokens + prompt_tokens) / block_tokens − credit · decay · overlap, 0) · slowness
@@ -11,8 +10,8 @@
 //! cost    = (prefill_load_scale · prefill + decode + decode_active_request_weight · decodes) · factor
 //! ```
 //!
-//! A prefill worker has no decode term, a decode worker no prefill term. What answers weigh is less than the blocks they hold
-//! where their ends are near: those will soon be free.
+//! A prefill worker has no decode term, a decode worker no prefill term. Answers weigh less than the blocks they hold where
+//! their end is near: those blocks will soon be free.
 
 use serde::Serialize;
 
@@ -23,37 +22,37 @@ use crate::load::LoadSnapshot;
 /// Whether prefill counts in the cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tracking {
-    /// It does, where the role has one.
+    /// Prefill counts, where the role has a prefill term.
     #[default]
     Prefill,
-    /// The caller does not want it to.
+    /// The caller excludes prefill.
     DecodeOnly,
 }
 
-/// Whether blocks that a decode worker has cached are worth something to it.
+/// Whether blocks cached on a decode worker lower its cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DecodeCredit {
-    /// They are not: it is handed all of the prompt's KV.
+    /// They do not: the worker is handed all of the prompt's KV.
     #[default]
     Nothing,
-    /// They are: it may run the request whole.
+    /// They do: the worker may run the request aggregated.
     Counts,
 }
 
 /// The terms of one worker's cost.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Terms {
-    /// Prompt tokens booked on it.
+    /// Prompt tokens booked on the worker.
     pub booked_tokens: u64,
-    /// What is thought to be left of them.
+    /// Estimated rest of these tokens.
     pub queued_tokens: f64,
-    /// Leading blocks of this prompt that it is thought to hold.
+    /// Leading blocks of this prompt that the worker is estimated to hold.
     pub overlap_blocks: u32,
-    /// What those are worth, in blocks.
+    /// Credit for these blocks, in blocks.
     pub credit_blocks: f64,
-    /// How much slower than all together it reads prompts.
+    /// How many times slower the worker reads prompts than all together.
     pub slowness: f64,
-    /// Milliseconds until this prompt would be read, as far as a rate is known.
+    /// Estimated milliseconds until the worker reads this prompt, if a prefill rate is known.
     pub estimated_wait_ms: Option<f64>,
     /// The prefill term, in blocks.
     pub prefill: f64,
@@ -61,24 +60,24 @@ pub struct Terms {
     pub decode: f64,
     /// Requests being decoded.
     pub decodes: u32,
-    /// The factor by what the request prefers.
+    /// Factor for the request's preferences.
     pub factor: f64,
     /// The sum. Less is better.
     pub cost: f64,
 }
 
-/// The least that is booked on any candidate: the decay of the credit is measured from there.
+/// The fewest tokens booked on any candidate: the decay of the credit is measured from there.
 fn least_booked<'c>(candidates: impl Iterator<Item = Candidate<'c>>) -> u64 {
     let booked = candidates.map(|candidate| candidate.standing.booked_tokens);
     booked.min().unwrap_or_default()
 }
 
-/// What a task's candidates cost: what is the same for all of them is worked out once.
+/// Prices of a task's candidates: parts common to all are computed once.
 #[derive(Debug, Clone, Copy)]
 pub struct Prices<'a> {
     task: &'a Task<'a>,
     least_booked: u64,
-    /// Blocks in one token.
+    /// Blocks per token.
     per_token: f64,
     prompt_blocks: f64,
     prompt_blocks_whole: f64,
@@ -161,7 +160,7 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// What the cached blocks are worth: less on a worker that has more booked than the idlest one, where that is wanted.
+    /// Credit for cached blocks, in blocks: with a decay configured, less on a worker with more booked than the idlest.
     #[inline]
     fn credit(&self, candidate: &Candidate<'_>) -> f64 {
         let weights = &self.task.weights;
@@ -176,7 +175,7 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// Requests being decoded: what an engine has from elsewhere is taken to be that.
+/// Requests being decoded; the engine's external requests count as such.
 #[inline]
 fn decodes(standing: &LoadSnapshot) -> f64 {
     f64::from(standing.decodes.saturating_add(standing.foreign_requests))

@@ -2,7 +2,7 @@
 
 use super::{Candidate, Policy, Random, Task};
 
-/// Picks nobody.
+/// Picks no worker.
 #[derive(Debug, Default)]
 pub struct Direct;
 

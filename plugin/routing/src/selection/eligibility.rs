@@ -1,27 +1,27 @@
-//! Owns who may be picked at all: the filters, in the order in which they are tried, and which of them left nobody.
+//! Owns eligibility: the filters, in the order in which they are tried, and which of them left no worker.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// What a worker is passed over for.
+/// Why a worker is filtered out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Filter {
-    /// It has another role, serves another model, or belongs to another namespace.
+    /// Has another role, serves another model, or belongs to another namespace.
     Role,
-    /// It is not connected yet.
+    /// Not bound yet.
     Binding,
-    /// It failed this very request.
+    /// Failed this very request.
     Failed,
-    /// It lacks a taint that is required, or may not exchange KV with the other worker.
+    /// Lacks a required taint, or may not exchange KV with the other worker.
     Taints,
-    /// It is not in the subset that the gateway names.
+    /// Not in the subset that the gateway names.
     Subset,
-    /// It is not among the ids that the caller allows.
+    /// Not among the ids that the caller allows.
     Allowed,
-    /// It has just refused connections, or not answered.
+    /// Has just refused connections, or not answered.
     Health,
-    /// It has not the rank that is asked for.
+    /// Lacks the requested rank.
     Rank,
-    /// It is busier than its threshold, or has just said so.
+    /// Busier than its threshold, or has just reported overload.
     Overload,
 }
 
@@ -55,20 +55,20 @@ impl Filter {
     }
 }
 
-/// Those who are left, as indexes into a list.
+/// The eligible entries of a list, as indexes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Eligible {
-    /// Everyone of a list of that length: nobody had to be written down.
+    /// Every entry of a list of this length, without a stored list of indexes.
     All(usize),
-    /// These, in ascending order; never none.
+    /// These, in ascending order; never empty.
     Some(Vec<usize>),
 }
 
 impl Eligible {
-    /// Everyone of a list of that length.
+    /// Every entry of a list of this length.
     ///
     /// # Errors
-    /// [`Filter::Role`] when there is nobody.
+    /// [`Filter::Role`] for an empty list.
     pub fn all(length: usize) -> Result<Self, Filter> {
         match length {
             0 => Err(Filter::Role),
@@ -76,7 +76,7 @@ impl Eligible {
         }
     }
 
-    /// How many are left.
+    /// Number of eligible entries.
     pub fn count(&self) -> usize {
         match self {
             Self::All(length) => *length,
@@ -84,7 +84,7 @@ impl Eligible {
         }
     }
 
-    /// The index of the one at that place among those who are left.
+    /// The list index of the eligible entry number `place`.
     pub fn nth(&self, place: usize) -> Option<usize> {
         match self {
             Self::All(length) => (place < *length).then_some(place),
@@ -92,7 +92,7 @@ impl Eligible {
         }
     }
 
-    /// Their indexes.
+    /// The list indexes of the eligible entries.
     pub fn indexes(&self) -> impl Iterator<Item = usize> + Clone {
         let (all, some): (usize, &[usize]) = match self {
             Self::All(length) => (*length, &[]),
@@ -101,10 +101,10 @@ impl Eligible {
         (0..all).chain(some.iter().copied())
     }
 
-    /// Those who pass.
+    /// Keeps the entries that pass.
     ///
     /// # Errors
-    /// The filter, when it leaves nobody.
+    /// The filter, if no entry passes.
     pub fn narrow(
         self,
         filter: Filter,
@@ -118,7 +118,7 @@ impl Eligible {
         }
     }
 
-    /// Those who pass; where nobody would, all stay.
+    /// Keeps the entries that pass; if none does, all stay.
     pub fn prefer(self, passes: impl Fn(usize) -> bool) -> Self {
         match self.clone().narrow(Filter::Role, passes) {
             Ok(left) => left,
@@ -127,8 +127,8 @@ impl Eligible {
     }
 }
 
-/// The endpoints that a gateway allows, as the endpoint picker protocol has it: `ip:port`, or an address alone, which stands
-/// for all its ports. One that allows nobody is not the same as none.
+/// The endpoints that a gateway allows, as in the endpoint picker protocol: `ip:port`, or an address alone for all its
+/// ports. An empty subset, which allows no endpoint, is not the same as no subset.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Subset {
     whole: Vec<SocketAddr>,
@@ -136,14 +136,14 @@ pub struct Subset {
 }
 
 impl Subset {
-    /// Reads a list that is separated by commas. What is no address allows nobody.
+    /// Parses a comma-separated list. An entry that is no address allows no endpoint.
     pub fn parse(text: &str) -> Self {
         Self::of(text.split(','))
     }
 
-    /// Reads what a gateway's metadata hold, as the proxy hands it out: text, which is read as in a header, or a list of texts,
-    /// packed as their number, then (length, 0) for each, all of four bytes, little-endian, then the texts, each with two zeros
-    /// behind it (one for each of the pair that it stands for). What is neither allows nobody.
+    /// Parses a value of the gateway's metadata as the proxy hands it out: text, parsed as in a header, or a packed list of
+    /// texts: their number, then (length, 0) for each, all of four bytes, little-endian, then the texts, each followed by
+    /// two zeros (one for each half of the pair that it stands for). Any other value allows no endpoint.
     pub fn of_metadata(value: &[u8]) -> Self {
         match value.contains(&0) {
             true => Self::of(packed(value).unwrap_or_default().into_iter()),
@@ -164,7 +164,7 @@ impl Subset {
         subset
     }
 
-    /// Whether a worker at that address is in it.
+    /// Whether the subset contains a worker at that address.
     pub fn holds(&self, address: Option<SocketAddr>) -> bool {
         address.is_some_and(|address| {
             self.whole.contains(&address) || self.hosts.contains(&address.ip())

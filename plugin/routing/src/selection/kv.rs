@@ -1,9 +1,9 @@
-//! Owns selection by cost: the least, or with a temperature now and then a dearer one.
+//! Owns selection by cost: the cheapest worker, or with a temperature now and then a dearer one.
 
 use super::cost::{Prices, Terms};
 use super::{Candidate, Policy, Random, Reads, Task, pick};
 
-/// Goes by what each candidate would cost.
+/// Picks by the cost of each candidate.
 #[derive(Debug, Default)]
 pub struct Kv;
 
@@ -32,8 +32,8 @@ impl Policy for Kv {
     }
 }
 
-/// The place of the one who is picked. Candidates are looked at as they are made: where there are a thousand, writing them down
-/// first takes longer than pricing them.
+/// The position of the picked candidate. Candidates are priced as they are built: storing a thousand of them first takes
+/// longer than pricing them.
 pub fn cheapest<'c>(
     task: &Task<'_>,
     candidates: impl Iterator<Item = Candidate<'c>> + Clone,

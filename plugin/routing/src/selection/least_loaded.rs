@@ -1,8 +1,8 @@
-//! Owns selection by load: the fewest requests under way, as they are booked here.
+//! Owns selection by load: the fewest requests under way, from all sources.
 
 use super::{Candidate, Policy, Random, Task, pick};
 
-/// Picks the one with the fewest requests; of several anyone.
+/// Picks the candidate with the fewest requests; among equals, any.
 #[derive(Debug)]
 pub struct LeastLoaded;
 

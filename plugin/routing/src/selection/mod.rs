@@ -1,4 +1,4 @@
-//! Owns which worker: who is eligible, what each would cost, and the policies that pick among them, one file each.
+//! Owns worker selection: eligibility, cost, and the policies that pick among candidates, one file each.
 
 pub mod cost;
 pub mod eligibility;
@@ -23,44 +23,44 @@ pub use kv::cheapest;
 /// The random source, seeded by the caller.
 pub type Random = fastrand::Rng;
 
-/// What a worker is wanted for.
+/// The task that a worker is picked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Task<'a> {
-    /// The part it would take.
+    /// The role to take.
     pub role: Role,
-    /// The prompt's length.
+    /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens in one KV block.
     pub block_tokens: u32,
     /// The prompt's full blocks, as far as they are known.
     pub blocks: &'a Blocks,
-    /// The session that the request belongs to, where it names one.
+    /// The session of the request, if it names one.
     pub session: Option<&'a [u8]>,
-    /// What the cost is made of.
+    /// The weights of the cost's terms.
     pub weights: KvWeights,
     /// Whether prefill counts.
     pub tracking: Tracking,
-    /// Whether blocks cached on a decode worker count for it.
+    /// Whether blocks cached on a decode worker lower its cost.
     pub decode_credit: DecodeCredit,
-    /// How quickly the candidates read prompts all in all; none where that is not known.
+    /// The common prefill rate of the candidates; none if unknown.
     pub pace: Option<PrefillRate>,
 }
 
-/// One who could be picked.
+/// A worker rank that could be picked, with the inputs of its price.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
     /// The worker, and its rank.
     pub target: &'a Target,
-    /// What is booked on it.
+    /// The load of the rank.
     pub standing: LoadSnapshot,
-    /// Leading blocks of the prompt that it is thought to hold.
+    /// Leading blocks of the prompt that the worker is estimated to hold.
     pub overlap: u32,
-    /// The factor on its cost by what the request prefers; 1 where nothing is preferred.
+    /// Factor on the cost for the request's preferences; 1 without any.
     pub factor: f64,
 }
 
 impl Candidate<'_> {
-    /// Requests under way that count in this role, whoever sent them.
+    /// Requests under way that count in this role, from all sources.
     pub fn requests(&self, role: Role) -> u64 {
         let LoadSnapshot {
             prefills, decodes, ..
@@ -74,9 +74,9 @@ impl Candidate<'_> {
     }
 }
 
-/// A way to pick one of several candidates, in two steps: looking changes nothing that a later choice depends on.
+/// A way to pick one of several candidates, in two steps: a peek changes nothing that a later choice depends on.
 pub trait Policy {
-    /// The index of the one that would be picked; none where there is nothing to pick from.
+    /// The index of the candidate that would be picked; none if there is nothing to pick from.
     fn peek(
         &mut self,
         task: &Task<'_>,
@@ -84,25 +84,26 @@ pub trait Policy {
         random: &mut Random,
     ) -> Option<usize>;
 
-    /// The one that was looked at is taken: the cursor moves on, where there is one.
+    /// Takes the peeked candidate: moves the cursor on, if there is one.
     fn commit(&mut self, _taken: TargetKey) {}
 
-    /// Whether the caller must name the worker, since none is ever picked.
+    /// Whether the caller must name the worker, since the policy never picks one.
     fn needs_pin(&self) -> bool {
         false
     }
 
-    /// Whether it weighs costs, and with them what the request prefers; else only those who are preferred most are candidates.
+    /// Whether the policy weighs costs, and with them the request's preferences; else only the most preferred workers are
+    /// candidates.
     fn goes_by_cost(&self) -> bool {
         false
     }
 
-    /// What of the prompt it must know.
+    /// The data of the prompt that the policy needs.
     fn reads(&self) -> Reads {
         Reads::Nothing
     }
 
-    /// What the candidates cost, where it goes by cost, in their order.
+    /// The cost terms of the candidates, in their order, from a policy that goes by cost.
     fn terms(&self, _task: &Task<'_>, _candidates: &[Candidate<'_>]) -> Option<Vec<Terms>> {
         None
     }
@@ -111,18 +112,18 @@ pub trait Policy {
     fn keep(&mut self, _fleet: &Fleet) {}
 }
 
-/// What a policy must know of a prompt.
+/// The data of a prompt that a policy needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reads {
     /// Nothing.
     Nothing,
-    /// Its blocks.
+    /// The prompt's blocks.
     Blocks,
-    /// Its blocks, and who holds them.
+    /// The prompt's blocks, and their holders.
     Overlap,
 }
 
-/// The policy of that name, new.
+/// A new policy of that name.
 pub fn policy(name: PolicyName) -> Box<dyn Policy> {
     match name {
         PolicyName::Kv => Box::new(kv::Kv),

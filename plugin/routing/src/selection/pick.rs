@@ -2,14 +2,14 @@
 
 use super::Random;
 
-/// The least, each of several equal ones as likely as the others.
+/// The index of the least value; equal ones are equally likely.
 pub fn least<T: PartialOrd + Copy>(
     values: impl Iterator<Item = T>,
     random: &mut Random,
 ) -> Option<usize> {
     let mut best: Option<(usize, T)> = None;
     let mut equals = 1u64;
-    // Not `for`: so the making of a value is part of the loop, and not called a thousand times.
+    // Not `for`: this way the computation of a value is inlined into the loop, not called a thousand times.
     values.enumerate().for_each(|(index, value)| {
         let Some((_, least)) = best else {
             best = Some((index, value));
@@ -19,7 +19,7 @@ pub fn least<T: PartialOrd + Copy>(
             best = Some((index, value));
             equals = 1;
         } else if value == least {
-            // The k-th equal one takes the place with probability 1/k.
+            // The k-th equal value replaces the best with probability 1/k.
             equals = equals.saturating_add(1);
             if random.u64(0..equals) == 0 {
                 best = Some((index, value));
@@ -29,8 +29,8 @@ pub fn least<T: PartialOrd + Copy>(
     best.map(|(index, _)| index)
 }
 
-/// One drawn with odds that fall with its cost: a softmax over costs scaled to the range from the least to the greatest.
-/// Temperature 0 is the least; all equal, or not to be compared: anyone.
+/// An index drawn with odds that fall with its cost: a softmax over costs scaled to the range from the least to the
+/// greatest. Temperature 0 picks the least; if all are equal, or not comparable, all are equally likely.
 pub fn softmax(costs: &[f64], temperature: f64, random: &mut Random) -> Option<usize> {
     if temperature <= 0.0 {
         return least(costs.iter().copied(), random);
@@ -48,7 +48,7 @@ pub fn softmax(costs: &[f64], temperature: f64, random: &mut Random) -> Option<u
         drawn -= odds(cost);
         drawn < 0.0
     });
-    // Rounding may leave a little over: it is the last one's.
+    // A remainder left by rounding belongs to the last index.
     found.or(costs.len().checked_sub(1))
 }
 

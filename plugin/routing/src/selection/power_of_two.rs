@@ -1,6 +1,6 @@
 //! Owns the power of two choices: two drawn at random, and of them the one with fewer requests.
 //!
-//! Nearly as even as looking at all, and steadier where several routers see the same loads late.
+//! Nearly as even as comparing all, and steadier where several routers see the same loads late.
 
 use super::{Candidate, Policy, Random, Task};
 

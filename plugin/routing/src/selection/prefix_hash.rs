@@ -1,8 +1,8 @@
 //! Owns selection by the prompt's beginning: consistent hashing with bounded load.
 //!
-//! Each worker stands at 256 places of a ring. A prompt goes to the first worker after its own place that has no more than
-//! a quarter above its share of the requests under way. The seed is fixed, so that gateways that never talk agree; only the bound is each
-//! one's own. A prompt of less than a block has no beginning to go by, and goes by load.
+//! Each worker has 256 points on a hash ring. A prompt goes to the first worker after its own point that has no more than a
+//! quarter above its share of the requests under way. The seed is fixed, so that gateways agree without communication; only
+//! the load bound is local to each. A prompt of less than a block has no beginning to hash, and goes by load.
 
 use hashbrown::{HashMap, HashSet};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -11,12 +11,12 @@ use super::least_loaded::LeastLoaded;
 use super::{Candidate, Policy, Random, Reads, Task};
 use crate::fleet::{Fleet, TargetKey};
 
-/// Places of one worker on the ring: enough for shares that differ by a few per cent.
+/// Points of one worker on the ring: enough for shares that differ by a few per cent.
 const VIRTUAL_NODES: u32 = 256;
 
 const SEED: u64 = 0x7064_5f72_696e_6721;
 
-/// How much of a prompt counts as its beginning: more than a system prompt that everyone shares, and less than a
+/// Tokens that count as a prompt's beginning: more than a system prompt common to all requests, and less than a
 /// conversation's second turn.
 const BEGINNING_TOKENS: u32 = 2048;
 
@@ -74,7 +74,7 @@ impl Policy for PrefixHash {
 }
 
 impl PrefixHash {
-    /// Puts those on the ring that are not there yet.
+    /// Adds candidates that are not on the ring yet.
     fn learn(&mut self, candidates: &[Candidate<'_>]) {
         let before = self.ring.len();
         for key in candidates.iter().map(|candidate| candidate.target.key()) {
@@ -89,11 +89,11 @@ impl PrefixHash {
     }
 }
 
-/// Where a prompt stands on the ring; none where it has no full block.
+/// A prompt's point on the ring; none without a full block.
 fn place(task: &Task<'_>) -> Option<u64> {
     let most = (BEGINNING_TOKENS / task.block_tokens.max(1)).max(1);
     let count = most.min(task.blocks.count());
-    // Of a shorter prompt the largest power of two, so that a conversation that grows moves seldom.
+    // For a shorter prompt, the largest power of two, so that a growing conversation seldom moves.
     let power = count.checked_ilog2()?;
     let beginning = task.blocks.beginning(1 << power)?;
     Some(xxh3_64_with_seed(

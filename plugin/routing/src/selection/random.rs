@@ -1,8 +1,8 @@
-//! Owns random selection: anyone, all alike.
+//! Owns random selection: every candidate is equally likely.
 
 use super::{Candidate, Policy, Random, Task};
 
-/// Picks anyone.
+/// Picks any candidate.
 #[derive(Debug)]
 pub struct Uniform;
 

@@ -1,12 +1,12 @@
-//! Owns round robin: everyone once per turn.
+//! Owns round robin: every worker once per round.
 //!
-//! The order is drawn anew each turn. In a fixed order two policies of related lengths move in lock-step, so that the
-//! same prefill worker always meets the same decode worker, and the threads of one proxy march together.
+//! The order is drawn anew each round. In a fixed order two policies of related lengths move in lock-step, so that the same
+//! prefill worker always meets the same decode worker, and the threads of one proxy move together.
 
 use super::{Candidate, Policy, Random, Task};
 use crate::fleet::{Fleet, TargetKey};
 
-/// The targets that still have their turn to come.
+/// The targets left in the current round.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
     turn: Vec<TargetKey>,
@@ -25,7 +25,7 @@ impl Policy for RoundRobin {
         if let Some(index) = self.next_of(candidates) {
             return Some(index);
         }
-        // A new turn is drawn here and stays: looking again finds the same one.
+        // A new round is drawn here and stays: another peek finds the same target.
         let mut turn: Vec<TargetKey> = candidates.iter().map(|c| c.target.key()).collect();
         random.shuffle(&mut turn);
         self.turn.extend(turn);
@@ -44,7 +44,7 @@ impl Policy for RoundRobin {
 }
 
 impl RoundRobin {
-    /// The first whose turn it is and who is eligible now; the others keep their turn.
+    /// The first target of the round that is eligible now; the others keep their turn.
     fn next_of(&self, candidates: &[Candidate<'_>]) -> Option<usize> {
         self.turn
             .iter()

@@ -1,8 +1,8 @@
 //! Owns session affinity: a session's requests go to one worker, whichever proxy or thread they come through.
 //!
-//! By rendezvous hashing: every worker has a weight for the session, the heaviest one gets it. Nothing is remembered, so
-//! nothing has to be shared or expires; a worker that leaves gives its sessions to all others, and one that comes takes
-//! its share. A request without a session goes by load.
+//! Rendezvous hashing: every worker has a weight for the session, and the heaviest one gets it. No state is kept, so none
+//! must be shared or expired; the sessions of a worker that leaves spread over all others, and a new worker takes its share.
+//! A request without a session goes by load.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -10,7 +10,7 @@ use super::least_loaded::LeastLoaded;
 use super::{Candidate, Policy, Random, Task};
 use crate::fleet::TargetKey;
 
-/// The same everywhere: gateways that never talk agree.
+/// Fixed, so that gateways agree without communication.
 const SEED: u64 = 0x7064_5f73_6573_7369;
 
 /// Picks the session's worker.

@@ -1,4 +1,4 @@
-//! Tests of the policies, and what they share: targets, loads, tasks.
+//! Tests of the policies, and their common fixtures: targets, loads, tasks.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ static NO_BLOCKS: Blocks = Blocks {
     grain: RunLength::Even,
 };
 
-/// A prompt of 1,000 tokens of which nothing is known.
+/// A prompt of 1,000 tokens without known blocks.
 pub const TASK: Task<'static> = Task {
     role: Role::Prefill,
     prompt_tokens: 1000,
@@ -51,7 +51,7 @@ pub fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
     ids.map(|id| Target::whole(&Rc::new(worker(id)))).collect()
 }
 
-/// Candidates on which nothing is booked.
+/// Candidates without load.
 pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
     let candidate = |target| Candidate {
         target,
@@ -62,7 +62,7 @@ pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
     targets.iter().map(candidate).collect()
 }
 
-/// A candidate of which this is known.
+/// A candidate with this overlap and load.
 fn candidate(target: &Target, overlap: u32, standing: LoadSnapshot) -> Candidate<'_> {
     Candidate {
         target,
@@ -72,7 +72,7 @@ fn candidate(target: &Target, overlap: u32, standing: LoadSnapshot) -> Candidate
     }
 }
 
-/// Waiting: that many tokens, in that many prompts.
+/// A load of queued prefills: tokens, in a number of prompts.
 fn queued(tokens: u64, prefills: u32) -> LoadSnapshot {
     LoadSnapshot {
         booked_tokens: tokens,
@@ -82,7 +82,7 @@ fn queued(tokens: u64, prefills: u32) -> LoadSnapshot {
     }
 }
 
-/// Being decoded: that many blocks, in that many requests.
+/// A load of decodes: blocks, in a number of requests.
 fn decoding(blocks: f64, decodes: u32) -> LoadSnapshot {
     LoadSnapshot {
         decode_blocks: blocks,
@@ -107,7 +107,7 @@ mod costs {
     use super::*;
     use crate::selection::cost::{Prices, Terms};
 
-    /// The terms of the last of these candidates, which tell the same cost as is asked for without them.
+    /// The terms of the last candidate, whose cost must equal the one computed without terms.
     fn terms(task: &Task<'_>, candidates: &[Candidate<'_>]) -> Terms {
         let prices = Prices::new(task, candidates.iter().copied());
         let last = candidates.last().unwrap();
@@ -127,7 +127,7 @@ mod costs {
         assert_eq!(cost(&TASK, 0, LoadSnapshot::default()), 62.5);
         assert_eq!(cost(&TASK, 60, LoadSnapshot::default()), 2.5);
         assert_eq!(cost(&TASK, 60, queued(1_600, 2)), 102.5);
-        // It is never less than nothing, and blocks in use are no matter.
+        // The cost is never negative, and blocks in use do not matter.
         assert_eq!(cost(&TASK, 63, LoadSnapshot::default()), 0.0);
         assert_eq!(cost(&TASK, 0, decoding(500.0, 9)), 62.5);
     }
@@ -140,7 +140,7 @@ mod costs {
         };
         assert_eq!(cost(&task, 0, LoadSnapshot::default()), 63.0);
         assert_eq!(cost(&task, 0, decoding(100.25, 3)), 163.25);
-        // Neither a queue of prompts nor what is cached changes it.
+        // Neither queued prompts nor cached blocks change the cost.
         assert_eq!(cost(&task, 60, queued(1_600, 2)), 63.0);
         let counts = Task {
             decode_credit: DecodeCredit::Counts,
@@ -190,7 +190,7 @@ mod costs {
             },
             ..TASK
         };
-        // One prompt more is booked there.
+        // The second candidate has one prompt more booked.
         for (decay, credit) in [(0.0, 62.0), (1.0, 31.0), (3.0, 15.5)] {
             let told = terms(&decaying(decay), &both);
             assert_eq!(told.credit_blocks, credit);
@@ -298,7 +298,7 @@ fn kv_takes_the_least_cost_and_tells_all_of_them() {
 fn requests_are_counted_by_what_the_role_does() {
     let targets = targets(0..2);
     let mut random = Random::with_seed(1);
-    // One reads more prompts, the other writes more answers.
+    // The first reads more prompts, the second writes more answers.
     let reading = LoadSnapshot {
         prefills: 3,
         decodes: 1,
@@ -339,12 +339,12 @@ fn power_of_two_draws_two_that_differ() {
         let picked = policy(PolicyName::PowerOfTwo).peek(&TASK, &candidates, &mut random);
         counts[picked.unwrap()] += 1;
     }
-    // Two of the three pairs hold the first one, the second one wins the third.
+    // Two of the three pairs contain the first candidate; the second one wins the third pair.
     assert_eq!(counts[2], 0);
     assert!((1_900..2_100).contains(&counts[0]), "{counts:?}");
 }
 
-/// A prompt of that name, long enough to have a beginning.
+/// A prompt with hashes made from `name`, long enough to have a beginning.
 fn blocks(name: u64) -> Blocks {
     Blocks {
         scope: 1,
@@ -368,7 +368,7 @@ fn the_beginning_decides_and_ranks_stand_apart() {
             ..TASK
         };
         let picked = one.peek(&task, &idle(&ranks), &mut random);
-        // What follows the first 2,048 tokens is no matter, nor who was asked for before.
+        // Neither tokens after the first 2,048 nor earlier picks matter.
         let mut longer = blocks.clone();
         longer.sequence.truncate(128);
         let task = Task {
@@ -378,7 +378,7 @@ fn the_beginning_decides_and_ranks_stand_apart() {
         let mut other = policy(PolicyName::PrefixHash);
         assert_eq!(other.peek(&task, &idle(&ranks), &mut random), picked);
         used.insert(picked);
-        // Another scope is another prompt, a session is no matter.
+        // Another scope is another prompt; a session does not matter.
         let task = Task {
             session: Some(b"one"),
             ..task

@@ -1,4 +1,4 @@
-//! Owns what a VM says of itself as bytes: who it is, that it lives, what it has booked, how far its log is.
+//! Owns a VM's published state as bytes: owner, beat, bookings, and the position of its log.
 //!
 //! ```text
 //! blob  = "pdv2" · owner u64 · beat u64 · next segment u64 · totals 5 × u64 · pools u32 · pool …
@@ -18,20 +18,20 @@ const HEAD_BYTES: usize = 72;
 const POOL_BYTES: usize = 12;
 const SHARE_BYTES: usize = 36;
 
-/// Pools that a blob can tell of: as many as a configuration may have.
+/// Maximum pools in a blob: as many as a configuration may have.
 const MOST_POOLS: usize = 64;
 const MOST_SHARES: usize = (BLOB_BYTES - HEAD_BYTES - MOST_POOLS * POOL_BYTES) / SHARE_BYTES;
 
-/// What one VM, or several together, have booked in one pool.
+/// Bookings of one VM, or of several together, in one pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolShares {
-    /// The pool, as [`super::pool_number`] says.
+    /// The pool, as [`super::pool_number`] gives it.
     pub pool: u64,
-    /// Each worker rank that has anything.
+    /// Each worker rank with bookings.
     pub shares: Vec<ThreadLoad>,
 }
 
-/// What there is in one VM, or in several together, for gauges.
+/// Totals of one VM, or of several together, for gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Clients' streams.
@@ -58,13 +58,13 @@ impl Totals {
     }
 }
 
-/// What changes from one blob to the next even where nothing happens.
+/// The part of a blob that changes even where nothing happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) owner: u64,
     /// Grows with every blob.
     pub(super) beat: u64,
-    /// The number of the segment that will be written next.
+    /// Number of the next segment to be written.
     pub(super) next_segment: u64,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Blob {
 }
 
 impl Head {
-    /// The bytes of a blob that begins so and goes on with [`body`]'s.
+    /// The bytes of a blob: this head, then [`body`]'s bytes.
     pub(super) fn encode(self, body: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES.saturating_add(body.len()));
         put_u32(&mut out, MAGIC);
@@ -88,7 +88,7 @@ impl Head {
         out
     }
 
-    /// The beginning of a blob; none where it is something else.
+    /// The head of a blob; none where the bytes are something else.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         Self::read(&mut Input(bytes))
     }
@@ -106,7 +106,7 @@ impl Head {
 }
 
 impl Blob {
-    /// What [`Head::encode`] wrote; none where it is something else.
+    /// Reads what [`Head::encode`] wrote; none where the bytes are something else.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = Input(bytes);
         let head = Head::read(&mut input)?;
@@ -130,7 +130,7 @@ impl Blob {
     }
 }
 
-/// All of a blob behind its head. Shares that find no room are left out, the least ones.
+/// The bytes of a blob after its head. Shares beyond the size limit are left out, lightest first.
 pub(super) fn body(totals: &Totals, pools: &[PoolShares]) -> Vec<u8> {
     let pools = pools.get(..MOST_POOLS).unwrap_or(pools);
     let count = pools.iter().map(|pool| pool.shares.len()).sum();
@@ -178,7 +178,7 @@ fn whole_body(totals: &Totals, pools: &[PoolShares], count: usize) -> Vec<u8> {
     out
 }
 
-/// How much a share matters: by its requests, then by what they hold.
+/// Weight of a share: its requests, then its booked tokens and decode weight.
 fn weight(share: &ThreadLoad) -> u128 {
     let requests = u128::from(share.prefills) + u128::from(share.decodes);
     let held = share.booked_tokens.saturating_add(share.decoding.weight);

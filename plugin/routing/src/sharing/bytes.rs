@@ -1,6 +1,6 @@
-//! Owns numbers as bytes: little-endian, of fixed width, and read only as far as there are any.
+//! Owns numbers as bytes: little-endian, of fixed width, never read beyond the end.
 
-/// Bytes that are left to be read.
+/// Bytes still to be read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
@@ -17,7 +17,7 @@ impl Input<'_> {
         Some(u64::from_le_bytes(*bytes))
     }
 
-    /// A number of things that follow, each of so many bytes; none where there are not that many.
+    /// The number of items that follow, each of `size` bytes; none where fewer bytes are left.
     pub(super) fn count(&mut self, size: usize) -> Option<usize> {
         let count = usize::try_from(self.u32()?).ok()?;
         let room = self.0.len().checked_div(size)?;
@@ -37,12 +37,12 @@ pub(super) fn put_u64(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-/// As many as there are, or as can be said.
+/// Writes a count, at most the largest 32-bit number.
 pub(super) fn put_count(out: &mut Vec<u8>, count: usize) {
     put_u32(out, u32::try_from(count).unwrap_or(u32::MAX));
 }
 
-/// At most what can be said.
+/// Writes a number, at most the largest 32-bit number.
 pub(super) fn put_most(out: &mut Vec<u8>, number: u64) {
     put_u32(out, u32::try_from(number).unwrap_or(u32::MAX));
 }

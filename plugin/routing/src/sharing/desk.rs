@@ -1,4 +1,4 @@
-//! Owns one VM's part on the board: its place, what it says there, and what it has read of the others.
+//! Owns one VM's thread sync: its slot in the shared store, what it publishes there, and what it has read of the others.
 
 use hashbrown::HashMap;
 
@@ -9,42 +9,42 @@ use super::place::ThreadSlot;
 use super::{Decision, SLOTS};
 use crate::fleet::TargetKey;
 
-/// Where nothing changes, only each so manieth publication is written: the beat.
+/// Where nothing changes, one in this many publications is written: the beat.
 const IDLE_BEAT: u64 = 10;
 
-/// Each so manieth time it is looked whether places have been taken or left.
+/// One in this many reads checks all slots for VMs that came or left.
 const LOOKS: u64 = 8;
 
-/// After so many free places beyond the last one that is known to be taken, no more are looked at.
+/// The check stops after this many free slots in a row beyond the last taken one.
 const FREE_IN_A_ROW: usize = 4;
 
-/// One VM's place on the board, and its view of the others.
+/// One VM's slot in the shared store, and its view of the others.
 #[derive(Debug)]
 pub struct ThreadSync {
     owner: u64,
     seat: Option<Seat>,
     beat: u64,
     totals: Totals,
-    /// What was written last, without its head.
+    /// Last written blob, without its head.
     said: Vec<u8>,
     log: Log,
     publications: u64,
-    /// Where there was no place: when it is looked for one again, in publications.
+    /// Without a free slot: the publication count at which the search runs again.
     next_try: u64,
     others: Vec<ThreadSlot>,
     listened: u64,
     tick: u64,
     lapped: u64,
-    /// Kept for its memory alone.
+    /// Scratch map, kept only to reuse its memory.
     sums: HashMap<(usize, TargetKey), usize>,
 }
 
-/// Whether a place is one's own.
+/// Whether the slot is this VM's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hold {
-    /// It was written to. Somebody else may have written there at the same moment.
+    /// Written once. Another VM may have written there at the same moment.
     Claimed,
-    /// It was written to, and what was written was still there later.
+    /// Written, and the bytes were still there later.
     Held,
 }
 
@@ -54,21 +54,21 @@ struct Seat {
     hold: Hold,
 }
 
-/// What the other VMs have told.
+/// Updates of the other VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadUpdate {
-    /// What all other living VMs have booked, for each pool and rank together.
+    /// Bookings of all other living VMs, summed for each pool and rank.
     pub shares: Vec<PoolShares>,
-    /// The decisions that are new since the last time, each with its pool.
+    /// Decisions since the last read, each with its pool.
     pub decisions: Vec<(u64, Decision)>,
-    /// What there is in all living VMs, this one included.
+    /// Totals of all living VMs, this one included.
     pub totals: Totals,
-    /// How many VMs live, this one included.
+    /// Number of living VMs, this one included.
     pub vms: usize,
 }
 
 impl ThreadSync {
-    /// The desk of a VM with this number, which no other VM has. It takes no place on the board yet.
+    /// The thread sync of the VM with this number, which must be unique. No slot is taken yet.
     pub fn new(owner: u64) -> Self {
         Self {
             owner,
@@ -87,18 +87,18 @@ impl ThreadSync {
         }
     }
 
-    /// Segments of other VMs' logs that were lost, since their writers were quicker.
+    /// Segments of other VMs' logs that were overwritten before they were read.
     pub fn lapped(&self) -> u64 {
         self.lapped
     }
 
-    /// Own decisions that were not told, since the board did not take those before them.
+    /// Own decisions that were not published: the log was full because the shared store did not take earlier ones.
     pub fn dropped(&self) -> u64 {
         self.log.dropped()
     }
 
-    /// Tells the others what is booked here, and what was decided since the last time. What the board does not take now is told
-    /// later.
+    /// Publishes this VM's bookings, and its decisions since the last time. Decisions that the shared store does not take
+    /// now are published later.
     pub fn publish(
         &mut self,
         board: &dyn SharedStore,
@@ -119,7 +119,7 @@ impl ThreadSync {
         self.write(board, seat, version, body);
     }
 
-    /// Gives the place back: what was booked here counts no more at once, and not only when the beat has stood still.
+    /// Frees the slot: this VM's bookings stop counting at once, rather than when its beat is found to stand still.
     pub fn leave(&mut self, board: &dyn SharedStore) {
         let Some(seat) = self.seat.take() else {
             return;
@@ -132,7 +132,7 @@ impl ThreadSync {
         }
     }
 
-    /// What the others have told. `tick` is to grow by one from one period to the next.
+    /// Reads the updates of the other VMs. `tick` must grow by one per period.
     pub fn listen(&mut self, board: &dyn SharedStore, tick: u64) -> ThreadUpdate {
         let before = self.tick;
         self.tick = before.max(tick);
@@ -161,7 +161,7 @@ impl ThreadSync {
         }
     }
 
-    /// Whether there is anything to be written.
+    /// Whether a write is due.
     fn is_due(&self, body: &[u8]) -> bool {
         match self.seat.map(|seat| seat.hold) {
             None => self.publications >= self.next_try,
@@ -174,7 +174,7 @@ impl ThreadSync {
         }
     }
 
-    /// This VM's place, if it has one still, else another one; and the version that is there.
+    /// This VM's slot if still owned, else another one; and the stored version.
     fn own_place(&mut self, board: &dyn SharedStore) -> Option<(Seat, Option<u32>)> {
         let Some(seat) = self.seat else {
             return self.free_place(board);
@@ -198,7 +198,7 @@ impl ThreadSync {
         }
     }
 
-    /// The first place that is free, or whose VM is dead.
+    /// The first slot that is free or whose VM is dead.
     fn free_place(&mut self, board: &dyn SharedStore) -> Option<(Seat, Option<u32>)> {
         let seat = |slot| Seat {
             slot,
@@ -243,7 +243,7 @@ impl ThreadSync {
         }
     }
 
-    /// Somebody else has it. Who, is looked at the next time.
+    /// Gives the slot up to another VM. The next read checks all slots.
     fn lose_place(&mut self) {
         self.seat = None;
         self.listened = 0;
@@ -253,7 +253,7 @@ impl ThreadSync {
         Head::decode(bytes).is_some_and(|head| head.owner == self.owner)
     }
 
-    /// Reads the places of those who lived when it was listened last.
+    /// Reads the slots of the VMs that lived at the last read.
     fn read_living(&mut self, board: &dyn SharedStore, before: u64) {
         let tick = self.tick;
         for place in &mut self.others {
@@ -266,7 +266,7 @@ impl ThreadSync {
         }
     }
 
-    /// Reads all places that are taken.
+    /// Reads all taken slots.
     fn look(&mut self, board: &dyn SharedStore) {
         let own = self.seat.map(|seat| seat.slot);
         let known = self.others.iter().map(|place| place.slot).chain(own);
@@ -302,7 +302,7 @@ impl ThreadSync {
         self.others.push(place);
     }
 
-    /// What all other living VMs have booked.
+    /// Sums the bookings of all other living VMs.
     fn sum(&mut self) -> Vec<PoolShares> {
         let mut pools: Vec<PoolShares> = Vec::new();
         self.sums.clear();

@@ -1,4 +1,4 @@
-//! Owns decisions on the board: a ring of segments that one VM writes and all others read.
+//! Owns decisions in the shared store: a ring of segments that one VM writes and all others read.
 //!
 //! ```text
 //! segment  = "pdl1" · owner u64 · number u64 · decision …
@@ -17,18 +17,18 @@ const MAGIC: u32 = u32::from_le_bytes(*b"pdl1");
 const HEAD_BYTES: usize = 20;
 const DECISION_BYTES: usize = 24;
 
-/// Segments that one publication writes at most: half the ring, so that a reader which listens as often is not lapped.
+/// Maximum segments written per publication: half the ring, so that a reader of the same rate is not lapped.
 const AT_ONCE: usize = 8;
 
-/// Segments that may wait to be written.
+/// Maximum segments that wait to be written.
 const MOST_WAITING: usize = 32;
 
 /// The writing end of one VM's log.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// The number of the segment that will be written next.
+    /// Number of the next segment to be written.
     next: u64,
-    /// Segments that wait, without their heads, the oldest first.
+    /// Waiting segments without their heads, oldest first.
     waiting: VecDeque<Vec<u8>>,
     dropped: u64,
 }
@@ -38,7 +38,7 @@ impl Log {
         self.next
     }
 
-    /// Decisions that found no room.
+    /// Decisions dropped because the log was full.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -47,7 +47,7 @@ impl Log {
         !self.waiting.is_empty()
     }
 
-    /// Takes in what is to be written.
+    /// Adds decisions to be written.
     pub(super) fn add(&mut self, decisions: &[(u64, Decision)]) {
         for (pool, decision) in decisions {
             let tags = decision.path.get(..MOST_BLOCKS_TOLD);
@@ -62,7 +62,7 @@ impl Log {
         }
     }
 
-    /// Whether a decision about so many blocks fits into the last segment that waits, or into another one.
+    /// Whether a decision of `blocks` blocks fits into the last waiting segment, or into a new one.
     fn has_room(&mut self, blocks: usize) -> bool {
         let wanted = DECISION_BYTES.saturating_add(blocks.saturating_mul(size_of::<u32>()));
         let fits = |segment: &Vec<u8>| {
@@ -78,7 +78,7 @@ impl Log {
         true
     }
 
-    /// Writes what waits, as far as the board takes it.
+    /// Writes the waiting segments, as far as the shared store takes them.
     pub(super) fn write(&mut self, board: &dyn SharedStore, slot: u16, owner: u64) {
         for _ in 0..AT_ONCE {
             let Some(body) = self.waiting.front() else {
@@ -101,12 +101,12 @@ impl Log {
 /// The reading end of another VM's log.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Follower {
-    /// The number of the segment that is read next; none: nothing was read of this log yet.
+    /// Number of the next segment to be read; none: nothing read of this log yet.
     wanted: Option<u64>,
 }
 
 impl Follower {
-    /// Reads on up to the segment `next`, which is not there yet. Returns how many segments were lost on the way.
+    /// Reads up to the segment before `next`. Returns how many segments were lost.
     pub(super) fn read(
         &mut self,
         board: &dyn SharedStore,
@@ -127,12 +127,12 @@ impl Follower {
             }
         }
         self.wanted = Some(wanted.max(next));
-        // What was there before this reader was is nobody's loss.
+        // Segments from before this reader's first read do not count as lost.
         if is_new { 0 } else { lost }
     }
 }
 
-/// A segment's decisions; none where it is not that one, or cannot be read.
+/// A segment's decisions; none where the bytes are another segment, or cannot be read.
 pub(super) fn decode(bytes: &[u8], owner: u64, number: u64) -> Option<Vec<(u64, Decision)>> {
     let mut input = Input(bytes);
     let is_wanted = input.u32()? == MAGIC && input.u64()? == owner && input.u64()? == number;

@@ -1,22 +1,22 @@
-//! Owns what is known of another VM's place: who has it, whether they live, what they have booked.
+//! Owns what is known of another VM's thread slot: the owner, whether the owner lives, its bookings.
 
 use super::blob::{Blob, Head, PoolShares, Totals};
 use super::log::Follower;
 use super::{DEAD_TICKS, Decision, SharedStore};
 
-/// A place on the board that is taken by somebody else.
+/// A slot in the shared store that another VM has taken.
 #[derive(Debug)]
 pub(super) struct ThreadSlot {
     pub(super) slot: u16,
-    /// The version of the blob that was read last.
+    /// Version of the blob that was read last.
     version: u32,
-    /// What was read of it; none where it could not be.
+    /// Head of that blob; none where it could not be read.
     head: Option<Head>,
-    /// Since when it has stood still, in the observer's ticks.
+    /// Start of the standstill, in the observer's ticks.
     still_since: u64,
     pub(super) totals: Totals,
     pub(super) pools: Vec<PoolShares>,
-    /// How far the log of an owner was read.
+    /// Read position in the owner's log.
     follower: Follower,
     followed: Option<u64>,
 }
@@ -35,22 +35,22 @@ impl ThreadSlot {
         }
     }
 
-    /// Whether nobody is there any more.
+    /// Whether the owner counts as dead.
     pub(super) fn is_dead(&self, tick: u64) -> bool {
         tick.saturating_sub(self.still_since) >= DEAD_TICKS
     }
 
-    /// Whether somebody is there whose bytes can be read, and is not `me`.
+    /// Whether a living VM other than `me` owns the slot, with readable bytes.
     pub(super) fn counts(&self, tick: u64, me: u64) -> bool {
         self.head.is_some_and(|head| head.owner != me) && !self.is_dead(tick)
     }
 
-    /// The version of the blob, if it is the one by which this place is taken for dead.
+    /// Whether `version` is still the one whose owner counts as dead.
     pub(super) fn is_at(&self, version: u32) -> bool {
         self.version == version
     }
 
-    /// The blob that is there now.
+    /// Takes in the blob that is there now.
     pub(super) fn see(&mut self, bytes: &[u8], version: u32, tick: u64) {
         if self.head.is_some() && self.version == version {
             return;
@@ -59,7 +59,7 @@ impl ThreadSlot {
         let before = self.head;
         let has_moved = match (before, &blob) {
             (Some(before), Some(blob)) => before != blob.head,
-            // What cannot be read lives as long as somebody writes it.
+            // An unreadable blob counts as alive as long as its version changes.
             _ => self.version != version,
         };
         self.version = version;
@@ -75,7 +75,7 @@ impl ThreadSlot {
         self.pools = pools;
     }
 
-    /// Reads what is new in the log. Returns how many segments of it were lost.
+    /// Reads the new decisions of the log. Returns how many segments were lost.
     pub(super) fn follow(
         &mut self,
         board: &dyn SharedStore,

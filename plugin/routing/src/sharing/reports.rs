@@ -1,11 +1,12 @@
-//! Owns the engines' figures as bytes: the VM that leads asks for them, and writes them on the board for all.
+//! Owns the engines' figures as bytes: the leading VM polls them, and writes them to the shared store for all.
 //!
 //! ```text
 //! reports = "pdr2" · written u64 · count u32 · report …
 //! report  = worker u64 · at u64 · started u64 · waiting u32 · running u32 · kv use u32 · kv blocks u32 · block tokens u32
 //! ```
 //!
-//! Times are in milliseconds, of the clock of the VM that wrote: another VM's may differ, so that it is told when this was. The greatest number stands for a figure that is not known.
+//! Times are in milliseconds of the writer's clock. Another VM's clock may differ, so the time of writing is included. The
+//! greatest number stands for an unknown figure.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ const MAGIC: u32 = u32::from_le_bytes(*b"pdr2");
 const HEAD_BYTES: usize = 16;
 const REPORT_BYTES: usize = 44;
 
-/// The part of a cache that is in use is written in millionths.
+/// The used part of a cache is written in millionths.
 const PARTS: f32 = 1_000_000.0;
 
-/// Reports as bytes, written `at` that time of the writer's clock.
+/// Encodes reports, written at the time `at` of the writer's clock.
 pub fn encode_reports<'r>(at: Duration, reports: impl Iterator<Item = &'r Report>) -> Vec<u8> {
     let mut count: usize = 0;
     let mut written = Vec::new();
@@ -36,7 +37,7 @@ pub fn encode_reports<'r>(at: Duration, reports: impl Iterator<Item = &'r Report
     out
 }
 
-/// The reports that bytes hold, and when they were written, by the writer's clock; none where they are something else.
+/// The decoded reports, and the time of writing by the writer's clock; none where the bytes are something else.
 pub fn decode_reports(bytes: &[u8]) -> Option<(Duration, Vec<Report>)> {
     let mut input = Input(bytes);
     if input.u32()? != MAGIC {

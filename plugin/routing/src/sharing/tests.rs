@@ -1,4 +1,4 @@
-//! Tests of what VMs tell each other: the bytes, one place at a time, and all of it in any order.
+//! Tests of sharing between VMs: the bytes, one slot at a time, and all of it in any order.
 
 mod codec;
 mod places;

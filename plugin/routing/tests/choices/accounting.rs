@@ -1,4 +1,4 @@
-//! What a choice occupies, from the booking to the end, however it ends.
+//! Tests of a choice's bookings, from the first one to the end, however the request ends.
 
 use routing::fleet::WorkerId;
 use routing::load::Load;
@@ -40,12 +40,12 @@ fn only_what_must_be_computed_is_charged() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
     let prompt = Prompt::new(1, 1_000, 16);
     drop(router.reserve(&prompt.ask(), at(1_000)).unwrap());
-    // 62 blocks of 16 tokens are known now.
+    // 62 blocks of 16 tokens are cached now.
     let longer = Prompt::new(1, 1_500, 16);
     let seat = router.reserve(&longer.ask(), at(2_000)).unwrap();
     assert_eq!(router.total_load().prefill_tokens, 1_500 - 62 * 16);
     drop(seat);
-    // One that is known whole still counts.
+    // A fully cached prompt still counts.
     let known = Prompt::new(1, 992, 16);
     let seat = router.reserve(&known.ask(), at(3_000)).unwrap();
     assert_eq!(router.total_load().prefill_tokens, 1);
@@ -95,7 +95,7 @@ fn and_shrinks_towards_its_expected_end() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
     let mut seat = reserve(&mut router, 1_600, Some(1_600), 1_000);
     seat.first_token(at(1_500));
-    // The prompt's blocks, the share that is left of what was expected, and what is beyond that.
+    // Weight: the prompt's blocks, the output's blocks times the share still expected, and the output beyond the expectation.
     for (generated, weight, blocks) in [
         (0, 100, 100),
         (400, 119, 125),
@@ -114,7 +114,7 @@ fn and_shrinks_towards_its_expected_end() {
     }
     drop(seat);
     assert!(router.total_load().is_idle());
-    // Something expected is not nothing.
+    // An expectation of 0 tokens still books the prompt.
     let seat = reserve(&mut router, 100, Some(0), 1_000);
     assert_eq!(router.total_load().decode_blocks, 7);
     drop(seat);
@@ -134,7 +134,7 @@ fn the_expected_end_is_read_from_hints_and_from_max_tokens() {
         wish.max_tokens = max_tokens;
         let (phase, mut seat) = wish.prefill(&mut router);
         phase.answered(GOOD, Client::Waits, &mut router);
-        // 402 tokens are 26 blocks; of the last four a quarter weighs nothing, or half.
+        // 402 tokens are 26 blocks; a quarter or a half of the last four blocks weighs nothing.
         seat.generated(50);
         let total = router.total_load();
         assert_eq!(
@@ -160,12 +160,12 @@ fn a_stream_of_ten_minutes_keeps_its_count_and_one_without_chunks_loses_it() {
         assert!(load(&router, decode_id(&lively)).decodes >= 1, "{second}");
         match second {
             0..120 => assert_eq!((total.prefills, total.decodes), (1, 2), "{second}"),
-            // Looked at every half a minute.
+            // Expiry is checked every half minute.
             120..155 => {}
             _ => assert_eq!((total.prefills, total.decodes), (0, 1), "{second}"),
         }
     }
-    // What is left unrenewed is not freed twice.
+    // The expired booking is not freed twice.
     drop(silent);
     assert_eq!(router.total_load().decodes, 1);
     drop(lively);
@@ -244,7 +244,7 @@ fn bookings_on_a_worker_that_left_still_end_once() {
     }
 }
 
-/// A router whose decode worker of 200 blocks is too busy beyond 150.
+/// A router whose decode worker of 200 blocks is busy above 150.
 fn of_200_blocks() -> Router {
     let workers = [
         worker("prefill", 1),
@@ -268,7 +268,7 @@ fn found_c4_blocks_count_against_a_threshold_until_the_answer_ends() {
             break;
         };
         phase.answered(GOOD, Client::Waits, &mut router);
-        // Four tokens from its end, it holds the prompt's 100 blocks and six of its own.
+        // Four tokens before its end, an answer holds the prompt's 100 blocks and six of its own.
         seat.generated(96);
         seats.push(seat);
         assert_eq!(
@@ -300,7 +300,7 @@ fn found_c5_each_of_n_sequences_has_its_own_output() {
             let load = router.total_load();
             let written = all / 16;
             assert_eq!(load.decode_blocks, 10 + written, "{member} {all}");
-            // Of what is written so many quarters weigh nothing more.
+            // As many quarters of the output no longer weigh as the answer has finished.
             let weight = 10_000 + written * 1_000 * (4 - quarter) / 4;
             assert_eq!(load.decode_weight, weight.div_ceil(1_000), "{member} {all}");
         }
@@ -332,7 +332,7 @@ fn found_c6_an_answer_beyond_its_hint_weighs_what_it_holds_beyond() {
     seat.generated(1_616);
     let load = load(&router, 101);
     assert_eq!((load.decode_blocks, load.decode_weight), (201, 200));
-    // A lesser burden on the other one is still the lesser.
+    // The lighter load of the other worker is still lighter.
     let other = wish(2, 1_600).decoded_by(102).prefill(&mut router);
     for nth in 3..11 {
         assert_eq!(wish(nth, 16).decoder(&mut router), 102);
@@ -349,7 +349,7 @@ fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
     let (phase, mut seat) = wish.prefill(&mut router);
     phase.answered(GOOD, Client::Waits, &mut router);
     seat.generated(32);
-    // 102 of its 200 blocks are those that are booked: nobody else has any.
+    // The 102 blocks in use of 200 are the booked ones: no other sender holds any.
     router.hear_reports(&[Report {
         worker: WorkerId(101),
         at: at(1_000),
@@ -387,7 +387,7 @@ fn found_what_generates_nothing_counts_as_little_while_it_lasts() {
         drop((seats, seat, other));
         assert!(router.total_load().is_idle());
     }
-    // Frontends see to their workers themselves.
+    // Frontends manage their workers themselves.
     let direct = json!({"protocol": "direct", "frontends": ["10.9.0.1:80"]});
     let mut router = router(&pairs(1, 1), direct, 1);
     let _held = router.plain(None).unwrap();

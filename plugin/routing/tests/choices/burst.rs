@@ -1,4 +1,4 @@
-//! Many requests at one moment, and scores that are equal: nobody is preferred.
+//! Tests of many requests at one moment, and of equal scores: no worker is preferred.
 
 use routing::route::Router;
 use serde_json::json;
@@ -148,7 +148,7 @@ fn the_policies_that_go_by_load_spread_a_burst_too() {
 fn equal_scores_prefer_no_index_in_fresh_routers() {
     for name in PICKING {
         let pool = config(&pairs(8, 8), policy(name)).pools[0].clone();
-        // Too short for a block: nothing is known of it.
+        // A prompt shorter than a block has no sequence hash.
         let prompt = Prompt::new(1, 10, 16);
         let (mut prefills, mut decodes) = (vec![0; 8], vec![0; 8]);
         for seed in 0..2_000 {
@@ -180,7 +180,7 @@ fn equal_scores_prefer_no_index_in_one_router() {
 
 #[test]
 fn equal_loads_prefer_no_index_either() {
-    // All but two are busy; the two are equal.
+    // All but two workers are busy; the two are equal.
     for name in ["kv", "least_loaded", "prefix_hash", "session"] {
         let pool = config(&pairs(3, 3), policy(name)).pools[0].clone();
         let mut first = 0;

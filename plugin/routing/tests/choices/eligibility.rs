@@ -1,4 +1,4 @@
-//! Who may be picked at all, and what a caller is told where nobody may.
+//! Tests of which workers may be picked, and of the refusal where none may.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ fn none(role: Role, filter: Filter) -> Refusal {
     Refusal::NoneEligible { role, filter }
 }
 
-/// The refusal, its status and its word checked.
+/// Compares a refusal, its status and its code.
 fn check(refused: Refusal, expected: Refusal) {
     assert_eq!(refused, expected);
     assert_eq!((refused.status(), refused.retry_after_s()), (503, Some(1)));
@@ -52,7 +52,7 @@ fn a_subset_is_kept_to() {
     assert_eq!(all(&wish(1, 10), &mut router).len(), 16);
     let two = wish(1, 10).within("10.0.0.2:2,10.0.0.3:3,10.0.0.104:104");
     assert_eq!(all(&two, &mut router), HashSet::from([(2, 104), (3, 104)]));
-    // A host stands for all its ports, a wrong port for nothing.
+    // A host alone stands for all its ports; a wrong port matches nothing.
     let hosts = wish(1, 10).within("10.0.0.2, 10.0.0.101, 10.0.0.3:4");
     assert_eq!(all(&hosts, &mut router), HashSet::from([(2, 101)]));
 }
@@ -267,7 +267,7 @@ fn an_adapter_is_served_by_its_base_models_workers_that_have_it() {
             let (prefill, decode) = wish(number, 100).of_model("poet").targets(&mut router);
             assert_eq!((prefill.0, decode.0), (2, 102), "{name}");
         }
-        // The base model is served by all.
+        // Every worker serves the base model.
         let base: HashSet<u64> = (0..60u64)
             .map(|number| {
                 let mut wish = wish(number, 100);

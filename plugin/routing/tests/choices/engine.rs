@@ -1,4 +1,4 @@
-//! Owns workers that read prompts in virtual time, one after the other, and tell the router when each is done.
+//! Owns simulated workers that prefill prompts in virtual time, one after the other, and report each end to the router.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use routing::route::{Assignment, Router, SelectionRequest};
 
 use crate::support::*;
 
-/// The workers, and what is under way on them.
+/// The workers and their requests under way.
 pub struct Engines {
     rates: Vec<f64>,
     overhead: f64,
@@ -15,12 +15,12 @@ pub struct Engines {
     pub now: f64,
     /// Requests so far, by worker.
     pub taken: Vec<u64>,
-    /// Seconds to the first token, of all.
+    /// Times to the first token of all requests, in seconds.
     pub waits: Vec<f64>,
 }
 
 impl Engines {
-    /// Prefill workers from 1 on, of these rates in tokens a second; each prompt takes `overhead` seconds more.
+    /// Prefill workers from 1 on, with these rates in tokens a second; each prompt takes `overhead` seconds more.
     pub fn new(rates: &[f64], overhead: f64) -> Self {
         Self {
             rates: rates.to_vec(),
@@ -33,7 +33,7 @@ impl Engines {
         }
     }
 
-    /// Time passes; what ends meanwhile is told in order.
+    /// Advances time and reports the prompts that end meanwhile, in order.
     pub fn pass(&mut self, seconds: f64) {
         self.now += seconds;
         self.under_way.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -43,7 +43,7 @@ impl Engines {
         }
     }
 
-    /// Until nothing is under way.
+    /// Advances time until nothing is under way.
     pub fn idle(&mut self) {
         let end = self
             .under_way
@@ -53,7 +53,7 @@ impl Engines {
         self.pass(end - self.now + 0.001);
     }
 
-    /// A request arrives. What must be computed is what the router books.
+    /// Books a request on the worker that the router picks; the tokens to compute are the ones booked.
     pub fn take(&mut self, router: &mut Router, ask: &SelectionRequest<'_>) -> u64 {
         let before: Vec<u64> = (1..=self.rates.len() as u64)
             .map(|id| load(router, id).prefill_tokens)

@@ -1,4 +1,4 @@
-//! Who is ejected, and how it comes back, as the answers of prefill workers tell it.
+//! Tests of ejection and return, by the answers of prefill workers.
 
 use routing::clock::Clock;
 use routing::fleet::WorkerId;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::support::*;
 
-/// A fresh prompt's call that goes to the worker it names and ends so.
+/// A call with a fresh prompt to the named worker, with the given answer.
 fn ends(router: &mut Router, id: u64, ms: u64, answer: PrefillAnswer<'_>) {
     let (phase, seat) = wish(50 + id, 100).prefilled_by(id).at(ms).prefill(router);
     phase.answered(answer, Client::Waits, router);
@@ -27,7 +27,7 @@ fn with_one_ejected(name: &str, failure: PrefillAnswer<'_>) -> Router {
     router
 }
 
-/// How many of so many different requests go to worker 2, each under way when the next one comes.
+/// How many of `requests` different requests go to worker 2, each under way when the next one comes.
 fn sent(router: &mut Router, ms: u64, requests: u64) -> usize {
     let phases = (0..requests).map(|number| {
         let mut wish = wish(1_000 + number, 400).at(ms);
@@ -54,7 +54,7 @@ fn one_that_keeps_failing_is_passed_over_under_every_policy_but_for_its_trial() 
     }
 }
 
-/// `/health` is asked by nobody here: a worker that hangs is known by its calls, which end at their deadline.
+/// No `/health` is polled here: a worker that hangs shows only by its calls, which end at their deadline.
 #[test]
 fn one_that_hangs_is_found_by_its_deadline_though_its_health_check_is_fine() {
     let mut router = router(&pairs(2, 1), json!({}), 1);
@@ -95,7 +95,7 @@ fn a_trial_that_fails_goes_elsewhere_and_ejects_for_longer() {
         .unwrap();
     let next = again(phase.answered(status(500), Client::Waits, &mut router));
     assert_ne!(next.worker().id.0, 2);
-    // It may be the request's doing, until another one has served it.
+    // The request may be the cause, until another worker has served it.
     assert_eq!(lasts(&mut router), None);
     next.answered(GOOD, Client::Waits, &mut router);
     assert_eq!(lasts(&mut router), Some(at(10_000)));
@@ -181,7 +181,7 @@ fn one_failure_is_tried_elsewhere_first_for_a_second() {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         wish(1, 400).prefilled_by(2).at(100).served(&mut router);
         ends(&mut router, 2, 1_000, failure);
-        // It has lost nothing of what it had cached.
+        // The worker's cache is still considered valid.
         assert!(remembered(&router, 2) >= 25);
         assert_eq!(wish(1, 400).at(1_999).prefillers(&mut router, 40, 3)[1], 0);
         assert_eq!(wish(1, 400).at(2_001).prefillers(&mut router, 40, 3)[1], 40);
@@ -213,6 +213,6 @@ fn found_w8_a_wall_clock_that_is_set_back_keeps_nobody_out_for_longer() {
     let mut router = with_one_ejected("kv", PrefillAnswer::Broken);
     assert_eq!(sent(&mut router, at_wall(3_000), 40), 0);
     assert_eq!(sent(&mut router, at_wall(500), 40), 0);
-    // Five seconds and more have passed, whatever the wall says.
+    // More than five seconds have passed, whatever the wall clock says.
     assert_eq!(sent(&mut router, at_wall(3_600), 60), 1);
 }

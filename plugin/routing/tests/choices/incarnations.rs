@@ -1,4 +1,4 @@
-//! What is learned of a worker ends with its life: with its address, its role, its ranks, and with the process that it was.
+//! Tests that knowledge of a worker ends with its incarnation: its address, role, ranks and process.
 
 use routing::fleet::WorkerId;
 use routing::route::{Client, Report, Router};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// Two prefill workers, one of which is this, and a decode worker.
+/// Two prefill workers, the second with these fields, and a decode worker.
 fn with_second(fields: Value) -> Vec<Value> {
     vec![
         worker("prefill", 1),
@@ -15,7 +15,7 @@ fn with_second(fields: Value) -> Vec<Value> {
     ]
 }
 
-/// Of worker 2 everything is known that can be: what it holds, how slow it is, what its engine has, and that it fails.
+/// A router with all possible knowledge of worker 2: its prefixes, its slowness, its engine's report, and its failures.
 fn well_known() -> Router {
     let mut router = router(&with_second(json!({})), json!({}), 1);
     for (id, ms_a_prompt) in [(1, 100), (2, 2_000)] {
@@ -60,7 +60,7 @@ fn report(worker: u64, ms: u64) -> Report {
     }
 }
 
-/// How much slower than all together a prefill worker is thought to be.
+/// A prefill worker's slowness: its time relative to all workers together.
 fn slowness(router: &mut Router, id: u64) -> f64 {
     let body = wish(77, 640).body();
     let told = routing::route::PlanInput {
@@ -90,7 +90,7 @@ fn is_a_stranger(router: &mut Router) {
 fn found_c2_what_was_learned_of_a_worker_ends_with_its_address_its_ranks_or_its_role() {
     for change in [json!({"address": "10.0.0.77:2"}), json!({"dp_size": 2})] {
         let mut router = well_known();
-        // One that it is working on meanwhile is none of the next one's.
+        // A request under way on the old incarnation does not count for the new one.
         let (phase, seat) = wish(3, 400)
             .prefilled_by(2)
             .at(294_000)
@@ -113,7 +113,7 @@ fn found_c2_what_was_learned_of_a_worker_ends_with_its_address_its_ranks_or_its_
     assert!(!router.is_ejected(WorkerId(2)));
     adopt(&mut router, &with_second(json!({})));
     is_a_stranger(&mut router);
-    // What is no life's end ends nothing.
+    // Changes that do not end an incarnation keep the knowledge.
     let mut router = well_known();
     let before = remembered(&router, 2);
     adopt(
@@ -157,7 +157,7 @@ fn found_c2_a_charge_of_a_life_that_has_ended_is_not_the_next_ones() {
     assert!(router.total_load().is_idle() && load(&router, 2).is_idle());
 }
 
-/// A bootstrap server at another port is another process's: nothing that was learned before is known of it.
+/// A bootstrap server at another port is another process: earlier knowledge does not apply to it.
 #[test]
 fn found_c2_one_that_tells_another_port_is_a_stranger() {
     let asked = json!({"protocol": "sglang", "bootstrap": "ask"});
@@ -173,7 +173,7 @@ fn found_c2_one_that_tells_another_port_is_a_stranger() {
     assert_eq!(remembered(&router, 1), held, "the same one");
     assert!(router.told(&life, port(9_001).as_bytes()));
     assert_eq!(remembered(&router, 1), 0);
-    // The same where its source tells the port.
+    // The same where the worker's source gives the port.
     for (told, is_kept) in [(9_001, true), (9_002, false)] {
         serve(&mut router);
         assert_eq!(remembered(&router, 1), held);

@@ -1,4 +1,4 @@
-//! The policy `kv`: what a prefix is worth, what a queue costs, and how the two are weighed.
+//! Tests of the policy `kv`: the credit for a prefix, the cost of a queue, and the balance of the two.
 
 use routing::route::{Client, Router};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::engine::Engines;
 use crate::support::*;
 
-/// The worker that is sent this, which is then served and over.
+/// Serves this prompt on this worker to its end, so that its prefix is cached there.
 fn teach(router: &mut Router, name: u64, tokens: u64, id: u64, ms: u64) {
     let taught = wish(name, tokens).prefilled_by(id).at(ms).served(router);
     assert_eq!(taught, id);
@@ -27,7 +27,7 @@ fn two_conversations_keep_their_workers() {
             for turn in 0..10 {
                 for (name, of) in turns.iter_mut().enumerate() {
                     let tokens = 2_000 + 700 * turn;
-                    // A system prompt is everybody's.
+                    // All conversations share a system prompt.
                     let prompt = Prompt::branching(512, name as u64, tokens, block);
                     of.push(engines.take(&mut router, &prompt.ask()));
                     engines.idle();
@@ -133,12 +133,12 @@ fn the_longer_of_two_prefixes_counts() {
     let mut router = router(&pairs(3, 3), json!({}), 1);
     teach(&mut router, 1, 3_000, 1, 1_000);
     teach(&mut router, 1, 8_000, 2, 5_000);
-    // The first worker knows the first part too, but less of it.
+    // The first worker caches the first part too, but less of it.
     assert_eq!(
         wish(1, 9_000).at(10_000).prefillers(&mut router, 50, 3),
         [0, 50, 0]
     );
-    // Of what both know, anyone will do.
+    // For a prompt that both have cached, either one is picked.
     let both = wish(1, 2_000).at(10_000).prefillers(&mut router, 200, 3);
     assert!(both[0] > 60 && both[1] > 60 && both[2] == 0, "{both:?}");
 }
@@ -149,7 +149,7 @@ fn credit_decays_on_a_worker_with_more_booked() {
         let fields = kv(json!({"overlap_score_credit_decay": decay}));
         let mut router = router(&pairs(2, 1), fields, 1);
         teach(&mut router, 1, 1_000, 2, 1_000);
-        // Half a prompt waits there: 31 blocks against 62 known ones. With decay 3 the credit is 62 / (1 + 3 / 2).
+        // Half a prompt waits there: 31 blocks against 62 cached ones. With decay 3 the credit is 62 / (1 + 3 / 2).
         let _busy = wish(2, 500).prefilled_by(2).at(10_000).prefill(&mut router);
         assert_eq!(wish(1, 1_000).at(10_000).prefiller(&mut router), expected);
     }
@@ -198,7 +198,7 @@ fn with_a_scale_of_nothing_prefill_does_not_count() {
 
 #[test]
 fn the_scale_weighs_prefill_against_blocks_in_use() {
-    // The first worker decodes much, on the second much waits to be read.
+    // The first worker decodes much; on the second much prefill waits.
     for (scale, expected) in [(1.0, 202), (10.0, 201)] {
         let mut router = router(&wholes(2), kv(json!({"prefill_load_scale": scale})), 1);
         let (_, mut long) = wish(1, 4_000).decoded_by(201).forward(&mut router);
@@ -242,7 +242,7 @@ fn what_is_preferred_is_a_factor_on_the_cost() {
     let tainted = json!({"topology": {"taints": ["fast"]}});
     let prefer =
         |weight: f64| json!({"routing_constraints": {"preferred_taints": {"fast": weight}}});
-    // exp(-tanh(1)) is 0.47: 113 blocks become 53, 163 become 76; the other one would cost 63.
+    // exp(-tanh(1)) is 0.47: 113 blocks become 53, 163 become 76; the other worker would cost 63.
     for (booked, weight, expected) in [
         (800, 0.0, 102),
         (800, 1.0, 101),
@@ -271,7 +271,7 @@ fn what_is_preferred_is_a_factor_on_the_cost() {
     }
 }
 
-/// Both workers are known to read [`RATE`] tokens a second.
+/// Both workers have a measured rate of [`RATE`] tokens a second.
 fn rated() -> Router {
     let mut router = router(&pairs(2, 1), json!({}), 1);
     teach(&mut router, 1, 8_000, 1, 1_000);
@@ -298,7 +298,7 @@ fn prefill_under_way_drains_as_it_is_thought_to_be_read() {
         let picked = wish(5, 1_000).at(ms).prefiller(&mut router);
         assert_eq!(picked, expected, "{ms} {other}");
     }
-    // What waits behind it does not shrink.
+    // The prompts behind the first one do not shrink.
     let mut router = rated();
     let _head = wish(3, 800).prefilled_by(1).at(10_000).prefill(&mut router);
     let _tail = wish(4, 8_000)

@@ -1,4 +1,4 @@
-//! Who is picked, seen from outside: bursts, costs, overrides, marks, filters, policies and bookings.
+//! Tests of worker selection, seen from outside: bursts, costs, overrides, marks, filters, policies and bookings.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,

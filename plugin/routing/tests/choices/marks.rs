@@ -1,4 +1,4 @@
-//! What is known of a worker's cache, and for how long something is held against it.
+//! Tests of the knowledge of a worker's cache, and of how long a failure counts against a worker.
 
 use routing::route::{AfterPrefill, Client, PrefillAnswer, Router};
 use serde_json::json;
@@ -41,7 +41,7 @@ fn a_capacity_that_is_known_bounds_what_is_remembered() {
     wish(1, 480).prefilled_by(1).served(&mut router);
     wish(2, 480).prefilled_by(1).served(&mut router);
     assert!(remembered(&router, 1) <= 50);
-    // The newer one is still there, however late; of the older one less than that.
+    // The newer prefix stays cached, however late; less of the older one.
     for _ in 0..20 {
         assert_eq!(wish(2, 480).at(3_600_000).prefiller(&mut router), 1);
     }
@@ -71,7 +71,7 @@ fn a_worker_that_leaves_loses_its_prefixes_and_attracts_nobody_when_it_returns()
         let fields = kv_blocks.map_or(json!({}), |blocks: u32| json!({"kv_blocks": blocks}));
         let mut router = router(&all, fields, 1);
         wish(1, 4_000).prefilled_by(3).served(&mut router);
-        // Something is under way while it leaves.
+        // A request is under way while the worker leaves.
         let open = wish(1, 4_000)
             .prefilled_by(3)
             .at(2_000)
@@ -90,13 +90,13 @@ fn a_worker_that_leaves_loses_its_prefixes_and_attracts_nobody_when_it_returns()
         let back = wish(1, 4_000).at(4_000).prefillers(&mut router, 400, 8);
         assert!(unevenness(&back) < 26.0, "{back:?}");
         assert!(router.total_load().is_idle());
-        // What it is given now counts again.
+        // Prompts served after the return count again.
         wish(1, 4_000).prefilled_by(3).at(5_000).served(&mut router);
         assert_eq!(wish(1, 4_000).at(9_000).prefiller(&mut router), 3);
     }
 }
 
-/// A prefill call of a fresh prompt that goes to that worker and ends so, at one second.
+/// A prefill call with a fresh prompt to the given worker, with this answer, at one second.
 fn ends(router: &mut Router, id: u64, answer: PrefillAnswer<'_>) -> AfterPrefill {
     let (phase, seat) = wish(50 + id, 100).prefilled_by(id).prefill(router);
     let after = phase.answered(answer, Client::Waits, router);
@@ -126,7 +126,7 @@ fn one_that_cannot_be_reached_is_passed_over_for_five_seconds_and_forgets() {
     }
 }
 
-/// A breaker that is open, or a host that the proxy does not have: no word of the worker's.
+/// An open circuit breaker, or a host that the proxy does not have: the worker itself has not answered.
 #[test]
 fn found_b1_one_whose_call_could_not_be_made_is_passed_over_for_a_second_and_keeps_its_prefixes() {
     let mut router = router(&pairs(3, 1), json!({}), 1);
@@ -141,7 +141,7 @@ fn found_b1_one_whose_call_could_not_be_made_is_passed_over_for_a_second_and_kee
     assert_eq!((at(&mut router, 1_999), at(&mut router, 2_001)), (0, 50));
 }
 
-/// A header that the host refuses is the client's own.
+/// A header that the host refuses is the client's own fault.
 #[test]
 fn found_b1_a_call_that_cannot_be_sent_for_what_it_carries_is_held_against_nobody() {
     let mut router = router(&pairs(3, 1), json!({}), 1);
@@ -177,7 +177,7 @@ fn the_prefix_goes_to_the_one_that_took_over() {
     let other = next.worker().id.0;
     assert_ne!(other, 2);
     assert_eq!(load(&router, 2).prefills, 0);
-    // All of it must be computed there.
+    // The whole prompt must be computed there.
     assert_eq!(load(&router, other).prefill_tokens, 4_000);
     router.advance(at(1_500));
     next.answered(GOOD, Client::Waits, &mut router);
@@ -197,7 +197,7 @@ fn where_all_are_marked_they_are_used_all_the_same() {
         let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
         assert!(unevenness(&picked) < 14.0, "{picked:?}");
     }
-    // One of them is said to be overloaded only: rather that one.
+    // One of them is only overloaded: it is preferred.
     let mut router = router(&pairs(3, 1), json!({}), 1);
     for (id, failure) in [(1, UNREACHED), (2, status(429)), (3, UNREACHED)] {
         ends(&mut router, id, failure);
@@ -214,12 +214,12 @@ fn one_that_is_full_is_passed_over_for_longer_each_time_and_keeps_its_prefixes()
         let mut router = router(&pairs(3, 1), json!({}), 1);
         wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
         let mut now = 1_000;
-        // Milliseconds, twice as long each time, a second at most.
+        // Milliseconds, doubled each time, at most a second.
         for lasts in [100, 200, 400, 800, 1_000, 1_000] {
             let named = wish(52, 100).prefilled_by(2).at(now);
             let (phase, seat) = named.prefill(&mut router);
             let after = phase.answered(full, Client::Waits, &mut router);
-            // The caller has named it, so that no other one is asked.
+            // The caller named the worker, so no other one is asked.
             assert!(!matches!(after, AfterPrefill::Again(_)));
             router.request_ended(&seat);
             assert!(remembered(&router, 2) >= 240);
@@ -280,7 +280,7 @@ fn a_mark_outlives_neither_its_worker_nor_a_clock_that_goes_back() {
             .collect::<Vec<_>>(),
     );
     adopt(&mut router, &all);
-    // It came back: whatever was held against it is over.
+    // After its return no earlier failure counts.
     let picked = wish(1, 100).at(1_500).prefillers(&mut router, 200, 2);
     assert!(picked[1] > 50, "{picked:?}");
     ends(&mut router, 2, UNREACHED);

@@ -1,11 +1,11 @@
-//! What a trusted caller would have weighed otherwise for one request.
+//! Tests of a trusted caller's weight overrides for one request.
 
 use routing::route::{Refusal, Router};
 use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// The second of two prefill workers knows the prompt of that name, and has a little to do.
+/// The second of two prefill workers has the prompt of that name cached, and has a little to do.
 fn taught(fields: Value) -> (Router, impl Sized) {
     let mut router = router(&pairs(2, 1), fields, 1);
     let phase = wish(1, 4_000).prefilled_by(2).prefill(&mut router);
@@ -52,7 +52,7 @@ fn a_trusted_caller_is_heard() {
             .prefillers(&mut router, 400, 2);
         assert!((150..250).contains(&picked[1]), "{weights}: {picked:?}");
     }
-    // It was for those requests alone.
+    // The overrides applied to those requests only.
     assert_eq!(again().prefillers(&mut router, 100, 2), [0, 100]);
 }
 
@@ -96,7 +96,7 @@ fn an_untrusted_caller_is_not_heard() {
     }
 }
 
-/// What a caller is told of such an override.
+/// The refusal of such an override.
 fn told(weights: &str) -> Refusal {
     let mut router = router(&pairs(2, 1), json!({}), 1);
     let body = format!(

@@ -1,4 +1,4 @@
-//! The policies that do not go by cost.
+//! Tests of the policies that do not use costs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ fn reserve(router: &mut Router, prompt: &Prompt) -> Assignment {
     router.reserve(&prompt.ask(), at(1_000)).unwrap()
 }
 
-/// The prefill worker of a session, idle workers all.
+/// The prefill worker of a session, with all workers idle.
 fn of_session(router: &mut Router, session: u64) -> u64 {
     let prompt = Prompt::new(session, 100, 16);
     let session = session.to_le_bytes();
@@ -42,7 +42,7 @@ fn random_is_uniform_whatever_the_load() {
     ] {
         assert!(unevenness(&counts) < 26.0, "{counts:?}");
     }
-    // The two are drawn apart: every pair meets.
+    // The two workers are drawn independently: every pair occurs.
     let met: HashSet<_> = seats
         .iter()
         .map(|s| (prefill_id(s), decode_id(s)))
@@ -101,7 +101,7 @@ fn power_of_two_never_takes_the_busiest_and_draws_all_others() {
         assert_eq!(counts.remove(1), 0);
         assert!(unevenness(&counts) < 18.0, "{counts:?}");
     }
-    // Of two it is always the idler one.
+    // Of two workers the idler one is always picked.
     let mut router = self::router(&pairs(2, 1), policy("power_of_two"), 1);
     let _busy = wish(1, 100).prefilled_by(1).prefill(&mut router);
     assert!(
@@ -151,7 +151,7 @@ fn routers_that_never_talk_agree_on_a_prompts_worker() {
     for name in ["prefix_hash", "session"] {
         let mut one = router(&workers, policy(name), 1);
         let mut other = router(&turned, policy(name), 99);
-        // The second one has seen others before.
+        // The second router has seen other prompts before.
         for number in 500..520 {
             drop(wish(number, 4_000).prefill(&mut other));
         }
@@ -161,7 +161,7 @@ fn routers_that_never_talk_agree_on_a_prompts_worker() {
             wish.session = Some(number.to_le_bytes().to_vec());
             let (p, d) = wish.targets(&mut one);
             assert_eq!(wish.targets(&mut other), (p, d), "{name}");
-            // What follows in the conversation goes there too.
+            // The next turn of the conversation goes there too.
             let mut later = self::wish(number, 6_000);
             later.session = wish.session;
             assert_eq!(later.targets(&mut other), (p, d), "{name}");
@@ -177,7 +177,7 @@ fn shares_are_even_by_prompts_and_by_sessions() {
         let mut router = router(&pairs(8, 1), policy(name), 1);
         let picked = (0..4_000u64).map(|number| of_session(&mut router, number));
         let counts = counts(picked, 1, 8);
-        // 256 places on a ring vary by a sixteenth, more or less.
+        // Shares of 256 points on a ring vary by about a sixteenth.
         assert!(
             counts.iter().all(|count| (380..620).contains(count)),
             "{name}: {counts:?}"
@@ -199,7 +199,7 @@ fn a_burst_of_one_prompt_keeps_to_the_bound() {
                 counts.iter().all(|count| *count as f64 <= bound),
                 "{size} {burst}: {counts:?}"
             );
-            // Those that are no longer under way count no more: it is back at its own worker.
+            // Ended requests no longer count: the prompt returns to its own worker.
             let home = prefill_id(&seats[0]);
             drop(seats);
             assert_eq!(prefill_id(&reserve(&mut router, &prompt)), home);
@@ -230,11 +230,11 @@ fn a_worker_that_leaves_moves_only_its_share() {
                 _ => assert_eq!(after[number], *worker, "{name}"),
             }
         }
-        // Its share goes to all others, not to one.
+        // Its share goes to all other workers, not to one.
         assert_eq!(heirs.len(), 7, "{name}");
         adopt(&mut router, &all);
         assert_eq!(placed(&mut router), before, "{name}");
-        // A router that knew nothing of it agrees.
+        // A router without that history agrees.
         let mut fresh = self::router(&rest, policy(name), 77);
         assert_eq!(placed(&mut fresh), after, "{name}");
     }

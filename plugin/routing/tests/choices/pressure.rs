@@ -1,4 +1,4 @@
-//! Whose prompts count where too many tokens wait for prefill: those of the workers among whom one would be picked.
+//! Tests of the limit on tokens that wait for prefill: only the queues of workers that may be picked count.
 
 use routing::route::Refusal;
 use serde_json::json;
@@ -18,13 +18,13 @@ fn found_c8_one_who_names_an_idle_worker_is_not_turned_away() {
     let mut router = limited(&pairs(2, 1));
     let _busy = wish(1, 2_000).prefilled_by(2).prefill(&mut router);
     assert!(is_pressed(&wish(2, 100).refused(&mut router)));
-    // Whoever answers: that is a name for decode, and prefill is asked for.
+    // Naming a decode worker leaves prefill open, so the limit applies.
     assert!(is_pressed(
         &wish(2, 100).decoded_by(101).refused(&mut router)
     ));
     let (phase, _seat) = wish(2, 100).prefilled_by(1).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 1);
-    // Nor one who names the busy one: that is its choice.
+    // A caller that names the busy worker is not refused either: the caller has chosen it.
     let (phase, _seat) = wish(3, 100).prefilled_by(2).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 2);
 }

@@ -1,4 +1,4 @@
-//! What is concluded from how quickly workers have read: those that are slower get less, those that are equal the same.
+//! Tests of measured prefill rates: slower workers get less, equal workers get the same.
 
 use serde_json::json;
 
@@ -34,7 +34,7 @@ fn a_slow_worker_gets_less() {
         let slow = taken[2];
         let is_less = |(index, count): (usize, &u64)| index == 2 || *count > 2 * slow;
         assert!(taken.iter().enumerate().all(is_less), "{taken:?}");
-        // Of the others none is preferred.
+        // No preference among the others.
         let others = [taken[0], taken[1], taken[3]];
         assert!(unevenness(&others) < 14.0, "{taken:?}");
         let mean = engines.waits.iter().sum::<f64>() / engines.waits.len() as f64;
@@ -44,7 +44,7 @@ fn a_slow_worker_gets_less() {
 
 #[test]
 fn equal_workers_share_alike_whatever_lengths_they_met() {
-    // A prompt takes 20 ms beside what its tokens take, so that short ones are read at a lower rate: on every worker alike.
+    // Each prompt takes 20 ms on top of its tokens, so that short ones have a lower rate: equally on every worker.
     for seed in 0..6u64 {
         let mut router = router(&pairs(8, 8), json!({}), seed);
         let mut engines = Engines::new(&[RATE; 8], 0.02);
@@ -61,7 +61,7 @@ fn equal_workers_share_alike_whatever_lengths_they_met() {
         engines.idle();
         let got = burst(&mut router, engines.now + 1.0);
         assert!(got.iter().all(|count| *count <= 12), "{seed}: {got:?}");
-        // 75 each.
+        // 75 each on average.
         assert!(taken.iter().all(|count| *count >= 40), "{seed}: {taken:?}");
     }
 }
@@ -90,7 +90,7 @@ fn so_they_do_where_short_prompts_and_long_ones_mix() {
 fn one_slow_start_is_not_held_against_a_worker_for_ever() {
     for seed in 0..6 {
         let mut router = router(&pairs(4, 1), json!({}), seed);
-        // The third one's first prompt takes ten seconds, all others half a second.
+        // The third worker's first prompt takes ten seconds, all others half a second.
         let mut now = 1_000;
         for id in 1..=4 {
             let (phase, seat) = wish(id, 4_000)
@@ -108,7 +108,7 @@ fn one_slow_start_is_not_held_against_a_worker_for_ever() {
             engines.take(&mut router, &Prompt::new(name, 4_000, 16).ask());
             engines.pass(2.0);
         }
-        // A hundred each.
+        // A hundred each on average.
         assert!(engines.taken[2] >= 60, "{seed}: {:?}", engines.taken);
     }
 }
@@ -127,7 +127,7 @@ fn found_even_equal_idle_workers_share_what_comes_one_after_the_other() {
                 let mut seat = router.reserve(&ask, at(now as u64)).unwrap();
                 let chosen = seat.prefill.as_ref().or(seat.decode.as_ref());
                 let id = chosen.unwrap().id.0;
-                // Some milliseconds, as they come; at first, and now and then, ten times as many.
+                // Some milliseconds with noise; the first prompt, and one in twenty, takes ten times as long.
                 let is_odd = !picked.contains(&id) || noise.u8(0..20) == 0;
                 now += (2.0 + 4.0 * noise.f64()) * if is_odd { 10.0 } else { 1.0 };
                 seat.first_token(at(now as u64));
@@ -146,7 +146,7 @@ fn found_even_equal_idle_workers_share_what_comes_one_after_the_other() {
 
 #[test]
 fn a_wait_is_as_long_as_its_worker_is_slow() {
-    // The first one reads 8,000 tokens a second, the second one 2,000.
+    // The first worker reads 8,000 tokens a second, the second 2,000.
     let mut router = router(&pairs(2, 1), json!({}), 1);
     let mut engines = Engines::new(&[RATE, RATE / 4.0], 0.0);
     for name in 0..60 {
@@ -155,7 +155,7 @@ fn a_wait_is_as_long_as_its_worker_is_slow() {
     }
     engines.idle();
     let ms = (engines.now * 1000.0) as u64 + 1_000;
-    // Where nothing waits, and where a prompt more waits on the quicker one, that is still the sooner.
+    // The quicker worker is sooner where nothing waits, and where one more prompt waits on it.
     for (first, second, expected) in [
         (0, 0, 1),
         (4_000, 0, 1),

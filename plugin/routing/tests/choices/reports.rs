@@ -1,4 +1,4 @@
-//! What engines tell of themselves: it counts on top of what is booked, for as long as it is fresh, and changes no booking.
+//! Tests of engine reports: they count on top of bookings while they are fresh, and change no booking.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn what_an_engine_has_from_elsewhere_counts_until_it_means_nothing() {
     assert_eq!(on_first(&mut router, 1_000), 0);
     assert!(load(&router, 101).is_idle() && router.total_load().is_idle());
     assert_eq!(on_first(&mut router, 5_999), 0);
-    // Neither tells any more. What was told last is believed for as long as a booking of that time would count.
+    // No further reports: the last one counts for as long as a booking of that time would.
     assert_eq!(on_first(&mut router, 300_999), 0);
     let old = on_first(&mut router, 301_000);
     assert!((1..16).contains(&old), "{old}");
@@ -61,7 +61,7 @@ fn what_is_booked_here_is_not_foreign() {
     let other = wish(2, 64).decoded_by(102).prefill(&mut router);
     let even = on_first(&mut router, 1_100);
     assert!((1..16).contains(&even), "{even}");
-    // An older report than the last one says nothing, and nor does one of a worker that is not there.
+    // A report older than the last one is ignored, and so is one of an unknown worker.
     router.hear_reports(&[running(101, 900, 9), running(999, 2_000, 9)]);
     let even = on_first(&mut router, 1_100);
     assert!((1..16).contains(&even), "{even}");
@@ -138,18 +138,18 @@ fn a_capacity_that_becomes_known_forgets_nothing_that_fits() {
     assert_eq!(remembered(&router, 1), 80);
     router.hear_reports(&[fits(3_000, 50)]);
     assert_eq!(remembered(&router, 1), 50);
-    // A report that lacks it does not take it back.
+    // A report without the figure does not withdraw it.
     router.hear_reports(&[report(1, 4_000)]);
     wish(3, 640).served(&mut router);
     assert_eq!(remembered(&router, 1), 50);
-    // In blocks of another size there is room for more of ours.
+    // The engine's larger blocks make room for more of the router's blocks.
     router.hear_reports(&[Report {
         block_tokens: Some(32),
         ..fits(5_000, 40)
     }]);
     wish(4, 640).served(&mut router);
     assert_eq!(remembered(&router, 1), 80);
-    // What its source says comes first.
+    // The source's figure takes precedence.
     adopt(
         &mut router,
         &[
@@ -185,7 +185,7 @@ fn an_engine_that_has_started_anew_is_another_worker() {
     router.hear_reports(&[started(1_000, 500)]);
     wish(1, 640).served(&mut router);
     assert_eq!(remembered(&router, 1), 40);
-    // Some engines work the time out anew for each answer.
+    // Some engines compute the start time anew for each answer.
     router.hear_reports(&[Report {
         started: Some(Duration::from_millis(500_400)),
         ..report(1, 2_000)
@@ -196,7 +196,7 @@ fn an_engine_that_has_started_anew_is_another_worker() {
     assert_eq!(remembered(&router, 1), 0);
 }
 
-/// Requests on a worker whoever sent them, as they are believed to be.
+/// Estimated requests on a worker, from all senders.
 fn believed(router: &Router, id: u64) -> u64 {
     let worker = router.fleet().get(WorkerId(id)).unwrap();
     router.worker_load_in_all(worker).decodes
@@ -213,7 +213,7 @@ fn engine(worker: u64, ms: u64, waiting: u32, kv_use: f32) -> Report {
     }
 }
 
-/// How many of 48 requests at once each of three engines gets, where the first is overloaded and has told nothing since 1,000.
+/// How many of 48 requests at once each of three engines gets, where the first is overloaded and silent since 1,000 ms.
 fn spread(fields: Value, now: u64) -> Vec<u64> {
     let mut router = router(&wholes(3), fields, 1);
     router.advance(at(1_000));
@@ -244,15 +244,15 @@ fn found_w1_one_that_never_told_is_like_the_median_of_its_peers() {
     router.advance(at(1_000));
     assert_eq!(believed(&router, 104), 0);
     router.hear_reports(&[running(101, 1_000, 9), running(102, 1_000, 2)]);
-    // Between the two in the middle; a prefill worker is nobody's peer here.
+    // The mean of the middle two; prefill workers are not peers here.
     assert_eq!((believed(&router, 104), believed(&router, 1)), (6, 0));
     router.hear_reports(&[running(103, 1_001, 3)]);
     assert_eq!(believed(&router, 104), 3);
-    // What is booked on it comes on top.
+    // Own bookings are added.
     let held = wish(1, 64).decoded_by(104).prefill(&mut router);
     assert_eq!(believed(&router, 104), 4);
     drop(held);
-    // And one that has just joined is like them, too.
+    // A worker that has just joined gets the median too.
     adopt(&mut router, &pairs(2, 5));
     assert_eq!(believed(&router, 105), 3);
 }
@@ -269,7 +269,8 @@ fn found_w1_one_that_fell_silent_has_its_last_figure_or_the_median() {
         router.hear_reports(&[running(103, ms, of_103)]);
         seen.push([101, 102].map(|id| believed(&router, id)));
     }
-    // Fresh; silent and above its last word, or below; as before; forgotten. One of those on 101 is booked here.
+    // Fresh; silent: the larger of its last figure and the median, twice; expired: the median. One request on 101 is booked
+    // here.
     assert_eq!(seen, [[10, 1], [21, 20], [10, 4], [3, 2]]);
     drop(held);
 }
@@ -281,7 +282,7 @@ fn found_w1_a_figure_that_cannot_be_read_is_not_zero() {
     let all = [engine(201, 1_000, 60, 0.9), engine(202, 1_000, 2, 0.5)];
     router.hear_reports(&all);
     router.hear_reports(&[engine(203, 1_000, 0, 0.1)]);
-    // It answers still, but nothing that means anything, or a part of it.
+    // The engine still answers, but with no usable figure, or only some.
     router.hear_reports(&[report(201, 2_000)]);
     assert_eq!(believed(&router, 201), 60);
     let part = Report {

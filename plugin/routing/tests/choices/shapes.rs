@@ -1,4 +1,4 @@
-//! Every policy, with every other one in the other role, over fleets of every shape.
+//! Tests of every policy, with every other one in the other role, over fleets of every shape.
 
 use std::collections::HashSet;
 
@@ -55,7 +55,7 @@ fn every_policy_serves_workers_that_run_requests_whole() {
         wholes(1),
         wholes(3),
         vec![worker_with("aggregated", 201, json!({"dp_size": 2}))],
-        // A decode worker that can.
+        // A decode worker that runs whole requests.
         pairs(0, 1),
     ] {
         for name in all() {

@@ -1,5 +1,5 @@
-//! Two routers of one proxy, each in a VM of its own: what one has booked and learnt counts for the other, as soon as it is
-//! told, and not before.
+//! Tests of two routers of one proxy, each in a VM of its own: bookings and decisions of one count for the other as soon as
+//! they are shared, and not before.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// A board in memory.
+/// A shared store in memory.
 #[derive(Default)]
 struct Map(RefCell<HashMap<String, (Vec<u8>, u32)>>, Cell<u32>);
 
@@ -33,7 +33,7 @@ impl SharedStore for Map {
     }
 }
 
-/// A router, and its desk.
+/// A router and its thread sync.
 struct Vm {
     router: Router,
     desk: ThreadSync,
@@ -74,7 +74,7 @@ impl Vm {
     }
 }
 
-/// Whether the two tell each other anything.
+/// Whether the two routers share anything.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Sharing {
     On,
@@ -98,7 +98,7 @@ impl Two {
         }
     }
 
-    /// A tick of each.
+    /// One tick of each VM.
     fn tick(&mut self) {
         if self.sharing == Sharing::Off {
             return;
@@ -156,7 +156,7 @@ fn stuck(sharing: Sharing) -> usize {
         next.served(&mut two.b.router) == begun[*nth]
     };
     let count = (0..8).filter(same).count();
-    // What was heard is not told on: A would hear its own.
+    // Decisions read from another VM are not published again: A would read its own.
     let told = two.b.router.take_decisions();
     assert!(
         told.iter()
@@ -243,7 +243,7 @@ fn ranks_and_workers_that_are_not_known_are_passed_over() {
     let one = elsewhere(&b.router);
     assert_eq!((one.prefills, one.decodes), (1, 1));
     assert_eq!(remembered(&b.router, 1), 10);
-    // One that comes is not loaded with what was heard of the one before.
+    // A new worker is not charged with its predecessor's shares.
     adopt(&mut b.router, &pairs(0, 2));
     assert_eq!(elsewhere(&b.router).decodes, 1);
     b.hear(&board);

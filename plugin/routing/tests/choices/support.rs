@@ -1,4 +1,4 @@
-//! Owns how a router is made from a few words, what it is asked, and how evenly it has answered.
+//! Owns short ways to build a router and requests, and a measure of how evenly its picks are spread.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use routing::route::{
 use routing::selection::eligibility::Subset;
 use serde_json::{Value, json};
 
-/// All policies that pick somebody.
+/// All policies that pick a worker.
 pub const PICKING: [&str; 7] = [
     "kv",
     "round_robin",
@@ -24,7 +24,7 @@ pub const PICKING: [&str; 7] = [
     "session",
 ];
 
-/// Tokens that a worker reads in a second, where a test gives it a rate.
+/// Prefill rate of workers with a given rate, in tokens a second.
 pub const RATE: f64 = 8000.0;
 
 pub fn at(ms: u64) -> Duration {
@@ -53,7 +53,7 @@ pub fn pairs(prefills: u64, decodes: u64) -> Vec<Value> {
     prefills.chain(decodes).collect()
 }
 
-/// Workers from 201 on that run whole requests.
+/// Aggregated workers from 201 on.
 pub fn wholes(count: u64) -> Vec<Value> {
     (201..=200 + count)
         .map(|id| worker("aggregated", id))
@@ -65,7 +65,7 @@ pub fn policy(name: &str) -> Value {
     json!({"selection": {"prefill": name, "decode": name}})
 }
 
-/// A configuration, its callers trusted unless the fields say otherwise.
+/// A configuration with trusted callers, unless the fields say otherwise.
 pub fn config(workers: &[Value], fields: Value) -> Config {
     let pool = json!({"name": "p", "protocol": "nixl", "trust_clients": true,
         "discovery": {"static": {"workers": workers}}});
@@ -77,7 +77,7 @@ pub fn router(workers: &[Value], fields: Value, seed: u64) -> Router {
     Router::new(config(workers, fields).pools[0].clone(), seed, 7)
 }
 
-/// The workers that are listed take the place of those that were there.
+/// Replaces all workers by these.
 pub fn adopt(router: &mut Router, workers: &[Value]) {
     let other = self::router(workers, json!({}), 0);
     let workers = other.fleet().workers().map(|worker| Worker::clone(worker));
@@ -93,7 +93,7 @@ pub fn remembered(router: &Router, id: u64) -> usize {
     router.remembered_blocks(router.fleet().get(WorkerId(id)).unwrap())
 }
 
-/// A prompt whose blocks are known, for `reserve`.
+/// A prompt with given blocks, for `reserve`.
 #[derive(Clone)]
 pub struct Prompt {
     pub tokens: u64,
@@ -106,7 +106,7 @@ impl Prompt {
         Self::branching(0, name, tokens, block_tokens)
     }
 
-    /// The first `shared` tokens are everybody's.
+    /// All prompts share the first `shared` tokens.
     pub fn branching(shared: u64, name: u64, tokens: u64, block_tokens: u64) -> Self {
         let own = shared / block_tokens;
         let block = |index: u64| mixed(if index < own { 0 } else { name + 1 }, index);
@@ -145,7 +145,7 @@ pub struct Wish {
     pub prompt: Value,
     pub nvext: Value,
     pub max_tokens: Option<u64>,
-    /// Further members of its body.
+    /// Further members of the body.
     pub more: Value,
     pub now: Duration,
     pub session: Option<Vec<u8>>,
@@ -192,12 +192,12 @@ impl Wish {
         self
     }
 
-    /// For that prefill worker.
+    /// Names a prefill worker.
     pub fn prefilled_by(self, id: u64) -> Self {
         self.saying(json!({"prefill_worker_id": id}))
     }
 
-    /// For that decode worker.
+    /// Names a decode worker.
     pub fn decoded_by(self, id: u64) -> Self {
         self.saying(json!({"decode_worker_id": id}))
     }
@@ -231,7 +231,7 @@ impl Wish {
         }
     }
 
-    /// Prefill is called.
+    /// Plans the request; expects a prefill call.
     pub fn prefill(&self, router: &mut Router) -> (PrefillPhase, Assignment) {
         match self.plan(router) {
             Ok(Plan::Prefill(phase, seat)) => (phase, seat),
@@ -240,7 +240,7 @@ impl Wish {
         }
     }
 
-    /// One worker runs it whole.
+    /// Plans the request; expects one worker to run it whole.
     pub fn forward(&self, router: &mut Router) -> (Dispatch, Assignment) {
         match self.plan(router) {
             Ok(Plan::Forward(dispatch, seat)) => (dispatch, seat),
@@ -249,7 +249,7 @@ impl Wish {
         }
     }
 
-    /// Prefill is called, and answers well after the time it takes at [`RATE`]; then the client leaves.
+    /// Runs the prefill call with a good answer, after the time it takes at [`RATE`]; then the client leaves.
     pub fn served(&self, router: &mut Router) -> u64 {
         let (phase, seat) = self.prefill(router);
         let tokens = load(router, phase.worker().id.0).prefill_tokens;
@@ -260,13 +260,13 @@ impl Wish {
         id
     }
 
-    /// The body that only asks who would be picked.
+    /// The body of a query for the workers that would be picked.
     fn query(&self) -> Vec<u8> {
         let query = json!({"annotations": ["query_instance_id:"]});
         self.clone().saying(query).body()
     }
 
-    /// Who would be picked, ranks beside ids: prefill, decode.
+    /// The workers that would be picked, ids with ranks: prefill, decode.
     pub fn targets(&self, router: &mut Router) -> ((u64, u64), (u64, u64)) {
         self.looked_up(router, &self.query())
     }
@@ -290,7 +290,7 @@ impl Wish {
         self.targets(router).0.0
     }
 
-    /// The same for decode, and for one who runs it whole.
+    /// The same for a decode worker, or one that runs the whole request.
     pub fn decoder(&self, router: &mut Router) -> u64 {
         self.targets(router).1.0
     }
@@ -303,7 +303,7 @@ impl Wish {
     }
 }
 
-/// How often each of the numbers from `first` on is among those.
+/// How often each of the numbers from `first` on occurs.
 pub fn counts(picked: impl IntoIterator<Item = u64>, first: u64, size: u64) -> Vec<u64> {
     let mut counts = vec![0; size as usize];
     for id in picked {
@@ -312,7 +312,7 @@ pub fn counts(picked: impl IntoIterator<Item = u64>, first: u64, size: u64) -> V
     counts
 }
 
-/// Pearson's measure of how far counts are from even. For eight cells 24.3 is exceeded once in a thousand times.
+/// Pearson's chi-squared distance of counts from even. For eight cells 24.3 is exceeded once in a thousand times.
 pub fn unevenness(counts: &[u64]) -> f64 {
     let mean = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
     let squares = counts.iter().map(|count| (*count as f64 - mean).powi(2));
@@ -333,7 +333,7 @@ pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
     body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
 
-/// The proxy's own answer where a worker took no connection.
+/// The proxy's own answer where a worker accepted no connection.
 pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
     status: 503,
     body: b"upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused",
@@ -344,7 +344,7 @@ pub fn status(status: u16) -> PrefillAnswer<'static> {
     PrefillAnswer::Whole { status, body: b"" }
 }
 
-/// The other worker that is called.
+/// The phase of the other worker that is called.
 pub fn again(after: AfterPrefill) -> PrefillPhase {
     match after {
         AfterPrefill::Again(phase) => phase,

@@ -1,4 +1,4 @@
-//! Answers of prefill workers: whatever they are, to read one holds no more than its own length and a little.
+//! Tests that reading a prefill worker's answer holds no more than the answer's length and a little.
 
 use routing::answer::Verdict;
 use routing::handoff::nixl::Handoff;
@@ -12,10 +12,10 @@ use crate::peak::peak_of;
 /// Bytes of a long answer's bulk.
 const BULK: usize = 8_000_000;
 
-/// What may be held beside copies of the text.
+/// Bytes that may be held beside copies of the text.
 const A_LITTLE: usize = 3_000_000;
 
-/// So many bytes of these elements.
+/// A list of these elements, of about `BULK` bytes.
 fn list(element: &str) -> String {
     let count = BULK / (element.len() + 1);
     format!("[{}]", vec![element; count].join(","))

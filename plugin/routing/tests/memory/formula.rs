@@ -1,4 +1,4 @@
-//! What a configuration's limits come to, as `docs/memory.md` has it.
+//! Tests of the memory that a configuration's limits allow, as in `docs/memory.md`.
 
 use routing::config::{Config, Limits};
 use serde_json::{Value, json};

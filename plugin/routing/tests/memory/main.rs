@@ -1,4 +1,4 @@
-//! What the reading of hostile texts holds at most, counted in bytes by the allocator.
+//! Tests of the peak memory of reading hostile texts, counted in bytes by the allocator.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,

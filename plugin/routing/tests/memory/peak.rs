@@ -1,4 +1,4 @@
-//! Owns the allocator that counts: what the present thread holds, and the most that it has held.
+//! Owns the counting allocator: the bytes that the current thread holds, and their peak.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,7 +19,7 @@ fn add(bytes: isize) {
     });
 }
 
-// SAFETY: all is handed on to the system's allocator; counting allocates nothing.
+// SAFETY: every call goes to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // While it moves both are there.
+        // Both blocks exist while the contents move.
         add(size as isize);
         add(-(layout.size() as isize));
         // SAFETY: as the caller promises.
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What `run` holds at most beyond what there was before, in bytes, and what it returns.
+/// Peak bytes that `run` holds beyond those held before, and its result.
 pub fn peak_of<T>(run: impl FnOnce() -> T) -> (usize, T) {
     let before = HELD.get();
     PEAK.set(before);

@@ -1,4 +1,4 @@
-//! Bodies of requests: so many values and no more are read, and to read them holds no more than a few times the body.
+//! Tests that request bodies have a bounded number of values, and that reading one holds no more than a few times the body.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ fn plan(protocol: &str, generation: Generation, body: &[u8]) -> Result<Plan, Ref
     router(protocol).plan(generation, body, told)
 }
 
-/// A body with a list of so many of these in that place.
+/// A body with a list of `count` elements between `before` and `after`.
 fn body(before: &str, element: &str, count: usize, after: &str) -> Vec<u8> {
     let list = vec![element; count].join(",");
     format!("{before}[{list}]{after}").into_bytes()
 }
 
-/// Where lists of small values may stand: generation, what comes before and after, an element and the values that it counts as.
+/// Positions of lists of small values: generation, text before, element, number of values per element, and text after.
 const PLACES: [(Generation, &str, &str, usize, &str); 8] = [
     (
         Generation::Completions,
@@ -111,7 +111,7 @@ fn found_b13_a_body_of_almost_so_many_values_holds_a_few_times_its_own_length() 
         let (peak, plan) = peak_of(|| plan("nixl", generation, &long).err());
         let is_about_the_body = matches!(plan, Some(Refusal::Field { name: "body", .. }));
         assert!(!is_about_the_body, "{before}{element}: {plan:?}");
-        // Names of blocks, and text that is put in order: never a tree of the values.
+        // Sequence hashes, and text that is sorted: never a tree of the values.
         assert!(
             peak < 6 * long.len() + 4_000_000,
             "{before}{element}: {peak} bytes for {}",
@@ -122,7 +122,7 @@ fn found_b13_a_body_of_almost_so_many_values_holds_a_few_times_its_own_length() 
 
 #[test]
 fn found_b13_text_is_no_value_however_it_is_written() {
-    // Ten megabytes of what would be values outside of a string.
+    // Ten megabytes that would be values outside of a string.
     let text = r#"[{\"a\": [1, 2, 3]}, {\"b\\n\": \"x, y\"}] "#.repeat(250_000);
     let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
     assert!(plan("nixl", Generation::Chat, body.as_bytes()).is_ok());

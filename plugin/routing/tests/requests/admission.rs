@@ -1,4 +1,4 @@
-//! Who is let in, who waits, and who is turned away.
+//! Tests of admission: which requests enter, wait or are refused.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::{
     GOOD, ask, body, prefill, query, refusal, router, status, two_by_two, with, worker, worker_with,
 };
 
-/// A pool whose prefill workers are busy with anything at all.
+/// A pool whose prefill workers are busy with any load at all.
 fn strict(fields: Value) -> Router {
     let admission = with(json!({"prefill": {"tokens": 0}}), fields);
     router("nixl", &two_by_two(), json!({"admission": admission}))
@@ -30,7 +30,7 @@ fn waits(plan: Result<Plan, Refusal>) -> QueuedRequest {
     waits_with(plan, body(&json!({})))
 }
 
-/// Tries one that waits; none: it waits on.
+/// Tries a waiting request; none: it keeps waiting.
 fn again(
     router: &mut Router,
     queued: &mut QueuedRequest,
@@ -112,7 +112,7 @@ fn the_queue_is_bounded_in_number_and_in_time() {
     let queued = waits(ask(&mut router, json!({})));
     let refused = refusal(ask(&mut router, json!({})));
     assert_eq!((refused.status(), refused.code()), (429, "queue_full"));
-    // They came at second 1.
+    // The requests came at second 1.
     assert!(router.late(Duration::from_millis(1499)).is_empty());
     let late = router.late(Duration::from_millis(1500));
     let told = Refusal::QueueDeadline { deadline_ms: 500 };
@@ -209,7 +209,7 @@ fn found_b2_what_waits_is_sent_as_it_would_have_been_at_once() {
     }
 }
 
-/// A leg without what is another for each request.
+/// A leg without the fields that differ between requests.
 fn bare(leg: &[u8]) -> Value {
     let mut leg: Value = serde_json::from_slice(leg).unwrap();
     if let Some(fields) = leg.as_object_mut() {
@@ -228,7 +228,7 @@ fn found_b2_who_waits_follows_the_fleet() {
         prefill(ask(&mut router, json!({}))),
     ];
     let mut queued = waits(ask(&mut router, json!({})));
-    // Its model's workers leave, another's come.
+    // The model's workers leave, and another model's come.
     let other = worker_with("aggregated", 21, json!({"model": "other"}));
     crate::support::replace(&mut router, &[other]);
     let refused = refusal(again(&mut router, &mut queued, 1100).expect("an end"));
@@ -236,7 +236,7 @@ fn found_b2_who_waits_follows_the_fleet() {
     assert_eq!(router.waiting(), 0);
 }
 
-/// What the name of a model stands for, and who is named, is looked up again where the fleet is another one.
+/// After a change of the fleet, the model's name and the named worker are looked up again.
 #[test]
 fn found_b2_who_waits_is_served_by_those_who_are_there_when_its_turn_comes() {
     let mut router = strict(json!({"queue": {}}));
@@ -246,7 +246,7 @@ fn found_b2_who_waits_is_served_by_those_who_are_there_when_its_turn_comes() {
     ];
     let mut queued = waits(ask(&mut router, json!({})));
     let mut named = waits(ask(&mut router, json!({"prefill_worker_id": 2})));
-    // The model is an adapter of another one now; and the worker that is named has left.
+    // The model is now an adapter of another one, and the named worker has left.
     let of_base = json!({"model": "base", "adapters": ["m"]});
     let others = [
         worker_with("prefill", 3, of_base.clone()),
@@ -271,7 +271,7 @@ fn a_busy_decode_worker_is_passed_over_and_all_busy_is_an_overload() {
         &two_by_two(),
         json!({"admission": admission, "kv_blocks": 1}),
     );
-    // A request takes one block at least: more than half of what there is.
+    // A request takes at least one block: more than half of all.
     let first = prefill(ask(&mut router, json!({})));
     let second = prefill(ask(&mut router, json!({})));
     let decodes = [&first, &second].map(|(_, seat)| seat.decode.as_ref().unwrap().id);

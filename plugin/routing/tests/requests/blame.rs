@@ -1,4 +1,4 @@
-//! Who is blamed for what, told by many requests to a fleet in which one worker is at fault.
+//! Tests of blame: many requests to a fleet in which one worker is at fault.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// How the workers answer: to prefill alone, and to decode behind that prefill.
+/// Simulated workers: the answers to prefill, and to decode after that prefill.
 struct World {
     prefill: fn(u64) -> PrefillAnswer<'static>,
     decode: fn(Option<u64>, u64) -> Came,
@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// One request from its beginning to its end: whether it was answered.
+    /// Runs one request to its end and returns whether it was answered.
     fn serves(&mut self, router: &mut Router, body: &Value, now: Duration) -> bool {
         let body = body.to_string().into_bytes();
         let told = PlanInput {
@@ -75,7 +75,7 @@ impl World {
         false
     }
 
-    /// Both legs of one try: how decode's ended; none where prefill's was the end.
+    /// Runs both legs of one try and returns how decode ended; none where prefill ended the try.
     fn run(&mut self, router: &mut Router, plan: Plan) -> (Assignment, Option<Came>) {
         match plan {
             Plan::Forward(dispatch, seat) => self.decoded(dispatch, seat),
@@ -110,7 +110,7 @@ impl World {
         (seat, Some(came))
     }
 
-    /// How many calls of the prefill worker, alone or behind a sidecar.
+    /// Number of calls of the prefill worker, direct or behind a sidecar.
     fn prefills(&self, id: u64) -> usize {
         let is_call = |(prefill, decode): &&(Option<u64>, Option<u64>)| {
             *prefill == Some(id) && (decode.is_none() || self.is_behind_a_sidecar())
@@ -127,7 +127,7 @@ fn chat(number: usize) -> Value {
     json!({"model": "m", "messages": [{"role": "user", "content": format!("{number}: {}", "x".repeat(400))}]})
 }
 
-/// So many different requests, ten a second: how many were answered.
+/// Sends `count` different requests, ten a second, and returns how many were answered.
 fn served(world: &mut World, router: &mut Router, count: usize) -> usize {
     let answered = (0..count).filter(|number| {
         let now = Duration::from_millis(1_000 + *number as u64 * 100);
@@ -144,7 +144,7 @@ fn ejected(router: &Router) -> Vec<u64> {
         .collect()
 }
 
-/// A prefill worker that cannot be reached, seen through sidecars that answer 502 for it.
+/// A prefill worker that cannot be reached, behind sidecars that answer 502 for it.
 #[test]
 fn found_l1_behind_sidecars_the_dead_prefill_worker_is_blamed_and_no_decode_worker() {
     for status in [502, 503, 500] {
@@ -158,7 +158,7 @@ fn found_l1_behind_sidecars_the_dead_prefill_worker_is_blamed_and_no_decode_work
         assert_eq!(served(&mut world, &mut router, 64), 64, "{status}");
         let out = ejected(&router);
         match status {
-            // Full, it is passed over for a while each time.
+            // A full worker is passed over for a while each time.
             503 => assert!(out.is_empty(), "{out:?}"),
             _ => {
                 assert!(out.is_empty() || out == [1], "{status}: {out:?}");
@@ -175,7 +175,7 @@ fn failing(prefill: Option<u64>, came: Came) -> Came {
     }
 }
 
-/// What it hands over cannot be fetched: decode answers 500, or an error event, or nothing.
+/// Its hand-off cannot be fetched: decode answers 500, or an error event, or nothing.
 #[test]
 fn found_v8_a_prefill_worker_whose_kv_nobody_can_fetch_is_ejected_and_no_decode_worker() {
     let ends: [fn(Option<u64>, u64) -> Came; 3] = [
@@ -192,7 +192,7 @@ fn found_v8_a_prefill_worker_whose_kv_nobody_can_fetch_is_ejected_and_no_decode_
     }
 }
 
-/// The same fault on the other side: it is the decode worker that fails behind every prefill worker.
+/// The same fault on the other side: the decode worker fails after every prefill worker.
 #[test]
 fn found_v8_a_decode_worker_that_fails_behind_all_prefill_workers_is_ejected_and_no_prefill_worker()
 {
@@ -206,7 +206,7 @@ fn found_v8_a_decode_worker_that_fails_behind_all_prefill_workers_is_ejected_and
     assert_eq!(ejected(&router), [11]);
 }
 
-/// A wrong key, or another model's name: never busy, and never to blame until it is known that others take the request.
+/// A wrong key, or another model's name: not busy, and not to blame until other workers are known to take the request.
 #[test]
 fn found_b3_a_prefill_worker_that_refuses_everything_loses_no_request() {
     let answers: [fn(u64) -> PrefillAnswer<'static>; 6] = [
@@ -250,8 +250,8 @@ fn found_b3_a_decode_worker_that_refuses_everything_costs_no_second_prefill() {
     assert_eq!(ejected(&router), [11]);
 }
 
-/// One worker of each role is full: where decode says so behind the other prefill worker, that one is asked again before the
-/// full one's refusal is passed on.
+/// One worker of each role is full: where decode is full after the other prefill worker, that prefill worker is asked again
+/// before the full one's refusal is passed on.
 #[test]
 fn one_full_worker_of_each_role_loses_no_request() {
     let full = [
@@ -272,7 +272,7 @@ fn full_decode(id: u64, answer: u16) -> Came {
     }
 }
 
-/// What one refuses for what it says, the others would refuse too.
+/// A refusal because of the request's content would be the same at other workers.
 #[test]
 fn a_400_is_asked_of_no_other_worker_and_two_404_are_the_answer() {
     for (answer, calls) in [(400, 1), (422, 1), (404, 2)] {
@@ -289,7 +289,7 @@ fn a_400_is_asked_of_no_other_worker_and_two_404_are_the_answer() {
     }
 }
 
-/// A prompt that every engine answers with 500, among others that all are served.
+/// A prompt that every engine answers with 500, among others that are all served.
 #[test]
 fn found_b4_poison_ejects_nobody() {
     let workers: Vec<Value> = (1..=4)
@@ -315,7 +315,7 @@ fn found_b4_poison_ejects_nobody() {
     }
 }
 
-/// It kills the engine that reads it: no third one is asked.
+/// The request kills the engine that reads it: no third one is asked.
 #[test]
 fn found_w4_a_request_after_which_two_workers_died_is_not_sent_to_a_third() {
     let whole: Vec<Value> = (21..=26).map(|id| worker("aggregated", id)).collect();
@@ -355,7 +355,7 @@ fn found_w3_where_one_worker_of_a_role_is_left_a_first_reset_is_tried_there_agai
     assert_eq!(served(&mut world, &mut nixl, 20), 20);
     assert_eq!(nixl.ejected(), 0);
 
-    // Decode's is done again behind a new prefill.
+    // A reset of the decode leg runs again from a new prefill.
     CALLS.set(0);
     let decode = |_, _| {
         CALLS.set(CALLS.get() + 1);
@@ -380,7 +380,7 @@ fn found_w3_where_one_worker_of_a_role_is_left_a_first_reset_is_tried_there_agai
     assert_eq!(served(&mut world, &mut whole, 20), 20);
 }
 
-/// Where all decode workers are full no prefill is computed for nothing.
+/// Where all decode workers are full, no prefill is computed for nothing.
 #[test]
 fn found_b19_while_all_decode_workers_are_full_nothing_is_prefilled() {
     let mut router = router("nixl", &two_by_two(), json!({}));
@@ -401,7 +401,7 @@ fn found_b19_while_all_decode_workers_are_full_nothing_is_prefilled() {
     assert_eq!(router.ejected(), 0);
 }
 
-/// It is told to drop what it computes for a client who has left, and answers 500 "aborted".
+/// A worker is asked to abort prefill for a client that has left, and answers 500 "aborted".
 #[test]
 fn found_c3_clients_that_leave_eject_no_prefill_worker() {
     let workers = two_by_two()

@@ -1,4 +1,4 @@
-//! Workers that drain, or whose source says that they are not well: who still goes to them, and what they keep.
+//! Tests of workers that drain or are unhealthy according to their source: which requests they still get, and what they keep.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// The source says this of these workers.
+/// Sets the condition of these workers.
 fn say(router: &mut Router, condition: Condition, of: &[u64]) {
     let said = router.fleet().workers().map(|worker| {
         let mut worker = Worker::clone(worker);
@@ -37,7 +37,7 @@ const POLICIES: [&str; 7] = [
     "session",
 ];
 
-/// Under this policy, for both roles.
+/// A router with this policy for both roles.
 fn under(policy: &str) -> Router {
     let fields = json!({"selection": {"prefill": policy, "decode": policy}});
     router("nixl", &two_by_two(), fields)
@@ -94,7 +94,7 @@ fn a_role_whose_workers_all_drain_counts_as_absent_though_the_model_is_known() {
     assert_eq!(why, not_served(NotServed::Vacant));
     assert!(router.plain(None).is_err() && !router.can_serve_any());
     assert_eq!(why.status(), 503);
-    // Also where nobody knew the model before.
+    // Also where the model was unknown before.
     let all = two_by_two().into_iter();
     let all: Vec<Value> = all
         .map(|worker| with(worker, json!({"draining": true})))
@@ -104,7 +104,7 @@ fn a_role_whose_workers_all_drain_counts_as_absent_though_the_model_is_known() {
         refusal(ask(&mut fresh, json!({}))),
         not_served(NotServed::Vacant)
     );
-    // A decode worker that can runs whole requests meanwhile.
+    // A decode worker that runs whole requests takes them meanwhile.
     let mut router = self::router(
         "nixl",
         &two_by_two(),
@@ -166,7 +166,7 @@ fn it_keeps_what_it_has_until_it_leaves() {
     drain(&mut router, &[prefill_id.0, decode_id.0]);
     let after = (booked(&router, prefill_id), booked(&router, decode_id));
     assert_eq!(before, after);
-    // An answer that comes from one that drains is booked there.
+    // An answer from a draining worker is booked there.
     let other = 23 - decode_id.0;
     let address = |router: &Router, id: u64| router.fleet().get(WorkerId(id)).unwrap().address;
     let (here, there) = (address(&router, decode_id.0), address(&router, other));
@@ -200,7 +200,7 @@ fn a_decode_leg_that_is_yet_to_go_goes_elsewhere_if_it_can_and_there_if_it_must(
         assert_eq!(u64::from(dispatch.destinations[0].port()), wanted);
         say(&mut router, Condition::Ready, &[11, 12]);
     }
-    // The caller named it while it took requests: it is what that worker has still to finish.
+    // The caller named the worker before it drained, so the worker still finishes the request.
     let (phase, _seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
     drain(&mut router, &[11]);
     let AfterPrefill::Decode { target, .. } = phase.answered(GOOD, Client::Waits, &mut router)
@@ -235,7 +235,7 @@ fn one_that_is_not_well_is_passed_over_while_another_is() {
             let (plain, decode) = ports(&mut router);
             assert_eq!((plain[0], decode), (12, vec![12]), "{policy}");
         }
-        // It is no outage: where nobody is well all serve, and one is used who is named.
+        // Not an outage: where all are unhealthy, all serve; and an unhealthy worker is used where named.
         let named = json!({"prefill_worker_id": 1, "decode_worker_id": 11});
         assert_eq!(pair(ask(&mut router, named)), (1, 11), "{policy}");
         say(&mut router, Condition::Unhealthy, &[1, 2, 11, 12]);

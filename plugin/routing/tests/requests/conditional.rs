@@ -1,4 +1,4 @@
-//! Prompts that stay on a decode worker.
+//! Tests of prompts that stay on a decode worker.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::{forward, prefill, router, two_by_two, with};
 
 const TURN: &str = "word ";
 
-/// A pool that keeps what its decode workers have cached.
+/// A pool that remembers the caches of its decode workers.
 fn pool(conditional: Value, fields: Value) -> Router {
     let fields = with(
         json!({
@@ -24,7 +24,7 @@ fn pool(conditional: Value, fields: Value) -> Router {
     router("nixl", &two_by_two(), fields)
 }
 
-/// Asks with a prompt of so many words, each more than a token's length.
+/// Plans a prompt of this many words, each longer than a token.
 fn ask(router: &mut Router, words: usize, nvext: Value) -> Result<Plan, Refusal> {
     let body = json!({"model": "m", "prompt": TURN.repeat(words), "nvext": nvext}).to_string();
     let told = PlanInput {
@@ -44,7 +44,7 @@ fn the_first_turn_is_handed_over_and_the_next_stays_where_its_beginning_is() {
     assert_eq!(next.fallback, Some(Fallback::NotWorthIt));
     assert_eq!(next.decode.as_ref().map(|worker| worker.id), decode);
     assert!(dispatch.edits.is_none());
-    // What is left to read there is charged there, until its first token.
+    // The rest of the prompt is charged there, until its first token.
     let load = router.worker_load(next.decode.as_ref().unwrap());
     assert!(load.prefills == 1 && load.prefill_tokens < 200, "{load:?}");
     drop(next);

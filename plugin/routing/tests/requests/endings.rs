@@ -1,4 +1,4 @@
-//! How a hand-off ends: by itself, with another decode worker than was picked, or without its client.
+//! Tests of how a hand-off ends: completed, with another decode worker than the picked one, or without its client.
 
 use routing::fleet::WorkerId;
 use routing::request::Generation;
@@ -56,7 +56,7 @@ fn an_answer_that_ended_by_itself_is_the_clients_as_json_or_as_a_stream() {
     assert_eq!(router.total_load().prefills, 0);
     drop((seat, other));
 
-    // Nobody waits, and nothing is staged.
+    // No client waits, and nothing is staged.
     let (phase, _seat) = start(&mut router, &json!({"model": "m", "messages": []}));
     let after = phase.answered(whole(ENDED), Client::Left, &mut router);
     assert_eq!(word(&after), "nothing");
@@ -79,7 +79,7 @@ fn the_length_limit_without_a_handoff_is_a_failure_and_never_a_bare_decode() {
     assert_eq!(refused.status(), 502);
 }
 
-/// vLLM hands over on a stop, too: the answer is the client's, and what waits for decode is fetched for nobody.
+/// vLLM hands over after a stop, too: the client gets the answer, and a clean-up leg fetches the blocks.
 #[test]
 fn found_v7_what_ended_by_itself_and_was_staged_is_answered_and_cleaned_up() {
     let staged = ENDED.replace(
@@ -106,7 +106,7 @@ fn found_v7_what_ended_by_itself_and_was_staged_is_answered_and_cleaned_up() {
     assert_eq!(router.total_load().prefills, 0);
 }
 
-/// An engine whose responses always say that they are complete, and never hand over.
+/// An engine whose responses are always called complete, and never hand over.
 #[test]
 fn found_l2_one_token_is_no_whole_answer_of_the_responses_interface() {
     let answer = r#"{"object":"response","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"No"}]}],"usage":{"input_tokens":9,"output_tokens":1}}"#;
@@ -130,7 +130,7 @@ fn found_l2_one_token_is_no_whole_answer_of_the_responses_interface() {
     assert_eq!(refused, Refusal::PrefillFailed { tried: 2, cause });
 }
 
-/// What says that it failed is no good prefill, whatever its status: decode's good end must not pass.
+/// A prefill answer that reports a failure is no good prefill, whatever its status: decode's normal end must not pass.
 #[test]
 fn found_b12_a_prefill_beside_that_failed_inside_is_not_good() {
     for (answer, followed) in [
@@ -223,7 +223,7 @@ fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
     drop(seat);
     assert!(router.total_load().is_idle());
 
-    // With nobody left it is refused, and to be tried again.
+    // Without a decode worker the request is refused, and may be retried.
     let (phase, _seat) = prefill(ask(&mut router, json!({})));
     leave(&mut router, &[other]);
     let AfterPrefill::Refused(refused) = phase.answered(GOOD, Client::Waits, &mut router) else {
@@ -277,7 +277,7 @@ fn blocks_that_a_client_left_behind_are_fetched_by_a_leg_of_one_token() {
     assert_eq!(sent, expected);
     assert!(router.total_load().is_idle());
 
-    // By another worker, where that one has left; by nobody, where all have.
+    // By another worker where the picked one has left; not at all where all have.
     let (phase, seat) = start(&mut router, &asked);
     let picked = seat.decode.as_ref().unwrap().id.0;
     leave(&mut router, &[picked]);
@@ -294,7 +294,7 @@ fn blocks_that_a_client_left_behind_are_fetched_by_a_leg_of_one_token() {
 #[test]
 fn what_ran_whole_has_nothing_staged() {
     let mut router = router("nixl", &[worker("aggregated", 21)], json!({}));
-    // There is no phase that could clean up.
+    // No phase exists that could clean up.
     assert!(matches!(ask(&mut router, json!({})), Ok(Plan::Forward(..))));
 }
 

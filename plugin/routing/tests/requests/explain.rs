@@ -1,4 +1,4 @@
-//! A choice, told term by term.
+//! Tests of the explanation of a choice, term by term.
 
 use routing::request::Generation;
 use routing::route::{Explain, PlanInput, Router};

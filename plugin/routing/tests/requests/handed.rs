@@ -1,4 +1,4 @@
-//! What a hand-off may name, and what is noted of those that nobody fetches.
+//! Tests of the hosts that a hand-off may name, and of the records of hand-offs that are never fetched.
 
 use routing::route::{
     AfterPrefill, Assignment, Client, Lost, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
@@ -53,7 +53,7 @@ fn found_b15_a_hand_off_to_another_network_is_not_carried_out() {
         let fields = networks(&["127.0.0.0/8"]);
         let mut router = router(protocol, &two_by_two(), fields);
         for odd in [ELSEWHERE, "169.254.169.254", "localhost", "fd00::1"] {
-            // The next prefill worker is asked, and its hand-off is a good one.
+            // The next prefill worker is asked, and its hand-off is good.
             let odd = match (protocol, odd.contains(':')) {
                 ("trtllm", true) => format!("[{odd}]"),
                 _ => odd.to_owned(),
@@ -98,7 +98,7 @@ fn found_b15_where_no_other_is_left_the_client_is_told() {
     };
     assert_eq!(router.take_lost(), lost);
     assert_eq!(router.take_lost(), Lost::default());
-    // Nor is it fetched for a client that has left.
+    // Not fetched for a client that has left either.
     let (phase, _seat) = begin(&mut router);
     let after = phase.answered(whole(&nixl(ELSEWHERE)), Client::Left, &mut router);
     assert_eq!(word(&after), "nothing");
@@ -119,7 +119,7 @@ fn found_b15_another_host_than_the_workers_own_is_told_of_once() {
     assert_eq!(remarks.len(), 2, "one of each prefill worker: {remarks:?}");
     assert!(remarks.iter().all(|remark| remark.contains(ELSEWHERE)));
     assert_eq!(router.take_lost(), Lost::default());
-    // One that comes anew is told of anew.
+    // Departed workers cause no remark; a returning one is reported again.
     leave(&mut router, &[1, 2]);
     let gone = router.take_remarks();
     assert!(gone.is_empty(), "{gone:?}");

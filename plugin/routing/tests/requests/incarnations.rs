@@ -1,4 +1,4 @@
-//! What must be known of a prefill worker before it is handed a request is known of one life of it.
+//! Tests that a prefill worker's binding belongs to one incarnation.
 
 use routing::fleet::{Fleet, Incarnation, Worker, WorkerId};
 use routing::outcome::Came;
@@ -22,7 +22,7 @@ fn life(router: &Router, id: u64) -> Incarnation {
     router.fleet().get(WorkerId(id)).unwrap().incarnation()
 }
 
-/// A worker is changed, and the fleet told.
+/// Changes a worker and adopts the new fleet.
 fn change(router: &mut Router, id: u64, change: impl Fn(&mut Worker)) {
     let mut workers: Vec<Worker> = router.fleet().workers().map(|w| Worker::clone(w)).collect();
     for worker in workers.iter_mut().filter(|worker| worker.id.0 == id) {
@@ -36,7 +36,7 @@ fn moves(router: &mut Router, id: u64, address: &str) {
     change(router, id, |worker| worker.address = address.parse().ok());
 }
 
-/// Where the legs of a request that names prefill worker 1 are to meet.
+/// Where the legs of a request that names prefill worker 1 meet.
 fn bootstrap(router: &mut Router) -> (Value, Value) {
     let named = json!({"prefill_worker_id": 1});
     let (phase, _seat) = prefill(ask(router, named.clone()));
@@ -60,7 +60,7 @@ fn found_c2_a_binding_ends_with_the_address_it_was_told_at() {
         .map(|question| question.destination.to_string())
         .collect();
     assert_eq!(asked, ["127.0.0.9:1"]);
-    // What was asked before the move says nothing of the one that is there now.
+    // An answer from before the move does not count for the new incarnation.
     router.told(&before, &info(9_000));
     let refused = refusal(ask(&mut router, json!({"prefill_worker_id": 1})));
     assert_eq!(refused, Refusal::NotServed(NotServed::Pending));
@@ -82,14 +82,14 @@ fn found_c2_one_that_has_told_is_asked_on_and_another_port_is_another_process() 
     assert_eq!(is_asked(&router), Some(true));
     assert_eq!(bootstrap(&mut router).1, json!(9_000));
     assert!(router.told(&worker, &info(9_000)));
-    // An answer that tells nothing changes nothing.
+    // An answer without the port changes nothing.
     assert!(!router.told(&worker, b"{}"));
     assert_eq!(bootstrap(&mut router).1, json!(9_000));
     let held = router.remembered_blocks(&router.fleet().get(WorkerId(1)).unwrap().clone());
     assert!(router.told(&worker, &info(9_002)));
     assert_eq!(bootstrap(&mut router).1, json!(9_002));
     assert_eq!(held, 0, "too short a prompt to be remembered");
-    // Where the source tells the port nobody is asked, and another one is known at once.
+    // Where the source gives the port, no worker is polled, and a new port is known at once.
     change(&mut router, 1, |worker| worker.bootstrap_port = Some(9_003));
     assert_eq!(is_asked(&router), None);
     assert_eq!(bootstrap(&mut router).1, json!(9_003));
@@ -122,7 +122,7 @@ fn found_c2_a_decode_worker_that_has_moved_gets_no_leg_at_the_address_it_had() {
     let (phase, seat) = prefill(ask(&mut router, json!({})));
     let decode = seat.decode.as_ref().unwrap().id.0;
     let other = 23 - decode;
-    // All that could decode move: the leg goes to where one of them is now.
+    // All decode workers move: the leg goes to one at its new address.
     moves(&mut router, decode, "127.0.0.9:500");
     moves(&mut router, other, "127.0.0.9:501");
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
@@ -135,7 +135,7 @@ fn found_c2_a_decode_worker_that_has_moved_gets_no_leg_at_the_address_it_had() {
     }
 }
 
-/// Requests of its former life fail at a worker, each time after it has come back at another address.
+/// Requests of former incarnations fail, each after the worker has come back at another address.
 fn failed_in_a_former_life(came: Came) -> Router {
     let mut router = router("nixl", &two_by_two(), json!({"health": {"eject_after": 1}}));
     for time in 1..=4 {
@@ -170,7 +170,7 @@ fn found_c2_what_fails_in_a_former_life_is_not_held_against_the_one_that_came_ba
         let mut router = failed_in_a_former_life(came);
         assert_eq!(router.ejected(), 0, "{came:?}");
         assert!(router.take_ejections().is_empty(), "{came:?}");
-        // It is not passed over either: in turns both decode workers get requests.
+        // Not passed over either: both decode workers get requests in turn.
         let mut decoders: Vec<u64> = (0..8)
             .map(|_| pair(ask(&mut router, json!({}))).1)
             .collect();
@@ -191,7 +191,7 @@ fn found_c2_a_suspicion_that_is_decided_late_dies_with_the_life_it_is_of() {
     let AfterPrefill::Again(second) = after else {
         panic!("not asked again");
     };
-    // That the second one serves what the first has failed would eject the first.
+    // A success of the second worker after the first one's failure would otherwise eject the first.
     second.answered(GOOD, Client::Waits, &mut router);
     router.request_ended(&seat);
     assert_eq!(router.ejected(), 0);

@@ -1,4 +1,4 @@
-//! What a request, an answer and a source may not exceed, and what a client may not say.
+//! Tests of the limits on a request, an answer and a source, and of the fields that a client may not set.
 
 use routing::config::Config;
 use routing::discovery::{self, Answer, SourceError};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// A router whose callers are not trusted, and whose decode workers run requests whole.
+/// A router with untrusted callers, whose decode workers run whole requests.
 fn for_strangers(protocol: &str) -> Router {
     let fields = json!({"trust_clients": false, "decode": {"runs_whole_requests": true}});
     router(protocol, &two_by_two(), fields)
@@ -19,7 +19,7 @@ fn plan(router: &mut Router, kind: Generation, body: &[u8]) -> Result<Plan, Refu
     router.plan(kind, body, PlanInput::default())
 }
 
-/// A chat whose content lies that deep, the body itself counted.
+/// A chat whose content nests this deep, the body itself counted.
 fn nested(depth: usize) -> String {
     let lists = depth - 2;
     format!(
@@ -105,7 +105,7 @@ fn a_prefill_answer_that_is_too_long_has_failed() {
     assert_eq!(after(&mut router, &long), "again");
 }
 
-/// What a pool's source makes of an answer.
+/// Number of workers that a pool's source reads from an answer.
 fn heard(pool: Value, body: &[u8]) -> Result<usize, SourceError> {
     let config = json!({"pools": [with(json!({"name": "p"}), pool)]});
     let config = Config::parse(config.to_string().as_bytes()).unwrap();
@@ -202,7 +202,7 @@ fn what_a_worker_is_called_is_short() {
     configured("nixl", &[fits], json!({})).unwrap();
 }
 
-/// An engine reads more than JSON; what it reads must not hand over what this router did not.
+/// An engine reads more than JSON: what it reads must not hand over what this router did not.
 #[test]
 fn a_stranger_forges_no_hand_off_in_a_body_that_goes_unread() {
     let forged = [
@@ -221,7 +221,7 @@ fn a_stranger_forges_no_hand_off_in_a_body_that_goes_unread() {
             let refused = refusal(plan(&mut router, Generation::Chat, body));
             assert_eq!(refused.status(), 400, "{refused}");
         }
-        // Without a model a request of a path that is not known is not read further.
+        // Without a model, a request to an unknown path is not parsed further.
         let body = br#"{"token_ids":[1],"kv_transfer_params":{"remote_host":"10.0.0.9"}}"#;
         let refused = refusal(plan(&mut router, Generation::Other, body));
         assert_eq!(refused.status(), 400, "{refused}");
@@ -231,7 +231,7 @@ fn a_stranger_forges_no_hand_off_in_a_body_that_goes_unread() {
     }
 }
 
-/// Workers of a model each.
+/// Workers of a different model each.
 fn of_models(from: u64, count: u64) -> Vec<Worker> {
     let listed: Vec<Value> = (from..from + count)
         .map(|nth| {
@@ -270,7 +270,7 @@ fn decisions_that_nobody_takes_are_kept_up_to_a_number() {
     assert!(router.dropped_decisions() > 0);
 }
 
-/// A source may tell as many models as workers, and each worker is looked at for few of them.
+/// A source may list as many models as workers, and each worker is checked against few of them.
 #[test]
 fn a_fleet_of_as_many_models_as_workers_is_adopted_without_a_wait() {
     let workers = of_models(0, 16_384);

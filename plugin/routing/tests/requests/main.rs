@@ -1,4 +1,4 @@
-//! One request's story, told from outside: turns, pins, policies, topology, endings and rooms.
+//! Tests of single requests, seen from outside: turns, pins, policies, topology, endings and rooms.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,

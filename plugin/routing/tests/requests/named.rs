@@ -1,4 +1,4 @@
-//! What a name does, and what becomes of the request where nobody has that name: outer pickers are always a moment behind.
+//! Tests of worker names in requests, and of stale names: outer pickers are always a moment behind.
 
 use std::collections::HashSet;
 
@@ -28,16 +28,16 @@ fn found_c7_a_backend_id_pins_decode_and_leaves_prefill_free() {
     );
     let header = [("x-dynamo-backend-instance-id", "12".to_owned())];
     assert_eq!(pair(ask_with(&mut router, &header, json!({}))).1, 12);
-    // Another prefill worker may take the place of one that failed.
+    // Another prefill worker may replace a failed one.
     let (phase, _seat) = prefill(ask(&mut router, named.clone()));
     let after = phase.answered(status(500), Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Again(_)));
     let both = json!({"backend_instance_id": 11, "prefill_worker_id": 2});
     assert_eq!(pairs(&mut router, &both, 4), HashSet::from([(2, 11)]));
-    // A decode worker that is named is meant before it.
+    // A named decode worker takes precedence over the backend.
     let both = json!({"backend_instance_id": 11, "decode_worker_id": 12});
     assert!(pairs(&mut router, &both, 4).iter().all(|pair| pair.1 == 12));
-    // What prefills answers nobody.
+    // A prefill worker cannot be the backend.
     let refused = refusal(ask(&mut router, json!({"backend_instance_id": 1})));
     let problem = PinProblem::WrongRole { is: Role::Prefill };
     let field = "backend_instance_id";
@@ -45,7 +45,7 @@ fn found_c7_a_backend_id_pins_decode_and_leaves_prefill_free() {
     assert_eq!(refused, Refusal::Pin { field, id, problem });
 }
 
-/// Prefill workers 1 and 2 of two, decode workers 11 and 12; 12 drains, and 99 never was.
+/// Prefill workers 1 and 2, decode workers 11 and 12; 12 drains, and 99 has never existed.
 fn with_one_that_drains(fields: Value) -> Router {
     let workers = [
         worker("prefill", 1),
@@ -88,7 +88,7 @@ fn found_c9_a_name_that_is_nobodys_any_more_is_left_out_where_the_policy_aggrega
             );
             assert_eq!(query(&mut router, json!({field: id})).1, 11);
         }
-        // The other name stands.
+        // The other name still counts.
         let one =
             json!({"prefill_worker_id": 99, "decode_worker_id": 11, "backend_instance_id": 98});
         assert_eq!(pairs(&mut router, &one, 6).len(), 2);
@@ -111,7 +111,7 @@ fn found_c9_else_it_is_refused_and_may_be_tried_again_with_another() {
         json!({"on_stale_pin": "reject"}),
         json!({"enforce_disagg": true}),
         json!({"on_prefill_absent": "fail"}),
-        // Nobody would be picked in its place.
+        // No policy would pick a replacement.
         json!({"selection": {"prefill": "direct", "decode": "direct"}}),
     ] {
         let mut router = with_one_that_drains(fields.clone());
@@ -177,10 +177,10 @@ fn found_c12_where_a_request_runs_whole_a_prefill_name_that_cannot_be_is_refused
             }
         )
     );
-    // A mere query is told the same.
+    // A query gets the same answer.
     let query_of = json!({"prefill_worker_id": 21, "annotations": ["query_instance_id:"]});
     assert_eq!(refused(&mut router, query_of).0, 21);
-    // One that could prefill, and one that is named for both parts, as an answer to a query names it.
+    // A worker that could prefill, and one named for both legs, as in the answer to a query.
     assert!(
         whole(ask(
             &mut router,
@@ -239,7 +239,7 @@ fn only_those_whose_ids_are_allowed_are_picked() {
         let bad = json!({"allowed_worker_ids": ["2"]});
         assert_eq!(refusal(ask(&mut router, bad)).code(), "invalid_field");
     }
-    // Who stands behind it is one of them, too.
+    // Alternative destinations are allowed ones, too.
     let mut router = router("nixl", &two_by_two(), json!({}));
     let (phase, _seat) = prefill(ask(&mut router, json!({"allowed_worker_ids": [1, 12]})));
     let after = phase.answered(GOOD, Client::Waits, &mut router);
@@ -247,7 +247,7 @@ fn only_those_whose_ids_are_allowed_are_picked() {
         panic!("no decode");
     };
     assert_eq!(dispatch.destinations.len(), 1);
-    // From those who are not trusted it is not heard.
+    // Ignored from untrusted callers.
     let mut untrusting = self::router("nixl", &two_by_two(), json!({"trust_clients": false}));
     assert!(ask(&mut untrusting, json!({"allowed_worker_ids": [99]})).is_ok());
 }
@@ -274,7 +274,7 @@ fn a_name_without_a_rank_goes_to_the_rank_that_has_least_to_do() {
     let _short: Vec<_> = (0..3)
         .map(|_| prefill(ask(&mut router, short(1))))
         .collect();
-    // One long prompt is more to do than three short ones.
+    // One long prompt is more work than three short ones.
     let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     assert_eq!(phase.headers(), [("x-data-parallel-rank", "1".to_owned())]);
 }

@@ -1,4 +1,4 @@
-//! What a caller may say of where its request goes, and what it is told where that cannot be.
+//! Tests of pins: where a caller may send its request, and the refusal where that is impossible.
 
 use routing::fleet::WorkerId;
 use routing::rendezvous::NotServed;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// Two ranks each; another namespace, and another model, beside.
+/// Two ranks each; besides, another namespace and another model.
 fn fleet() -> Vec<Value> {
     let ranks = json!({"dp_size": 2});
     vec![
@@ -95,7 +95,7 @@ fn a_pin_that_cannot_be_is_refused_and_says_which() {
             let json: Value = serde_json::from_str(&refused.to_json()).unwrap();
             assert_eq!(json["error"]["param"], field);
             assert!(router.total_load().is_idle());
-            // A mere query is told the same.
+            // A query gets the same answer.
             let query = with(
                 nvext.clone(),
                 json!({"annotations": ["query_instance_id:"]}),
@@ -136,7 +136,7 @@ fn ids_are_64_bits_and_pinned_requests_are_booked_like_others() {
             .decodes,
         1
     );
-    // One who names a worker means that worker: nobody stands behind it.
+    // A named worker is meant alone: there is no alternative destination.
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
         panic!("no decode");
@@ -144,7 +144,7 @@ fn ids_are_64_bits_and_pinned_requests_are_booked_like_others() {
     assert_eq!(dispatch.destinations.len(), 1);
     drop(seat);
     assert!(router.total_load().is_idle());
-    // Nor is another one tried.
+    // No other worker is tried either.
     let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     let after = phase.answered(status(503), Client::Waits, &mut router);
     assert_eq!(word(&after), "refused");
@@ -181,7 +181,7 @@ fn headers_win_over_nvext_and_the_new_spelling_over_the_old() {
         let both: Vec<_> = old.into_iter().chain(new).collect();
         assert_eq!(pair(ask_with(&mut router, &both, json!({}))), (2, 12));
     }
-    // What cannot be read is absent.
+    // An unreadable header counts as absent.
     let bad = [("x-prefill-instance-id", "18446744073709551616".to_owned())];
     assert_eq!(pair(ask_with(&mut router, &bad, nvext)), (1, 11));
 }
@@ -227,7 +227,7 @@ fn who_is_named_but_not_bound_yet_is_waited_for() {
     let refused = refusal(ask(&mut router, json!({"prefill_worker_id": 2})));
     assert_eq!(refused, Refusal::NotServed(NotServed::Pending));
     assert_eq!(refused.status(), 503);
-    // To be named it need not be bound; but of those that are not named the bound one would be picked.
+    // A named worker need not be bound for a query; without a name the bound one is picked.
     assert_eq!(query(&mut router, json!({"prefill_worker_id": 2})).0, 2);
     assert!((0..10).all(|_| who(&mut router).0 == 1));
 }
@@ -348,7 +348,8 @@ fn a_query_is_answered_in_the_form_that_was_asked_for() {
     assert_eq!(json["nvext"]["worker_id"], workers);
 }
 
-/// Who names a worker leaves no other: after a first reset, which may be a connection that the worker had closed, it is asked again.
+/// A named worker has no alternative: after a first reset, which may be a connection that the worker had closed, it is
+/// asked again.
 #[test]
 fn found_w3_a_named_prefill_worker_is_asked_again_after_a_first_reset() {
     let mut router = router("nixl", &two_by_two(), json!({}));
@@ -361,7 +362,7 @@ fn found_w3_a_named_prefill_worker_is_asked_again_after_a_first_reset() {
     let after = phase.answered(GOOD, Client::Waits, &mut router);
     assert_eq!(word(&after), "decode");
 
-    // What is its own failure is told at once.
+    // The worker's own failures are passed on at once.
     for answer in [UNREACHED, status(500)] {
         let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
         let after = phase.answered(answer, Client::Waits, &mut router);

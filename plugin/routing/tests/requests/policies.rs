@@ -1,4 +1,4 @@
-//! What happens without a prefill worker, and after one has failed: all policies, in all combinations.
+//! Tests of requests without a prefill worker, and after a prefill failure: all policies, in all combinations.
 
 use routing::rendezvous::NotServed;
 use routing::route::{AfterPrefill, Client, Fallback, Refusal};
@@ -35,7 +35,7 @@ fn without_a_prefill_worker_the_policy_answers() {
                     }
                     let (dispatch, seat) = forward(plan);
                     let id = seat.decode.as_ref().unwrap().id.0;
-                    // A decode-only worker is not among those that it may go to.
+                    // A decode-only worker is not among the destinations.
                     let ports: Vec<u16> =
                         dispatch.destinations.iter().map(|to| to.port()).collect();
                     assert!(runs_whole || ports == [21], "{ports:?}");
@@ -65,7 +65,7 @@ fn lists() -> Vec<Vec<&'static str>> {
     lists
 }
 
-/// What follows each failure in turn, by the words of the issue: the list is gone through in order.
+/// The outcome of each failure in turn, as specified: the list is tried in order.
 fn outcomes(list: &[&str], prefills: usize, attempts: usize) -> Vec<&'static str> {
     let mut outcomes = Vec::new();
     for tried in 1.. {

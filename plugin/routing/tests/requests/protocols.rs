@@ -1,4 +1,4 @@
-//! What the legs of each protocol carry, through the router, and what cannot be split.
+//! Tests of the legs of each protocol, through the router, and of requests that cannot be split.
 
 use routing::fleet::WorkerId;
 use routing::request::Generation;
@@ -87,7 +87,7 @@ fn a_mooncake_worker_that_took_no_connection_must_tell_anew() {
     let after = phase.answered(UNREACHED, Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Again(next) if next.worker().id.0 != failed));
     assert_eq!(bound(&router), [3 - failed]);
-    // An answer that names no engine is none, and changes nothing.
+    // An answer without an engine is ignored.
     let other = router.fleet().get(WorkerId(3 - failed)).unwrap();
     let other = other.incarnation();
     assert!(!router.told(&other, b"{}"));

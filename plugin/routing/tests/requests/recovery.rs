@@ -1,4 +1,4 @@
-//! Who takes the place of a decode leg that failed before its client read anything, and of a prefill that is late.
+//! Tests of the replacement of a decode leg that failed before its client read anything, and of a late prefill.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ fn decoder(seat: &Assignment) -> WorkerId {
     seat.decode.as_ref().expect("a decode worker").id
 }
 
-/// The request is placed again after its decode worker has failed: with an error, after work that may have been done.
+/// Recovers the request after its decode worker has failed: with an error, after work that may have been done.
 fn recover(router: &mut Router, seat: &mut Assignment) -> Option<Plan> {
     recover_after(router, seat, Came::Status(500))
 }
 
-/// The same after such an end of the leg.
+/// Recovers the request after this end of the leg.
 fn recover_after(router: &mut Router, seat: &mut Assignment, came: Came) -> Option<Plan> {
     let workers = [decoder(seat)];
     place_again(router, seat, came, &workers)
 }
 
-/// The same where these may have been asked.
+/// Recovers the request where these workers may have been asked.
 fn place_again(
     router: &mut Router,
     seat: &mut Assignment,
@@ -60,7 +60,7 @@ fn a_failed_decode_worker_is_replaced_by_another_pair_within_the_budget() {
         let mut tried = vec![decoder(&seat)];
         while let Some(plan) = recover(&mut router, &mut seat) {
             let (phase, next) = prefill(Ok(plan));
-            // The prefill worker did nothing wrong: it is not left out.
+            // The prefill worker did nothing wrong, so it is not left out.
             assert_eq!(phase.worker().id, WorkerId(1));
             assert!(!tried.contains(&decoder(&next)), "{tried:?}");
             tried.push(decoder(&next));
@@ -179,7 +179,7 @@ fn a_late_prefill_gets_a_second_beside_it_and_the_first_good_answer_counts() {
     assert_eq!(router.total_load().prefills, 2);
     let after = second.answered(GOOD, Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Decode { .. }));
-    // What the slow one has computed is fetched for nobody.
+    // The KV of the slow prefill is fetched by a clean-up leg.
     let after = first.answered(GOOD, Client::Left, &mut router);
     assert!(matches!(after, AfterPrefill::CleanUp(leg) if leg.blocks == 2));
     drop(seat);
@@ -206,7 +206,7 @@ fn warm() -> Value {
     json!({"health": {"cold_timeout_ms": 0}})
 }
 
-/// An engine compiles at its first request: it is granted the time until it has answered, or passed a deadline.
+/// An engine compiles at its first request: it gets the longer deadline until it has answered, or passed a deadline.
 #[test]
 fn found_v4_a_worker_that_has_never_answered_may_take_longer() {
     let workers = [worker("prefill", 1), worker("decode", 11)];
@@ -218,7 +218,7 @@ fn found_v4_a_worker_that_has_never_answered_may_take_longer() {
         let (warm, _seat) = prefill(ask(&mut router, json!({})));
         assert!(warm.timeout() < Duration::from_secs(20));
         leave(&mut router, &[1]);
-        // It is another one when it comes back.
+        // A returning worker is another incarnation.
         let all = self::router("nixl", &workers, json!({}));
         let fleet = all.fleet().workers().map(|worker| (**worker).clone());
         let version = router.fleet().version() + 1;
@@ -318,7 +318,7 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
     assert_eq!(decoder(&seat), WorkerId(11));
 }
 
-/// A hand-off waits for a second decode worker only as long as its lease lasts: what is read later may be another request's.
+/// A hand-off waits for a second decode worker only as long as its lease lasts: later the blocks may be another request's.
 #[test]
 fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
     let expiring: &'static [u8] = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]],"remote_blocks_expiry_time":1700000009.5}}"#;
@@ -369,7 +369,7 @@ fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
     }
 }
 
-/// One that has expired before it comes is none.
+/// A hand-off that has expired before it comes is none.
 #[test]
 fn found_v3_a_hand_off_that_comes_too_late_is_none() {
     let late = PrefillAnswer::Whole {
@@ -387,7 +387,7 @@ fn found_v3_a_hand_off_that_comes_too_late_is_none() {
     assert_eq!(word(&after), "again");
 }
 
-/// The clean-up leg is a decode leg too.
+/// A clean-up leg is bound to the lease too.
 #[test]
 fn found_v3_what_is_given_up_after_its_lease_is_not_fetched() {
     for (wait_s, is_fetched) in [(29, true), (30, false)] {
@@ -405,7 +405,7 @@ fn found_v3_what_is_given_up_after_its_lease_is_not_fetched() {
     }
 }
 
-/// What a decode worker may have begun with is used up: neither another one nor a clean-up leg gets it.
+/// A hand-off that a decode worker may have used is spent: no other worker and no clean-up leg gets it.
 #[test]
 fn found_v3_what_may_have_been_fetched_is_handed_to_nobody_again() {
     for (came, is_as_before) in [

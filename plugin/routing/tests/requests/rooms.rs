@@ -1,4 +1,4 @@
-//! SGLang's rooms, and what its two legs are sent.
+//! Tests of SGLang's rooms, and of its two legs.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ fn pool(ranks: u32) -> Pool {
         .clone()
 }
 
-/// The room of a request, the same on both legs, and that of the prefill rank.
+/// The room of a request, checked to be the same on both legs.
 fn room(phase: &PrefillPhase, router: &mut Router) -> u64 {
     let client = body(&json!({}));
     let prefill: Value = serde_json::from_slice(&phase.body(&client)).unwrap();
@@ -79,7 +79,7 @@ fn a_call_that_was_never_made_is_made_elsewhere_with_a_new_room() {
 
 #[test]
 fn a_failure_under_a_running_decode_ends_it() {
-    // No other prefill worker can reach its room, and decode cannot run it whole any more: `decode_only` is refused.
+    // No other prefill worker can reach the room, and decode can no longer run the whole request: `decode_only` is refused.
     let fields =
         json!({"on_prefill_failure": ["retry_other"], "decode": {"runs_whole_requests": true}});
     for failure in [status(500), status(503), PrefillAnswer::Broken] {
@@ -94,7 +94,7 @@ fn a_failure_under_a_running_decode_ends_it() {
     assert_eq!(word(&good), "good");
 }
 
-/// What came of prefill beside decode costs what it costs before decode: a connection that was closed, or none, cost nobody work.
+/// A failed concurrent prefill costs the same as one before decode: a closed or refused connection cost no work.
 #[test]
 fn found_w3_a_prefill_beside_decode_that_never_began_costs_no_recovery() {
     let reset = whole_of(503, RESET);
@@ -127,7 +127,7 @@ fn a_request_whose_client_left_can_be_dropped_by_the_id_that_was_sent() {
         (sent["rid"].clone(), "/abort_request")
     );
     assert_eq!(Some(abort.destination), phase.destination());
-    // vLLM has none.
+    // vLLM has no abort endpoint.
     let mut nixl = router("nixl", &two_by_two(), json!({}));
     assert!(prefill(ask(&mut nixl, json!({}))).0.abort_leg().is_none());
 }

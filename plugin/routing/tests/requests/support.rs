@@ -1,4 +1,4 @@
-//! Owns how a router is made from a few words, and asked.
+//! Owns short ways to build a router and to plan requests.
 
 use routing::config::{Config, ConfigError, Discovery};
 use routing::discovery::static_workers;
@@ -10,13 +10,13 @@ use routing::route::{
 };
 use serde_json::{Value, json};
 
-/// A worker; its port is its id, as far as that is one.
+/// A worker; its port is its id, as far as the id is a port.
 pub fn worker(role: &str, id: u64) -> Value {
     let port = id % 60_000;
     json!({"role": role, "id": id, "address": format!("127.0.0.1:{port}"), "model": "m"})
 }
 
-/// The same with further fields.
+/// A worker with further fields.
 pub fn worker_with(role: &str, id: u64, fields: Value) -> Value {
     with(worker(role, id), fields)
 }
@@ -47,7 +47,7 @@ pub fn configured(protocol: &str, workers: &[Value], fields: Value) -> Result<Co
     Config::parse(document.to_string().as_bytes())
 }
 
-/// A router whose callers are trusted and whose workers take turns, unless the fields say otherwise.
+/// A router with trusted callers and round-robin selection, unless the fields say otherwise.
 pub fn router(protocol: &str, workers: &[Value], fields: Value) -> Router {
     let turns = json!({"prefill": "round_robin", "decode": "round_robin"});
     let fields = with(json!({"trust_clients": true, "selection": turns}), fields);
@@ -55,7 +55,7 @@ pub fn router(protocol: &str, workers: &[Value], fields: Value) -> Router {
     Router::new(config.pools[0].clone(), 42, 7)
 }
 
-/// Workers leave.
+/// Removes workers.
 pub fn leave(router: &mut Router, gone: &[u64]) {
     let staying: Vec<Worker> = router
         .fleet()
@@ -67,7 +67,7 @@ pub fn leave(router: &mut Router, gone: &[u64]) {
     router.adopt(Fleet::new(version, staying));
 }
 
-/// Others come in the place of all who are there.
+/// Replaces all workers.
 pub fn replace(router: &mut Router, workers: &[Value]) {
     let config = configured("nixl", workers, json!({})).unwrap();
     let Discovery::Static(list) = &config.pools[0].discovery else {
@@ -133,12 +133,12 @@ pub fn pair(plan: Result<Plan, Refusal>) -> (u64, u64) {
     (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0)
 }
 
-/// Who would be picked: prefill, decode.
+/// The pair that would be picked: prefill, decode.
 pub fn who(router: &mut Router) -> (u64, u64) {
     query(router, json!({}))
 }
 
-/// Who would be picked for a request that says this.
+/// The pair that would be picked for a request with this `nvext`.
 pub fn query(router: &mut Router, nvext: Value) -> (u64, u64) {
     let nvext = with(nvext, json!({"annotations": ["query_instance_id:"]}));
     let answer = match ask(router, nvext) {
@@ -157,7 +157,7 @@ pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
     body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
 
-/// The proxy's own words where a connection was reset before the first byte of an answer.
+/// The proxy's own text where a connection was reset before the first byte of an answer.
 pub const RESET: &[u8] = b"upstream connect error or disconnect/reset before headers. reset reason: connection termination";
 
 /// An answer of this status and body.
@@ -165,7 +165,7 @@ pub fn whole_of(status: u16, body: &'static [u8]) -> PrefillAnswer<'static> {
     PrefillAnswer::Whole { status, body }
 }
 
-/// The proxy's own answer where a worker took no connection.
+/// The proxy's own answer where a worker accepted no connection.
 pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
     status: 503,
     body: b"upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused",
@@ -182,7 +182,7 @@ pub fn status(status: u16) -> PrefillAnswer<'static> {
     PrefillAnswer::Whole { status, body: b"" }
 }
 
-/// What followed, in one word.
+/// The outcome, as one word.
 pub fn word(after: &AfterPrefill) -> &'static str {
     match after {
         AfterPrefill::Decode { .. } => "decode",

@@ -1,4 +1,4 @@
-//! Which requests go where by their line alone, and what engines take that is no usual request.
+//! Tests of routing by the request line alone, and of unusual requests that engines accept.
 
 use routing::fleet::Role;
 use routing::request::{Generation, Head, Kind};
@@ -19,7 +19,7 @@ fn strict(protocol: &str) -> Router {
     ))
 }
 
-/// With Mooncake's engines known, as their bootstrap servers tell them.
+/// The router with Mooncake's engines known, as from their bootstrap servers.
 fn bound(mut router: Router) -> Router {
     let prefills = router.fleet().of_role(Role::Prefill);
     let lives: Vec<_> = prefills.map(|worker| worker.incarnation()).collect();
@@ -63,7 +63,7 @@ fn found_w10_a_post_without_a_body_goes_to_a_worker() {
         assert!([11, 12].contains(&port), "{port}");
         let (dispatch, _) = forward(router.plan_encoded(b"", None));
         assert!(!dispatch.destinations.is_empty());
-        // Where a body is demanded the error says so.
+        // Where a body is required, the error names it.
         for generation in [Generation::Chat, Generation::Completions] {
             let refusal = refusal(plan(&mut router, generation, b""));
             assert_eq!((refusal.status(), refusal.code()), (400, "invalid_field"));
@@ -72,7 +72,7 @@ fn found_w10_a_post_without_a_body_goes_to_a_worker() {
     }
 }
 
-/// Decode workers that run requests whole beside the pairs.
+/// Pairs whose decode workers also run whole requests.
 fn with_whole(protocol: &str) -> Router {
     let fields = json!({"trust_clients": false, "decode": {"runs_whole_requests": true}});
     bound(router(protocol, &two_by_two(), fields))
@@ -84,7 +84,7 @@ fn asking(members: &Value) -> Vec<u8> {
         .into_bytes()
 }
 
-/// What has no hand-off runs whole, as it came, where somebody can; else its caller is told the field.
+/// A request that no hand-off serves runs on one worker, unchanged, where possible; else the refusal names the field.
 fn assert_not_split(protocol: &str, generation: Generation, body: &[u8], field: &str) {
     let (dispatch, seat) = forward(plan(&mut with_whole(protocol), generation, body));
     assert!(
@@ -196,13 +196,13 @@ fn found_w_responses_of_sglang_are_split_only_where_the_pool_says_so() {
     assert!(seat.prefill.is_none());
     let fields = json!({"responses": "split"});
     prefill(ask(&mut router("sglang", &two_by_two(), fields.clone())));
-    // Elsewhere the protocol alone decides.
+    // In other protocols the protocol alone decides.
     prefill(ask(&mut strict("nixl")));
     let error = configured("nixl", &two_by_two(), fields).unwrap_err();
     assert!(error.to_string().contains("responses"), "{error}");
 }
 
-/// Whole workers alone: of a pool that has no hand-off, and of one that has.
+/// Aggregated workers only: in a pool without a hand-off, and in one with it.
 fn whole_alone(protocol: &str) -> Router {
     let workers = [worker("aggregated", 1), worker("aggregated", 2)];
     router(protocol, &workers, json!({"trust_clients": false}))
@@ -235,13 +235,13 @@ fn found_w_whole_workers_get_what_engines_take() {
             assert!(dispatch.edits.is_none(), "{body}");
         }
     }
-    // What is no request to any engine, and what is no client's to set, is refused as before.
+    // Bodies that no engine accepts, and fields that clients must not set, are still refused.
     for body in ["[]", r#"{"messages":[],"bootstrap_room":7}"#] {
         let mut router = whole_alone("aggregated");
         let refusal = refusal(plan(&mut router, Generation::Chat, body.as_bytes()));
         assert_eq!(refusal.status(), 400, "{body}");
     }
-    // A pair's legs are edited by these fields.
+    // These fields decide how a pair's legs are edited.
     let body = br#"{"model":"m","messages":[],"stream":1}"#;
     let refusal = refusal(plan(&mut strict("nixl"), Generation::Chat, body));
     assert!(matches!(refusal, Refusal::Field { name: "stream", .. }));
@@ -296,7 +296,7 @@ fn found_v1_what_is_surely_too_long_is_refused_before_prefill() {
                 json!({"prompt": [ids(100)]}),
                 false,
             ),
-            // What the engine cuts, and what nobody here can count.
+            // Prompts that the engine cuts, and prompts that cannot be counted here.
             (
                 Generation::Completions,
                 json!({"prompt": ids(100), "truncate_prompt_tokens": 5, "max_tokens": 9}),
@@ -338,7 +338,7 @@ fn found_v1_what_is_not_known_or_is_cut_by_the_engine_is_let_through() {
     let ask = |mut router: Router| plan(&mut router, Generation::Completions, body.as_bytes());
     prefill(ask(of_length("trtllm", json!({}))));
     prefill(ask(strict("nixl")));
-    // The pool says it for those who do not.
+    // The pool's limit counts for workers without one.
     let told = json!({"max_model_len": 1_000});
     assert_eq!(
         refusal(ask(bound(router("nixl", &two_by_two(), told)))).status(),
@@ -429,7 +429,7 @@ fn found_v5_a_path_about_models_says_which() {
     }
 }
 
-/// One model is told of by the gateway, as the list is: whoever were asked might serve another one.
+/// The gateway answers about one model as in the list: any worker asked might serve another model.
 #[test]
 fn found_v5_one_model_is_told_of_as_in_the_list() {
     let workers = [
@@ -446,7 +446,7 @@ fn found_v5_one_model_is_told_of_as_in_the_list() {
     assert_eq!(unknown.status(), 404);
     leave(&mut router, &[2]);
     assert_eq!(router.named("b").unwrap().unwrap_err().status(), 503);
-    // Where workers do not say what they serve one of them is asked.
+    // Where workers do not name their model, one of them is asked.
     let workers = [worker_with("aggregated", 1, json!({"model": null}))];
     let router = crate::support::router("aggregated", &workers, json!({}));
     assert!(router.named("a").is_none());

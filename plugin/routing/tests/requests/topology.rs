@@ -1,4 +1,4 @@
-//! Which pairs may exchange KV: required, preferred, the request's own, and what cannot be known.
+//! Tests of which pairs may exchange KV: required, preferred, the request's own constraints, and unknown ones.
 
 use std::collections::HashSet;
 
@@ -43,7 +43,7 @@ fn a_required_domain_is_never_left() {
         pairs(&mut router, &json!({})),
         HashSet::from([(1, 11), (2, 12)])
     );
-    // One that is named decides for the other.
+    // A named worker decides for the other.
     for (named, other) in [
         (json!({"decode_worker_id": 12}), (2, 12)),
         (json!({"decode_worker_id": 11}), (1, 11)),
@@ -60,7 +60,7 @@ fn a_required_domain_is_never_left() {
         refusal(ask(&mut router, crossed)).code(),
         "invalid_worker_id"
     );
-    // Who has nobody to hand over to is not picked, and where nobody has, all is refused.
+    // A prefill worker without a partner is not picked; where none has a partner, the request is refused.
     leave(&mut router, &[11]);
     assert_eq!(pairs(&mut router, &json!({})), HashSet::from([(2, 12)]));
     leave(&mut router, &[2]);
@@ -97,7 +97,7 @@ fn a_preferred_domain_is_left_where_nobody_is_in_it() {
         pairs(&mut router, &json!({})),
         HashSet::from([(1, 11), (2, 12)])
     );
-    // The others stand behind the preferred one.
+    // Others are alternative destinations after the preferred one.
     let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
@@ -125,7 +125,7 @@ fn a_requests_own_constraints_count_beside() {
             .collect();
         assert_eq!(decodes, HashSet::from([12]), "{nvext}");
     }
-    // Both together: only the pair that satisfies both; a preference for nobody is no obstacle.
+    // Both together: only the pair that satisfies both; a preference that no worker meets is no obstacle.
     let mut router = racks(required);
     assert_eq!(pairs(&mut router, &must("r2")), HashSet::from([(2, 12)]));
     assert_eq!(
@@ -155,7 +155,7 @@ fn what_cannot_be_derived_fails_closed() {
         );
         assert!(refused.to_string().contains("127.0.0.1:1"), "{refused}");
     }
-    // Nothing is known of one while another must stay within its domain.
+    // One prefill worker has no topology while another must stay within its domain.
     let workers = [
         worker("prefill", 1),
         racked("prefill", 2, "r1", required()),
@@ -164,7 +164,7 @@ fn what_cannot_be_derived_fails_closed() {
     let mut router = router("nixl", &workers, json!({}));
     assert_eq!(pairs(&mut router, &json!({})), HashSet::from([(2, 11)]));
     leave(&mut router, &[2]);
-    // Without anybody's requirement there is no constraint.
+    // Without any requirement there is no constraint.
     assert_eq!(pairs(&mut router, &json!({})), HashSet::from([(1, 11)]));
 }
 

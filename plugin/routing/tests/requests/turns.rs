@@ -1,4 +1,4 @@
-//! Looking and taking: cursors move once per request that is served, and never for a mere look or a pin.
+//! Tests of cursors: they move once per served request, and never for a query or a pin.
 
 use std::collections::HashMap;
 
@@ -100,7 +100,7 @@ fn whole_requests_have_turns_too() {
 
 #[test]
 fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
-    // Even where somebody could run it whole, and even where failures would be.
+    // Even where a worker could run the whole request, and even where failures would go there.
     let mut workers = two_by_two();
     workers.push(worker("aggregated", 21));
     for (protocol, on_failure) in [
@@ -110,7 +110,7 @@ fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
         let fields = json!({"prefill": {"max_queued_tokens": 12}, "decode": {"runs_whole_requests": true},
             "on_prefill_failure": on_failure});
         let mut router = router(protocol, &workers, fields);
-        // A prompt that is longer than the bound is taken where nothing waits.
+        // A prompt longer than the bound is accepted where nothing waits.
         let (phase, seat) = prefill(ask(&mut router, json!({})));
         let waiting = router.total_load();
         assert!(waiting.prefill_tokens <= 12);
@@ -124,7 +124,7 @@ fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
         assert_eq!((refused.status(), refused.retry_after_s()), (429, Some(1)));
         assert_eq!(router.total_load(), waiting);
         assert_eq!(who(&mut router), next);
-        // Who names a worker asks nobody who it is to be.
+        // A request that names a worker is not subject to the bound.
         let named = 3 - phase.worker().id.0;
         let pinned = json!({"prefill_worker_id": named});
         assert_eq!(pair(ask(&mut router, pinned)).0, named);

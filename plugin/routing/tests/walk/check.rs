@@ -1,4 +1,4 @@
-//! Owns the comparison: everything that can be asked of a subject in one state, against the oracle.
+//! Owns the comparison of a subject with the oracle: every question that can be asked in one state.
 
 use routing::config::OnPrefillAbsent;
 use routing::fleet::Role;
@@ -8,10 +8,10 @@ use crate::oracle::{Expected, Setup, answer, expected, row_of};
 use crate::subject::{Ask, Got, Subject};
 use crate::world::{SPACES, World};
 
-/// Asks everything.
+/// Asks every question.
 ///
 /// # Errors
-/// The first answer that is not the oracle's.
+/// The first answer that differs from the oracle's.
 pub fn check(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Result<(), String> {
     for (space, name) in SPACES.into_iter().enumerate() {
         let right = row_of(world, space, setup).state;
@@ -75,7 +75,7 @@ fn check_unpinned(
     }
 }
 
-/// Whether an answer is one of those that are right.
+/// Whether an answer is one of the right ones.
 pub fn fits(got: &Got, right: &Expected, world: &World, setup: &Setup, mode: Mode) -> bool {
     match (got, right) {
         (Got::Refused { status, code }, Expected::Refused(right, reason)) => {
@@ -89,7 +89,7 @@ pub fn fits(got: &Got, right: &Expected, world: &World, setup: &Setup, mode: Mod
                 return false;
             };
             let space = of_prefill.space;
-            // Who is asked for names hears a bound worker's too, where there is one.
+            // A query for names also gets a bound worker where there is one.
             let none_bound = !world.of(Role::Prefill, space).any(|(_, bound)| bound);
             let usable = bound || !setup.needs_binding() || (mode == Mode::QueryOnly && none_bound);
             of_decode.space == space && usable && from.contains(&(space, false))
@@ -102,7 +102,7 @@ pub fn fits(got: &Got, right: &Expected, world: &World, setup: &Setup, mode: Mod
     }
 }
 
-/// Requests that name workers: each alone, all pairs, and those who have left.
+/// Requests that name workers: each alone, all pairs, and departed ones.
 fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Result<(), String> {
     let here = |role| {
         let here = world
@@ -160,7 +160,7 @@ fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Resu
     check_departed(subject, world, setup)
 }
 
-/// A name that was one's who has left is nobody's any more.
+/// The name of a departed worker names no worker any more.
 fn check_departed(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Result<(), String> {
     let Some(space) = (0..SPACES.len()).find(|space| world.known[*space]) else {
         return Ok(());
@@ -175,7 +175,7 @@ fn check_departed(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Re
             decode: None,
         };
         let got = subject.ask(&ask);
-        // Where it is left out the answer is that of a request which names nobody.
+        // Where the name is ignored, the answer is the same as without a name.
         let right = match (setup.absent, is_known) {
             (_, false) => Expected::Refused(503, "no_worker"),
             (OnPrefillAbsent::Fail, true) => Expected::Refused(503, "stale_worker_id"),

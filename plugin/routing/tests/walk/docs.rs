@@ -1,4 +1,4 @@
-//! Owns the documentation that is generated: the table and the diagram of states, and the table of errors.
+//! Owns the generated documentation: the table and the diagram of states, and the table of errors.
 //!
 //! `UPDATE_DOCS=1` writes the files; otherwise they are compared.
 
@@ -7,7 +7,7 @@ mod states;
 
 use std::path::PathBuf;
 
-/// Compares a file in `docs/` with what it should be, or writes it.
+/// Compares a file in `docs/` with its expected text, or writes it.
 fn compare(name: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let path = path.join(name);

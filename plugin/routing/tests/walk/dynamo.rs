@@ -1,4 +1,4 @@
-//! Owns Dynamo's tables as inputs: each line's state, event and answer, with both bugs of the first one healed.
+//! Owns Dynamo's tables as inputs: each line's state, event and answer, with both bugs of the first table fixed.
 
 use routing::config::{OnPrefillAbsent, Protocol};
 
@@ -20,14 +20,14 @@ const fn joins(slot: usize) -> Event {
     }
 }
 
-/// Somebody of another set, or elsewhere.
+/// A worker that joins another set, or another namespace.
 const fn joins_at(slot: usize, space: usize, set: usize) -> Event {
     Event::Join { slot, space, set }
 }
 
 use Event::{Bound, JoinAgain, LateBound, Leave, LeaveAgain, Restart, Return};
 
-/// What has happened, what happens, the state it leads to, and what a normal request gets.
+/// Earlier events, the event, the state that follows, and the answer to a normal request.
 type Line = (&'static [Event], Event, &'static str, Answer);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,14 +47,14 @@ const RENDEZVOUS: &[Line] = &[
     (&[joins(P)], Leave(P), "vacant", No("no_worker")),
     (&[joins(P), Leave(P)], LeaveAgain(P), "vacant", No("no_worker")),
     (&[joins(D), Leave(D)], LeaveAgain(D), "vacant", No("no_worker")),
-    // decode waiting; register again keeps it, and of another set is ambiguous rather than lost
+    // decode waiting; a repeated registration keeps it, and one of another set is ambiguous rather than lost
     (&[joins(D)], JoinAgain(D), "decode_waiting", No("prefill_not_activated")),
     (&[joins(D)], joins(D2), "decode_waiting", No("prefill_not_activated")),
     (&[joins(D)], joins_at(D2, 0, 1), "ambiguous", No("ambiguous_sets")),
     (&[joins(D), joins(P)], Bound(P), "active", Pair),
     // an unrelated component's end does not end the waiting
     (&[joins(D), joins_at(P, 1, 0)], Leave(P), "decode_waiting", No("prefill_not_activated")),
-    // first bug: the endpoint survives the handshake, and a decode set that is built anew is activated at once
+    // first bug: the endpoint survives the handshake, and a rebuilt decode set is activated at once
     (&[joins(D), joins(P), Bound(P)], Restart(D), "active", Pair),
     (&[joins(D), joins(P), Bound(P), Leave(D)], joins(D), "active", Pair),
     (&[joins(P), Bound(P), joins(D), Leave(D)], joins(D), "active", Pair),
@@ -80,7 +80,7 @@ const RENDEZVOUS: &[Line] = &[
     (&[joins(D), joins(P)], Leave(P), "decode_waiting", No("prefill_not_activated")),
 ];
 
-/// B.3 and A.3: the target is set where there is exactly one set of each role; a binding counts for its own target only.
+/// B.3 and A.3: the target is set where there is exactly one set of each role; a binding counts only for its own target.
 #[rustfmt::skip]
 const TARGETS: &[Line] = &[
     (&[joins(D)], joins(P), "pending", No("prefill_pending")),
@@ -90,14 +90,14 @@ const TARGETS: &[Line] = &[
     (&[joins(D), joins(P), Bound(P), joins_at(P2, 0, 1)], Leave(P), "pending", No("prefill_pending")),
     (&[joins(D), joins(P), Bound(P), joins_at(P2, 0, 1), Leave(P)], Bound(P2), "active", Pair),
     (&[joins(D), joins(P), Bound(P), joins_at(D2, 0, 1)], Leave(D), "active", Pair),
-    // a new target: its binding is built anew, and one that is finished for the old one is discarded
+    // a new target: its binding is rebuilt, and a finished binding of the old target is discarded
     (&[joins(D), joins(P), Bound(P)], Restart(P), "pending", No("prefill_pending")),
     (&[joins(D), joins(P), Bound(P), Restart(P)], LateBound(P), "pending", No("prefill_pending")),
     (&[joins(D), joins(P), Restart(P)], LateBound(P), "pending", No("prefill_pending")),
     (&[joins(D), joins(P), Restart(P), LateBound(P)], Bound(P), "active", Pair),
     (&[joins(D), joins(P), Leave(P)], Bound(P), "decode_waiting", No("prefill_not_activated")),
     (&[joins(D), joins(P), Leave(P), Bound(P)], Return(P), "pending", No("prefill_pending")),
-    // a binding that failed is retried
+    // a failed binding is retried
     (&[joins(D), joins(P)], Event::Failed(P), "pending", No("prefill_pending")),
     (&[joins(D), joins(P), Event::Failed(P)], Bound(P), "active", Pair),
 ];
@@ -125,7 +125,7 @@ fn dynamos_tables_are_answered_as_dynamo_does_with_both_bugs_healed() {
                 model: setup.model(0),
                 ..Ask::default()
             });
-            // Passed on to decode where that can run it: B's passthrough.
+            // Passed on to a decode worker that can run it: B's passthrough.
             let passed_on = whole && *answer == No("prefill_not_activated");
             match (&got, answer) {
                 (Got::Pair { .. }, Pair) => {}
@@ -139,7 +139,7 @@ fn dynamos_tables_are_answered_as_dynamo_does_with_both_bugs_healed() {
     }
 }
 
-/// B.3's test of convergence: all orders of start end in the same place.
+/// B.3's test of convergence: all start orders end in the same state.
 #[test]
 fn all_orders_of_start_converge() {
     let setup = Setup {

@@ -1,7 +1,7 @@
-//! Owns the comparison of an old gateway with a fresh one: whatever has happened, the same workers get the same answers.
+//! Owns the comparison of an old gateway with a fresh one: after any history, the same workers get the same answers.
 //!
-//! Workers come, go and change in three ways: by a list that is replaced, by registering and by going. What an old gateway
-//! remembers may tell a model whose workers have left (503) from one that never was (404), and nothing else.
+//! Workers come, go and change in three ways: a replaced list, registration and departure. The memory of an old gateway may
+//! separate a model whose workers have left (503) from one that never existed (404), and nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,10 +19,10 @@ const MODELS: [Option<&str>; 3] = [None, Some("sim"), Some("other")];
 const NAMESPACES: [&str; 2] = ["", "canary"];
 const ROLES: [&str; 3] = ["prefill", "decode", "aggregated"];
 
-/// Ids up to this one are listed, those above register.
+/// Ids up to this one are listed, higher ones register.
 const LISTED: u64 = 4;
 
-/// One worker as its source tells it; numbers choose among what is possible.
+/// One worker as its source describes it; numbers select one of the possible values.
 #[derive(Debug, Clone, Copy)]
 struct Described {
     id: u64,
@@ -50,13 +50,13 @@ impl Described {
     }
 }
 
-/// What happens next.
+/// The next event.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// It is there from now on, as described; one of its id is replaced.
+    /// A worker comes, as described, in place of one with its id.
     Comes(Described),
     Goes(u64),
-    /// It tells where its KV is fetched.
+    /// A prefill worker reports where its KV is fetched.
     Tells(u64),
 }
 
@@ -135,7 +135,7 @@ struct Old {
     router: Router,
     listed: BTreeMap<u64, ListedWorker>,
     registry: Registry,
-    /// Those who have told, by what ends with their life.
+    /// Workers that have reported, by the fields that end with their life.
     told: BTreeSet<(u64, String, &'static str)>,
     version: u64,
 }
@@ -198,7 +198,7 @@ impl Old {
         }
     }
 
-    /// One that has just started, with the same workers, of whom the same have told.
+    /// A gateway that has just started, with the same workers and the same reports.
     fn fresh(&self, pool: Pool) -> Router {
         let mut router = Router::new(pool, 43, 8);
         router.adopt(Fleet::new(1, self.workers()));
@@ -211,8 +211,8 @@ impl Old {
     }
 }
 
-/// All that is asked: of each model, and of one that nobody has, with nobody named, with each of those who may be there,
-/// and with one who never was.
+/// Every question: for each model and one that no worker has, without a name, with each possible worker named, and with one
+/// that never existed.
 fn questions() -> Vec<(&'static str, Value)> {
     let mut says = vec![
         json!({}),
@@ -233,7 +233,7 @@ fn questions() -> Vec<(&'static str, Value)> {
     models.into_iter().flat_map(of_model).collect()
 }
 
-/// An answer, without what chance decides.
+/// An answer, without its random part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Answer {
     Served(&'static str),
@@ -263,7 +263,7 @@ fn answer(router: &mut Router, model: &str, nvext: &Value) -> Answer {
     }
 }
 
-/// Whether an old gateway may answer so where a fresh one answers otherwise: it may know a model of which nobody is left.
+/// Whether an old gateway may give this answer where a fresh one gives another: it may know a model without workers.
 fn may_differ(old: &Answer, fresh: &Answer) -> bool {
     let unknown = ["no_fleet", "model_not_found"];
     let gone = ["no_worker", "model_not_found", "stale_worker_id"];
@@ -280,7 +280,7 @@ fn readiness(router: &Router, model: &str) -> Answer {
 
 fn compare(old: &mut Old, pool: &Pool, setup: Setup) -> Result<(), TestCaseError> {
     let mut fresh = old.fresh(pool.clone());
-    // Of two namespaces that would serve a model in different ways one is drawn.
+    // Of two namespaces that would serve a model in different ways, one is drawn.
     let namespaces: BTreeSet<&str> = fresh.fleet().workers().map(|w| &*w.namespace).collect();
     let is_drawn = setup.absent == "aggregate" && namespaces.len() > 1;
     let loosely = |answer: Answer| match answer {
@@ -313,7 +313,8 @@ fn found_c1_after_any_history_the_answers_are_those_of_a_fresh_gateway() {
         failure_persistence: None,
         ..ProptestConfig::default()
     };
-    // The same histories each time: what is drawn among several places is not compared, but a rare one must not fail by chance.
+    // The same histories each time: answers drawn among several model keys are not compared, and a rare history must not
+    // fail by chance.
     let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, random);
     let histories = (setup(), prop::collection::vec(event(), 1..=60));
@@ -329,7 +330,7 @@ fn found_c1_after_any_history_the_answers_are_those_of_a_fresh_gateway() {
         .unwrap_or_else(|found| panic!("{found}"));
 }
 
-/// The workers that are listed here and no others, told to a gateway one list after the other.
+/// A gateway that has adopted one list of workers after the other.
 fn after(lists: &[&[Described]]) -> Router {
     let setup = Setup {
         protocol: "nixl",
@@ -369,14 +370,14 @@ fn found_c1_a_model_that_has_gone_does_not_decide_who_is_served() {
     let ask = |router: &mut Router| answer(router, "sim", &json!({}));
     let mut router = after(&[&[ANY], &[ANY, passing], &[ANY]]);
     assert_eq!(ask(&mut router), Answer::Served("whole"));
-    // One that drains is about to go: it decides as little.
+    // A draining worker is about to leave and decides as little.
     let draining = Described {
         draining: true,
         ..passing
     };
     let mut router = after(&[&[ANY, passing], &[ANY, draining]]);
     assert_eq!(ask(&mut router), Answer::Served("whole"));
-    // The other way round: a place that is only remembered lends its name to nobody.
+    // The reverse: workers of any model do not revive a model key that is only remembered.
     let of_canary = Described {
         id: 3,
         namespace: 1,
@@ -420,7 +421,7 @@ fn found_c11_of_models_that_have_gone_those_gone_longest_are_forgotten() {
         Answer::Refused(status, _) => status,
         Answer::Served(_) => 200,
     };
-    // The later ones come first in the alphabet.
+    // Later names come first in the alphabet.
     let name = |number: u64| format!("model-{:04}", 9_999 - number);
     for number in 0..400 {
         router.adopt(Fleet::new(number + 1, worker(&name(number))));
@@ -430,7 +431,7 @@ fn found_c11_of_models_that_have_gone_those_gone_longest_are_forgotten() {
         let right = if number < 400 - 256 { 404 } else { 503 };
         assert_eq!(status(&router, &name(number)), right, "{number}");
     }
-    // One that comes again and goes again has gone last.
+    // A model that returns and leaves again has left last.
     router.adopt(Fleet::new(501, worker(&name(144))));
     assert_eq!(status(&router, &name(144)), 200);
     router.adopt(Fleet::new(502, worker("one-more")));

@@ -1,7 +1,7 @@
-//! Owns the event-driven rendezvous as it once was, to show that the checker finds what was wrong with it.
+//! Owns the event-driven rendezvous of an early version, to show that the checker finds its bugs.
 //!
-//! A register of half-finished handshakes per namespace. With both bugs healed it passes all checks, so that what the
-//! checker finds in it otherwise is the bug that was planted.
+//! A register of half-finished handshakes per namespace. With both bugs fixed it passes all checks, so that any finding of
+//! the checker is the planted bug.
 
 use routing::config::{OnPrefillAbsent, Protocol};
 use routing::fleet::Role;
@@ -11,11 +11,11 @@ use crate::oracle::Setup;
 use crate::subject::{Ask, Got, Subject};
 use crate::world::{News, SPACES, World};
 
-/// What is wrong with it.
+/// The planted bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
     Healed,
-    /// A finished handshake empties the register: a decode router that is built anew waits for ever.
+    /// A finished handshake empties the register: a rebuilt decode router waits for ever.
     EndpointForgotten,
     /// A decode router that ends leaves its waiter in the register: the next one gets none.
     WaiterLeftBehind,
@@ -25,7 +25,7 @@ pub enum Bug {
 enum Entry {
     #[default]
     Vacant,
-    /// The decode router of this number waits.
+    /// The decode router with this number waits.
     Waiting(u64),
     /// The prefill endpoint is known.
     Ready,
@@ -109,7 +109,7 @@ impl Historic {
         }
     }
 
-    /// A decode router is built.
+    /// Builds a decode router.
     fn register(&mut self, space: usize) {
         self.routers += 1;
         let mut router = DecodeRouter {
@@ -131,7 +131,7 @@ impl Historic {
         space.router = Some(router);
     }
 
-    /// A prefill endpoint appears.
+    /// Adds a prefill endpoint.
     fn activate(&mut self, space: usize) {
         let space = &mut self.spaces[space];
         let waiting = space.entry;

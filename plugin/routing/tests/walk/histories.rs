@@ -1,4 +1,4 @@
-//! Owns long random histories: workers that come and go while requests are planned, answered, tried again and abandoned.
+//! Owns long random histories: workers come and go while requests are planned, answered, retried and abandoned.
 
 use proptest::prelude::*;
 use routing::config::{OnPrefillAbsent, Protocol};
@@ -18,7 +18,7 @@ const GOOD: &[u8] =
     br#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1,2]}}"#;
 const ENDED: &[u8] = br#"{"choices":[{"index":0,"finish_reason":"stop"}]}"#;
 
-/// All that prefill can answer.
+/// All answers that prefill can give.
 const ANSWERS: [PrefillAnswer<'static>; 8] = [
     PrefillAnswer::Whole {
         status: 200,
@@ -48,7 +48,7 @@ const ANSWERS: [PrefillAnswer<'static>; 8] = [
     PrefillAnswer::NotSent,
 ];
 
-/// What is done next; numbers choose among what is possible.
+/// The next step; numbers select one of the possible values.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Happens(u16),
@@ -67,7 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The configurations under which a history is run, with what follows a failed prefill.
+/// The configurations of a history, with the policy for a failed prefill.
 fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
     let protocols = prop_oneof![Just(Protocol::Nixl), Just(Protocol::Sglang)];
     let absent = prop_oneof![
@@ -76,7 +76,7 @@ fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
     ];
     (protocols, any::<bool>(), absent, any::<bool>(), 0..3usize).prop_map(
         |(protocol, shared_model, absent, whole, failure)| {
-            // Running whole after a failure is nixl's only: elsewhere the configuration refuses it.
+            // An aggregated run after a failure exists only with nixl: other protocols refuse the configuration.
             let failures = match whole && protocol == Protocol::Nixl {
                 true => [
                     "[\"retry_other\",\"decode_only\"]",
@@ -101,7 +101,7 @@ struct Flight {
     phase: Option<PrefillPhase>,
     seat: Assignment,
     tried: Vec<WorkerId>,
-    /// Whether the caller named its decode worker.
+    /// Whether the caller named the decode worker.
     named: bool,
 }
 
@@ -141,7 +141,7 @@ impl History {
             }
             Step::Ended(which) => {
                 if !self.flights.is_empty() {
-                    // The stream ends, and a call that is under way with it.
+                    // The stream ends, and its call with it.
                     let at = usize::from(which) % self.flights.len();
                     self.flights.remove(at);
                 }
@@ -162,7 +162,7 @@ impl History {
 
     fn asked(&mut self, space: usize, pinned: u16) {
         let model = self.setup.model(space);
-        // Sometimes by name.
+        // Some requests name a worker.
         let decodes: Vec<u64> = self
             .world
             .of(Role::Decode, space)
@@ -244,7 +244,7 @@ impl History {
             answer,
             PrefillAnswer::NotSent | PrefillAnswer::Whole { status: 503, .. }
         );
-        // It may have started anew meanwhile.
+        // The worker may have restarted meanwhile.
         if !is_reached && self.subject.unbound().contains(&id) {
             self.world.unbind(id);
         }
@@ -319,7 +319,7 @@ impl History {
         }
     }
 
-    /// A leg to decode that carries a hand-off.
+    /// Checks a decode leg that carries a hand-off.
     fn is_handed_over(&self, dispatch: &Dispatch, field: &str) {
         self.goes_to_decode(dispatch);
         let edits = dispatch.edits.as_ref().expect("a hand-off");
@@ -337,7 +337,7 @@ impl History {
 
     fn charges_are_those_of_the_flights(&self) {
         let load = self.subject.router.total_load();
-        // One that runs whole from the start reads its prompt where it is answered.
+        // An aggregated request from the start is charged for its prompt on its own worker.
         let phases = self
             .flights
             .iter()
@@ -347,7 +347,7 @@ impl History {
             (load.prefills, load.decodes),
             (phases as u64, self.flights.len() as u64)
         );
-        // A binding for somebody who has left is not kept: `check` has compared who is to be bound.
+        // No binding is kept for a departed worker: `check` has compared the workers to be bound.
         if let Some(id) = self.last_binding {
             let unbound = self.subject.unbound();
             let bound = self.world.find(id).is_some_and(|(_, _, bound)| bound);

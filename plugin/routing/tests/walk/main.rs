@@ -1,5 +1,5 @@
 //! Proof of the routing state machine: every reachable state, every short sequence of events, and long random histories,
-//! against an oracle that is written down from the rules; and the documentation that is generated from the same walk.
+//! against an oracle written from the rules; and the documentation generated from the same walk.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -39,7 +39,7 @@ fn walked(setup: Setup, make: Make<'_>) -> Walked {
     walk(&setup, make).unwrap_or_else(|found| panic!("{setup:?}: {found}"))
 }
 
-/// The walk that the documentation is drawn from; walked once.
+/// The walk behind the documentation; run once.
 fn the_walk_with_bindings() -> &'static Walked {
     static WALK: OnceLock<Walked> = OnceLock::new();
     WALK.get_or_init(|| walk_the_router(BINDINGS))
@@ -47,7 +47,7 @@ fn the_walk_with_bindings() -> &'static Walked {
 
 fn walk_the_router(setup: Setup) -> Walked {
     let walked = walked(setup, &|| Box::new(Real::new(setup)));
-    // So that nothing is proved of an empty set.
+    // Guards against a proof over an empty set.
     assert!(walked.states > 1_000, "{} states", walked.states);
     walked
 }
@@ -102,7 +102,7 @@ fn every_sequence_of_up_to_five_events_is_answered_as_the_table_says_without_bin
     assert!(count > 20_000, "{count} sequences");
 }
 
-/// What the checker finds in the event-driven rendezvous; none: nothing.
+/// The checker's finding in the event-driven rendezvous; none without one.
 fn found_in(bug: Bug, setup: Setup) -> Option<String> {
     let found = walk(&setup, &|| Box::new(Historic::new(setup, bug)));
     let by_sequence = sequences(4, &setup, &|| Box::new(Historic::new(setup, bug)));
@@ -127,12 +127,12 @@ fn the_checker_finds_both_historic_bugs_by_the_shortest_way() {
     // Number 0 is a prefill worker, number 2 a decode worker.
     for setup in [plain, whole] {
         for (bug, shortest) in [
-            // The handshake is over, and who comes anew waits for ever.
+            // The handshake is over, and a new decode router waits for ever.
             (
                 Bug::EndpointForgotten,
                 "0 joins a/x, 2 joins a/x, 2 restarts: ",
             ),
-            // Who waited is gone, and prefill calls for it all the same.
+            // The waiter is gone, and prefill calls it all the same.
             (
                 Bug::WaiterLeftBehind,
                 "2 joins a/x, 2 restarts, 0 joins a/x: ",
@@ -140,7 +140,7 @@ fn the_checker_finds_both_historic_bugs_by_the_shortest_way() {
         ] {
             let found = found_in(bug, setup).expect("a counterexample");
             assert!(found.starts_with(shortest), "{bug:?}: {found}");
-            // It is bare requests that reach decode, where that can run them, and else a refusal that never ends.
+            // Bare requests reach a decode worker that can run them; otherwise a refusal never ends.
             let wrong = if setup.whole {
                 "Whole"
             } else {

@@ -1,4 +1,4 @@
-//! Owns what is right: the table of answers, written down from the rules and not from the code.
+//! Owns the right answers: the table, written from the rules and not from the code.
 
 use routing::config::{OnPrefillAbsent, Protocol};
 use routing::fleet::Role;
@@ -6,11 +6,11 @@ use routing::rendezvous::Mode;
 
 use crate::world::{SPACES, World};
 
-/// The configuration under which answers are given.
+/// The configuration of the answers.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub protocol: Protocol,
-    /// Both namespaces serve one model, or each its own.
+    /// Whether both namespaces serve one model, or each its own.
     pub shared_model: bool,
     pub absent: OnPrefillAbsent,
     /// Whether decode workers run whole requests.
@@ -37,7 +37,7 @@ impl Setup {
     }
 }
 
-/// How many sets, or how many bound workers.
+/// Number of sets, or of bound workers.
 #[derive(Debug, Clone, Copy)]
 enum Count {
     Zero,
@@ -59,12 +59,12 @@ impl Count {
     }
 }
 
-/// What a request gets.
+/// How a request is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cell {
     /// A pair of workers.
     Pair,
-    /// One worker that runs it whole, where the policy is to aggregate and there is one; else an error.
+    /// One worker that runs the whole request, where the policy is to aggregate and there is one; else an error.
     Absent(&'static str),
     /// An error.
     Refused(&'static str),
@@ -121,7 +121,7 @@ const fn row(
     }
 }
 
-/// Of several reasons the one that is told: what is nearest to being served.
+/// Order of reasons, nearest to being served first: the first one found is given.
 const NEAREST: [&str; 5] = [
     "prefill_pending",
     "ambiguous_sets",
@@ -130,15 +130,15 @@ const NEAREST: [&str; 5] = [
     "no_worker",
 ];
 
-/// What a request that names nobody may get.
+/// The possible answers to a request that names no worker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// From one of these namespaces: whether whole.
+    /// Served by one of these namespaces; true: by one worker that runs the whole request.
     Served(Vec<(usize, bool)>),
     Refused(u32, &'static str),
 }
 
-/// The line of the table that a namespace is in. Exactly one must fit.
+/// The table's line for a namespace. Exactly one must fit.
 pub fn row_of(world: &World, space: usize, setup: &Setup) -> Row {
     let sets = |role| {
         let mut sets: Vec<usize> = world.of(role, space).map(|(life, _)| life.set).collect();
@@ -183,7 +183,8 @@ pub fn rows() -> &'static [Row] {
     &TABLE
 }
 
-/// What a cell comes to under the policy, with or without a worker that runs whole requests: whole or not, or why not.
+/// A cell's value under the policy, with or without a worker that runs whole requests: whether one worker serves the
+/// request, or the reason against it.
 pub fn resolve(
     cell: Cell,
     absent: OnPrefillAbsent,
@@ -196,7 +197,7 @@ pub fn resolve(
     }
 }
 
-/// What a namespace answers.
+/// The answer of a namespace.
 pub fn answer(
     world: &World,
     space: usize,
@@ -211,7 +212,7 @@ pub fn answer(
     )
 }
 
-/// What a model's request gets that names nobody.
+/// The answer to a model's request that names no worker.
 pub fn expected(world: &World, model: &str, setup: &Setup, mode: Mode) -> Expected {
     if world.known == [false; 2] {
         return Expected::Refused(503, "no_fleet");
@@ -237,7 +238,7 @@ pub fn expected(world: &World, model: &str, setup: &Setup, mode: Mode) -> Expect
     Expected::Served(served)
 }
 
-/// Remembers which namespaces are active.
+/// Records which namespaces are active.
 pub fn remember(world: &mut World, setup: &Setup) {
     for space in 0..SPACES.len() {
         world.was_active[space] |= row_of(world, space, setup).state == "active";

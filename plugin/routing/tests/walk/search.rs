@@ -27,10 +27,10 @@ impl fmt::Display for Counterexample {
     }
 }
 
-/// From one state to another, and what leads there.
+/// Transitions between states, each with its events.
 pub type Edges = BTreeMap<(&'static str, &'static str), BTreeSet<&'static str>>;
 
-/// What a walk has seen.
+/// Results of a walk.
 #[derive(Default)]
 pub struct Walked {
     pub states: usize,
@@ -38,13 +38,13 @@ pub struct Walked {
     pub edges: Edges,
 }
 
-/// Every reachable state of two prefill and two decode workers in two namespaces, those that differ in names only counted
+/// Every reachable state of two prefill and two decode workers in two namespaces, states that differ only in names counted
 /// once.
 ///
 /// # Errors
 /// The shortest sequence of events after which an answer is wrong.
 pub fn walk(setup: &Setup, make: Make<'_>) -> Result<Walked, Counterexample> {
-    // Each state by the one it was reached from.
+    // Each state with the one it was reached from.
     let mut reached: Vec<(usize, Option<Event>, World)> = vec![(0, None, World::empty(2, 2))];
     let mut seen = HashSet::new();
     let mut walked = Walked::default();
@@ -91,10 +91,10 @@ fn replay(events: &[Event], setup: &Setup, make: Make<'_>) -> (Box<dyn Subject>,
     (subject, world)
 }
 
-/// Every sequence of up to `depth` events from the beginning, those that differ in names only counted once.
+/// Every sequence of up to `depth` events from the beginning, sequences that differ only in names counted once.
 ///
 /// # Errors
-/// The first one in order after which an answer is wrong.
+/// The first sequence in order after which an answer is wrong.
 pub fn sequences(depth: usize, setup: &Setup, make: Make<'_>) -> Result<usize, Counterexample> {
     let mut events = Vec::new();
     extend(depth, &World::empty(2, 2), &mut events, setup, make)
@@ -126,7 +126,7 @@ fn extend(
     Ok(count)
 }
 
-/// What a state is known by: the same for states that differ only in ids and in the names of slots, namespaces and sets.
+/// Key of a state: equal for states that differ only in ids and in the names of slots, namespaces and sets.
 fn key(world: &World, subject: &dyn Subject) -> Vec<u64> {
     let memories: Vec<u64> = (0..SPACES.len())
         .map(|space| hash(&subject.memory(space)))
@@ -187,7 +187,7 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Notes what an event did to the state of its namespace.
+/// Records an event's effect on the state of its namespace.
 fn note(edges: &mut Edges, before: &World, event: Event, after: &World, setup: &Setup) {
     for space in 0..SPACES.len() {
         let name = |world: &World| row_of(world, space, setup).state;

@@ -1,4 +1,4 @@
-//! Owns what is tested: something that is told news and asked for answers, and the real router as one.
+//! Owns the subject under test: it receives news and gives answers; the real router is one.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::oracle::Setup;
 use crate::world::{News, SPACES, World};
 
-/// A question: a request for a model, which names workers or not, or only asks who would be picked.
+/// A question: a request for a model, with or without named workers, or only a query for the workers that would be picked.
 #[derive(Debug, Clone, Default)]
 pub struct Ask {
     pub model: String,
@@ -22,7 +22,7 @@ pub struct Ask {
     pub decode: Option<u64>,
 }
 
-/// An answer, without what differs between engines.
+/// An answer, without the differences between engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Got {
     Pair { prefill: u64, decode: u64 },
@@ -30,9 +30,9 @@ pub enum Got {
     Refused { status: u32, code: String },
 }
 
-/// Something that routes.
+/// A router under test.
 pub trait Subject {
-    /// The world has changed.
+    /// Takes in a change of the world.
     fn told(&mut self, news: News, world: &World);
 
     fn ask(&mut self, ask: &Ask) -> Got;
@@ -40,19 +40,19 @@ pub trait Subject {
     /// Why a normal request would not be served now.
     fn ready(&self, model: &str) -> Result<(), String>;
 
-    /// Workers that are yet to be bound, in order.
+    /// Workers still to be bound, in order.
     fn unbound(&self) -> Vec<u64>;
 
-    /// The name of a namespace's state, where there are such.
+    /// The name of a namespace's state, where the subject has states.
     fn state(&self, space: usize) -> Option<&'static str>;
 
-    /// All that it remembers of a namespace, without ids.
+    /// The subject's memory of a namespace, without ids.
     fn memory(&self, space: usize) -> String;
 
     /// Whether requests may name workers.
     fn hears_pins(&self) -> bool;
 
-    /// What else is wrong.
+    /// Another error that the subject has found.
     fn complaint(&self) -> Option<String>;
 }
 
@@ -63,7 +63,7 @@ pub struct Real {
     version: u64,
     told: BTreeMap<ModelKey, State>,
     complaint: Option<String>,
-    /// Those who have been there.
+    /// Every worker that has been there.
     lives: BTreeMap<u64, Incarnation>,
 }
 
@@ -103,7 +103,7 @@ impl Real {
         }
     }
 
-    /// Each change of state is told once, and what is told is what is.
+    /// Checks that each change of state is reported once, and that the reports match the state.
     fn hear_transitions(&mut self) {
         for transition in self.router.take_transitions() {
             let known = self.told.insert(transition.place.clone(), transition.to);
@@ -143,7 +143,7 @@ impl Subject for Real {
             }
             News::Bound(id) => {
                 let info = br#"{"disaggregation_bootstrap_port":8998}"#;
-                // Of one that was never there nothing is told that could be its.
+                // Bootstrap information about an unknown worker must have no effect.
                 let nobody = Incarnation {
                     id: WorkerId(id),
                     address: None,
@@ -153,7 +153,7 @@ impl Subject for Real {
                 let worker = self.lives.get(&id).copied().unwrap_or(nobody);
                 assert!(self.router.told(&worker, info));
             }
-            // Nothing to tell: the worker is still among those that are to be asked.
+            // No news for the router: the worker is still among those to be asked.
             News::Failed => {}
         }
         self.hear_transitions();

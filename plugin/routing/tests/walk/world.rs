@@ -1,7 +1,7 @@
-//! Owns the world: which workers there really are, and what can happen to them.
+//! Owns the world: the workers that really exist, and the events that can happen to them.
 //!
-//! A worker lives in a *slot*, which is its address. Whoever restarts there has the same address and a new id; ids only ever
-//! grow, and no state is told apart by them, so that the states are finitely many.
+//! A worker lives in a *slot*, which is its address. A restart keeps the address and changes the id. Ids only grow and do
+//! not distinguish states, so the number of states is finite.
 
 use std::fmt;
 
@@ -13,17 +13,17 @@ pub const SPACES: [&str; 2] = ["a", "b"];
 /// The sets' names.
 const SETS: [&str; 2] = ["x", "y"];
 
-/// An id that nobody ever had.
+/// An id that no worker has ever had.
 const NOBODY: u64 = 1;
 
-/// What is at an address.
+/// Contents of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
-    /// Nobody yet.
+    /// No worker yet.
     Never,
-    /// Somebody who has left, and whose binding may have been reported after that.
+    /// A departed worker, whose binding may have been reported late.
     Gone { life: Life, late: bool },
-    /// Somebody; and the id of who was here before a restart.
+    /// A worker, and the id of its predecessor before a restart.
     Here {
         life: Life,
         bound: bool,
@@ -31,7 +31,7 @@ pub enum Slot {
     },
 }
 
-/// One identity, from its start to its end.
+/// One identity of a worker, from its start to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
     pub id: u64,
@@ -39,7 +39,7 @@ pub struct Life {
     pub set: usize,
 }
 
-/// What can happen. Slots are numbered, prefill workers first.
+/// Possible events. Slots are numbered, prefill workers first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A new identity appears.
@@ -48,21 +48,21 @@ pub enum Event {
         space: usize,
         set: usize,
     },
-    /// Who had left is there again, unchanged.
+    /// A departed worker returns, unchanged.
     Return(usize),
-    /// Who is there leaves.
+    /// A worker leaves.
     Leave(usize),
-    /// The same address, set and namespace under a new id.
+    /// A restart: the same address, set and namespace under a new id.
     Restart(usize),
-    /// A binding is built; for who has left, it comes late.
+    /// A binding is built; for a departed worker, too late.
     Bound(usize),
     /// A binding could not be built.
     Failed(usize),
-    /// A binding is built for who was here before a restart, or for nobody.
+    /// A binding is built for the predecessor before a restart, or for an unknown id.
     LateBound(usize),
-    /// Who is there is reported again.
+    /// A present worker is reported again.
     JoinAgain(usize),
-    /// Who is not there is reported gone again.
+    /// An absent worker is reported gone again.
     LeaveAgain(usize),
 }
 
@@ -71,9 +71,9 @@ pub enum Event {
 pub enum News {
     /// The workers, as they are now.
     Fleet,
-    /// A binding of this id was built.
+    /// A binding for this id was built.
     Bound(u64),
-    /// One could not be.
+    /// A binding could not be built.
     Failed,
 }
 
@@ -111,7 +111,7 @@ impl World {
         &self.slots
     }
 
-    /// Who is there: slot, identity, whether bound.
+    /// The present workers: slot, identity, whether bound.
     pub fn here(&self) -> impl Iterator<Item = (usize, Life, bool)> + '_ {
         let slots = self.slots.iter().enumerate();
         slots.filter_map(|(at, slot)| match slot {
@@ -120,7 +120,7 @@ impl World {
         })
     }
 
-    /// Who is there must tell anew where its KV is fetched.
+    /// Marks a worker as unbound: it must report anew where its KV is fetched.
     pub fn unbind(&mut self, id: u64) {
         for slot in &mut self.slots {
             if let Slot::Here { life, bound, .. } = slot
@@ -137,14 +137,14 @@ impl World {
             .map(|(_, life, bound)| (life, bound))
     }
 
-    /// Where and what an id is, if it is there.
+    /// Role, life and binding of an id, if present.
     pub fn find(&self, id: u64) -> Option<(Role, Life, bool)> {
         let mut here = self.here();
         here.find(|(_, life, _)| life.id == id)
             .map(|(at, life, bound)| (self.role(at), life, bound))
     }
 
-    /// Ids that have been there and are not now.
+    /// Ids that were present and are not now.
     pub fn departed(&self) -> Vec<u64> {
         let ids = self.slots.iter().filter_map(|slot| match slot {
             Slot::Gone { life, .. } => Some(life.id),
@@ -154,7 +154,7 @@ impl World {
         ids.collect()
     }
 
-    /// The workers as discovery would tell them; `model` names each namespace's model.
+    /// The workers as discovery would list them; `model` gives each namespace's model.
     pub fn workers(&self, model: impl Fn(usize) -> String) -> Vec<Worker> {
         let here = self.here();
         here.map(|(at, life, _)| Worker {
@@ -175,8 +175,8 @@ impl World {
         .collect()
     }
 
-    /// All that can happen now, but for what is the same with names exchanged: the first free slot, namespace and set stand
-    /// for all free ones.
+    /// All events possible now. Of events that differ only in names one is listed: the first free slot, namespace and set
+    /// stand for all free ones.
     pub fn enabled(&self, bindings: bool) -> Vec<Event> {
         let mut events = Vec::new();
         for role in [Role::Prefill, Role::Decode] {

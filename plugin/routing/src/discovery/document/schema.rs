@@ -1,4 +1,4 @@
-//! Holds `docs/workers.schema.json` and the parser together: the same fields, the same bounds, the same examples.
+//! Tests that `docs/workers.schema.json` and the parser agree: the same fields, the same bounds, the same examples.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn schema() -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// The fields that a type has, as serde says when it is given another one.
+/// The fields of a type, taken from serde's error for an unknown one.
 fn fields<T: DeserializeOwned>() -> BTreeSet<String> {
     let refused = serde_json::from_value::<T>(json!({"no such field": 1}));
     let said = refused.err().unwrap().to_string();
@@ -46,7 +46,7 @@ fn it_has_the_fields_that_are_read() {
     assert_eq!(worker["properties"]["role"]["enum"], json!(roles));
 }
 
-/// A worker that has only what is required, and this.
+/// Whether a worker with the required fields and this one is accepted.
 fn reads(field: &str, value: &Value) -> bool {
     let mut worker = json!({"address": "10.0.0.1:8000", "role": "decode"});
     worker[field] = value.clone();
@@ -64,7 +64,7 @@ fn what_it_requires_bounds_and_leaves_out_is_what_the_parser_does() {
             Value::Array(names) => names.iter().any(|one| one == name),
             one => one == name,
         };
-        // Without a type it is a choice or a reference.
+        // A property without a type is a choice or a reference.
         let is_plain = !property["type"].is_null();
         let may_be_null = is_of("null") || property["anyOf"].is_array();
         if field != "address" {

@@ -1,4 +1,4 @@
-//! Tests of what is made of Envoy's clusters. `ANSWER` is of Envoy 1.40, shortened.
+//! Tests of the Envoy-clusters source. `ANSWER` is from Envoy 1.40, shortened.
 
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ fn the_hosts_of_the_named_clusters_are_the_workers() {
         (2, Some(100))
     );
     assert_eq!(prefill.model.as_deref(), Some("m"));
-    // As a listed worker without an id.
+    // Same id as a listed worker without one.
     assert_eq!(prefill.id.0, xxh3_64(b"10.0.0.1:8000"));
 }
 
@@ -167,18 +167,18 @@ fn one_that_only_fails_is_not_well_until_it_works_or_is_left_alone() {
             assert_eq!(seen, *wanted, "step {step} of {steps:?}");
         }
     };
-    // What it had failed before is nothing new; nor are two failures much.
+    // Earlier failures do not count; two new ones are below the limit.
     told(&[([90, 90, 0, 5], Ready), ([92, 92, 0, 5], Ready)]);
-    // One request that fails counts twice with Envoy, and once here.
+    // One failed request counts twice in Envoy, and once here.
     told(&[([0, 0, 0, 0], Ready), ([2, 2, 2, 0], Ready)]);
-    // It works again.
+    // The host works again.
     told(&[
         ([0; 4], Ready),
         ([3, 3, 0, 0], Unhealthy),
         ([3, 3, 0, 0], Unhealthy),
         ([3, 4, 0, 1], Ready),
     ]);
-    // It is left alone.
+    // The host gets no requests.
     told(&[
         ([0; 4], Ready),
         ([0, 0, 3, 0], Unhealthy),
@@ -188,8 +188,8 @@ fn one_that_only_fails_is_not_well_until_it_works_or_is_left_alone() {
         ([0, 0, 4, 0], Unhealthy),
         ([0, 0, 4, 0], Ready),
     ]);
-    // Among successes failures are the requests' own.
+    // Failures among successes are the requests' own.
     told(&[([0; 4], Ready), ([0, 50, 0, 1], Ready)]);
-    // A host that came back counts from nothing.
+    // The counters of a host that came back start at zero.
     told(&[([9; 4], Ready), ([0; 4], Ready), ([2, 0, 0, 0], Ready)]);
 }

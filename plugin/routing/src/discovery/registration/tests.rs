@@ -1,4 +1,4 @@
-//! Tests of who may register, what a body means, and how it is answered.
+//! Tests of registration: authorisation, the meaning of a body, and the answers.
 
 use super::*;
 use crate::discovery::tests::pool;

@@ -1,7 +1,7 @@
-//! Owns the log-probabilities of the prompt: prefill computed them, so they are put in front of those that decode answers.
+//! Owns the log-probabilities of the prompt: prefill computed them, so they are put before those in decode's answer.
 //!
-//! They stand in `meta_info` of the answers of `/generate`, and in each of its events. A batch is answered by a list, its
-//! events say by `index` which of it they are of.
+//! They are in `meta_info` of the answers of `/generate`, and in each of its events. The answer to a batch is a list; its
+//! events give the position in the batch as `index`.
 
 use std::borrow::Cow;
 
@@ -9,24 +9,24 @@ use crate::json::{Edits, Object, each_edited, edited, elements};
 
 const META: &str = "meta_info";
 
-/// The lists that speak of the prompt.
+/// The lists about the prompt.
 const LISTS: [&str; 3] = [
     "input_token_logprobs",
     "input_top_logprobs",
     "input_token_ids_logprobs",
 ];
 
-/// What prefill answered of the prompt's log-probabilities.
+/// The prompt's log-probabilities in prefill's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptLogprobs {
     answers: Vec<Lists>,
 }
 
-/// Of one answer: what stands inside each of the lists that are there.
+/// Contents of the lists of one answer, for each list that is there.
 type Lists = Vec<(&'static str, String)>;
 
 impl PromptLogprobs {
-    /// Reads a prefill worker's answer; none where it says nothing of the prompt.
+    /// Reads a prefill worker's answer; none where it has no such lists.
     pub fn read(answer: &[u8]) -> Option<Self> {
         let answer = std::str::from_utf8(answer).ok()?.trim_ascii();
         let answers = elements(answer).unwrap_or_else(|| vec![answer]);
@@ -38,8 +38,8 @@ impl PromptLogprobs {
         says_something.then_some(Self { answers })
     }
 
-    /// A document of decode, an answer or the data of one event, with prefill's lists in front of its own; every other byte
-    /// as it was. None where there is nothing to put in front of anything.
+    /// A document of decode (an answer, or the data of one event) with prefill's lists before its own, all other bytes
+    /// unchanged. None where there is nothing to merge.
     pub fn before(&self, document: &str) -> Option<String> {
         if document.trim_ascii_start().starts_with('[') {
             return each_edited(document, |index, answer| self.before_one(index, answer));
@@ -78,7 +78,7 @@ fn lists(answer: &str) -> Option<Lists> {
     Some(LISTS.into_iter().filter_map(inside).collect())
 }
 
-/// An event has its data on one line. Inside of strings JSON has no line break.
+/// An event has its data on one line; JSON strings contain no line breaks.
 fn on_one_line(json: &str) -> Cow<'_, str> {
     match json.contains(['\n', '\r']) {
         true => Cow::Owned(json.replace(['\n', '\r'], " ")),
@@ -103,7 +103,7 @@ fn put_before(name: &str, prefill: &str, meta: &Object<'_>, edits: &mut Edits) {
     edits.replace(member, format!("[{prefill}{comma}{rest}"));
 }
 
-/// What follows the bracket that opens a list; none where `value` is none.
+/// What follows the opening bracket of a list; none where `value` is no list.
 fn opened(value: &str) -> Option<&str> {
     value.strip_prefix('[')
 }

@@ -1,9 +1,9 @@
-//! Owns a whole answer told as a stream would have told it.
+//! Owns the conversion of a complete answer to the events of a stream.
 
 use serde_json::{Value, json};
 
-/// The events of an answer, as their interface has them; none where it is no answer. `usage`: whether the client asked for
-/// it; responses bring it always.
+/// The events of an answer, as in its interface; none where `answer` is no answer. `usage`: whether the client requested
+/// it; responses always include it.
 pub(super) fn of(answer: &Value, usage: bool) -> Option<String> {
     match answer.get("choices").and_then(Value::as_array) {
         Some(choices) => Some(chunks(answer, choices, usage)),
@@ -11,7 +11,7 @@ pub(super) fn of(answer: &Value, usage: bool) -> Option<String> {
     }
 }
 
-/// One chunk, the usage where it was asked for, and the end.
+/// One chunk, the usage where requested, and the end.
 fn chunks(answer: &Value, choices: &[Value], usage: bool) -> String {
     let object = match answer.get("object").and_then(Value::as_str) {
         Some("chat.completion") => "chat.completion.chunk",
@@ -34,7 +34,7 @@ fn chunks(answer: &Value, choices: &[Value], usage: bool) -> String {
     text
 }
 
-/// In a stream a message is called a delta, and its calls are numbered.
+/// In a stream a message is called a delta, and its tool calls are numbered.
 fn as_delta(choice: &Value) -> Value {
     let mut choice = choice.clone();
     if let Some(fields) = choice.as_object_mut()
@@ -54,7 +54,7 @@ fn number_calls(message: &mut Value) {
     }
 }
 
-/// The Responses interface tells of each item and each text in it when it begins and when it ends.
+/// The Responses interface announces the beginning and the end of each item and of each text in it.
 fn responses(answer: &Value) -> Option<String> {
     let output = answer.get("output")?.as_array()?;
     let mut begun = answer.clone();

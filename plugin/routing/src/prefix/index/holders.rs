@@ -1,18 +1,17 @@
-//! Owns who holds a block.
+//! Owns the holders of each block.
 //!
-//! Most blocks have one holder, which the node itself names. Some more make a list. A block that many hold (a system
-//! prompt) has a *crowd*: a bit for each holder, so that whole words of them are compared at once, and what is known of
-//! each in the order of the bits.
+//! Most blocks have one holder, stored in the node itself. A few more form a list. A block with many holders (a system
+//! prompt) has a *crowd*: a bit for each holder, so that whole words are compared at once, and the paths of its members in
+//! the order of the bits.
 
 use std::mem::size_of;
 
 use super::slab::{NONE, Slab, Vacant};
 use super::tree::{CROWD, Node};
 
-/// Up to so many holders are always a list: walking it is no slower than counting bits.
+/// Up to this many holders always form a list: walking it is no slower than counting bits.
 const LIST_AT_MOST: u16 = 8;
-/// A crowd has one bit for each holder that there is anywhere; with fewer members than one in so many it would be larger
-/// than a list.
+/// A crowd has one bit for each holder in the index; with fewer than one member in this many it would be larger than a list.
 const HOLDERS_PER_MEMBER: u16 = 128;
 
 /// A further holder in a list.
@@ -86,7 +85,7 @@ impl Crowd {
         }
     }
 
-    /// Where in `paths` a member's is.
+    /// A member's position in `paths`.
     fn place(&self, holder: u16) -> Option<usize> {
         let (word, bit) = bit(holder);
         let member = self.members.get(word)? & bit != 0;
@@ -94,7 +93,7 @@ impl Crowd {
         (member && place < self.paths.len()).then_some(place)
     }
 
-    /// How many members come before `holder`.
+    /// Number of members before `holder`.
     fn before(&self, holder: u16) -> usize {
         let (word, bit) = bit(holder);
         let whole = self.members.iter().take(word);
@@ -124,25 +123,25 @@ pub(super) fn bit(holder: u16) -> (usize, u64) {
     (usize::from(holder / 64), 1 << (holder % 64))
 }
 
-/// The holders of all nodes, beyond what a node itself says.
+/// The holders of all nodes, beyond the one stored in a node itself.
 #[derive(Debug)]
 pub(super) struct Holders {
     further: Slab<Further>,
     crowds: Vec<Crowd>,
-    /// The numbers of `crowds` that no node uses.
+    /// Indexes into `crowds` that no node uses.
     vacant: Vec<u32>,
     /// A list with more members becomes a crowd.
     list_at_most: u16,
 }
 
-/// The holders of one node, as far as they are not named in the node itself.
+/// All holders of one node.
 pub(super) enum Held<'a> {
     /// A few, each with its path.
     List(List<'a>),
     Crowd(&'a Crowd),
 }
 
-/// The holders of a node that has only few.
+/// The holders of a node with only a few.
 pub(super) struct List<'a> {
     further: &'a Slab<Further>,
     first: Option<(u16, u32)>,
@@ -176,7 +175,7 @@ impl Holders {
         }
     }
 
-    /// There are `count` holders now, in all.
+    /// Sets the list bound for `count` holders in all.
     pub(super) fn expect(&mut self, count: u16) {
         self.list_at_most = LIST_AT_MOST.max(count / HOLDERS_PER_MEMBER);
     }
@@ -196,13 +195,13 @@ impl Holders {
         })
     }
 
-    /// Gives the pair of a node and its holder to another path: says whose it was, or none where there is no such pair.
+    /// Moves the pair of a node and its holder to another path. Returns the former path, or none if there is no such pair.
     pub(super) fn renew(&mut self, node: &mut Node, holder: u16, path: u32) -> Option<u32> {
         let place = self.path_mut(node, holder)?;
         Some(std::mem::replace(place, path))
     }
 
-    /// Makes `holder`, which must not be one yet, a holder of the node.
+    /// Adds a holder to the node, which must not have it yet.
     pub(super) fn add(&mut self, node: &mut Node, holder: u16, path: u32) {
         node.count += 1;
         if let Some(crowd) = self.crowd_mut(node) {
@@ -222,7 +221,7 @@ impl Holders {
         }
     }
 
-    /// Ends the pair of a node and its holder, provided that `path` was the last to use it. Says whether it was.
+    /// Removes the pair of a node and its holder, provided that `path` used it last. Returns whether it did.
     pub(super) fn remove(&mut self, node: &mut Node, holder: u16, path: u32) -> bool {
         if self.path_mut(node, holder).is_none_or(|own| *own != path) {
             return false;
@@ -248,7 +247,7 @@ impl Holders {
             + self.vacant.capacity() * size_of::<u32>()
     }
 
-    /// What is kept beyond the nodes: further holders in lists, and crowds.
+    /// Number of further holders in lists, and of crowds.
     #[cfg(test)]
     pub(super) fn count(&self) -> (u32, usize) {
         (self.further.used(), self.crowds.len() - self.vacant.len())
@@ -291,7 +290,7 @@ impl Holders {
         at
     }
 
-    /// The second holder takes the place of the first, which is gone.
+    /// Replaces the first holder, which is gone, by the second.
     fn promote(&mut self, node: &mut Node) {
         if node.more == NONE {
             return;
@@ -303,7 +302,7 @@ impl Holders {
         node.more = second.next;
     }
 
-    /// Takes a further holder out of the list.
+    /// Removes a further holder from the list.
     fn unlist(&mut self, node: &mut Node, holder: u16) {
         let (mut at, mut before) = (node.more, NONE);
         while at != NONE {
@@ -323,7 +322,7 @@ impl Holders {
         }
     }
 
-    /// A list has become too long: makes it a crowd.
+    /// Turns a list that is too long into a crowd.
     fn gather(&mut self, node: &mut Node) {
         let mut crowd = Crowd::default();
         crowd.add(node.holder, node.path);
@@ -339,7 +338,7 @@ impl Holders {
         node.more = self.put(crowd);
     }
 
-    /// A crowd has become small: makes it a list again.
+    /// Turns a crowd that is small into a list again.
     fn scatter(&mut self, node: &mut Node) {
         let Some(crowd) = self.crowd_mut(node).map(std::mem::take) else {
             return;

@@ -1,14 +1,14 @@
-//! Owns in which order each worker's blocks are forgotten.
+//! Owns the order in which each worker's blocks are evicted.
 //!
-//! A prompt that a worker was given is a *path*: its blocks from the first to the last. Each pair of a worker and a block
-//! belongs to the newest path through it, so what belongs to a path is always its last part, and the oldest path of a
-//! worker ends in a block after which the worker holds none: the one to forget first.
+//! A prompt sent to a worker is a *path*: its blocks from the first to the last. Each pair of a worker and a block belongs
+//! to the newest path through it. So a path always owns its last part, and the oldest path of a worker ends in a block after
+//! which the worker holds none: the one to evict first.
 
 use std::time::Duration;
 
 use super::slab::{NONE, Slab, Vacant};
 
-/// Time in tenths of a second since 1970, less all full 13 years: enough to compare two.
+/// Time in tenths of a second since 1970, modulo 2^32 (about 13 years): enough to compare two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tick(u32);
 
@@ -21,23 +21,23 @@ impl Tick {
         Self((tenths & u64::from(u32::MAX)) as u32)
     }
 
-    /// Whether more than `ttl` tenths lie between the two. Clocks that step back make nothing old.
+    /// Whether more than `ttl` tenths of a second lie between the two. A clock that steps back expires nothing.
     pub(super) fn is_past(self, now: Self, ttl: u32) -> bool {
         let age = now.0.wrapping_sub(self.0);
         age <= u32::MAX / 2 && age > ttl
     }
 }
 
-/// A worker's blocks, or those of one that was forgotten.
+/// The blocks of a worker, or of one that was forgotten.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Holder {
-    /// Whose they are; none: a worker's that was forgotten.
+    /// The worker's slot; none: the worker was forgotten.
     pub(super) slot: Option<u16>,
-    /// Names held.
+    /// Sequence hashes held.
     pub(super) pairs: u32,
-    /// Blocks that these stand for.
+    /// Blocks that these hashes stand for.
     pub(super) blocks: u32,
-    /// Blocks it can hold, where that is known.
+    /// Capacity in blocks, if known.
     pub(super) capacity: Option<u32>,
     oldest: u32,
     newest: u32,
@@ -55,16 +55,16 @@ impl Holder {
         }
     }
 
-    /// The path to forget first, or [`NONE`].
+    /// The path to evict first, or [`NONE`].
     pub(super) fn oldest(&self) -> u32 {
         self.oldest
     }
 }
 
-/// One prompt, of one holder.
+/// One prompt of one holder.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Path {
-    /// The node it ends in.
+    /// The last node of the path.
     pub(super) end: u32,
     pub(super) learnt: Tick,
     older: u32,
@@ -119,7 +119,7 @@ impl Paths {
         self.0.get_mut(path).end = node;
     }
 
-    /// Removes a path to which nothing belongs any more.
+    /// Removes a path that owns no block any more.
     pub(super) fn remove(&mut self, holder: &mut Holder, path: u32) {
         let Path { older, newer, .. } = *self.0.get(path);
         if older == NONE {

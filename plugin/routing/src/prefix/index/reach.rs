@@ -1,12 +1,12 @@
-//! Owns how deep each worker holds a prompt.
+//! Owns the depth look-up: how many leading blocks of a prompt each worker holds.
 //!
-//! Who holds a block holds all before it. So the holders of the last known block are asked first, and those of each block
-//! before it only for whom was not met yet; where it has no more holders than were met already, there is nobody.
+//! A holder of a block holds all blocks before it. So the look-up starts with the holders of the last known block, and searches
+//! each block before it only for holders not met yet; a block with no more holders than were met already has none of those.
 
 use super::holders::{Crowd, Held, bit};
 use super::paths::{Holder, Paths, Tick};
 
-/// What is known of the holders at one moment.
+/// The holders at one moment.
 pub(super) struct Moment<'a> {
     pub(super) holders: &'a [Holder],
     pub(super) paths: &'a Paths,
@@ -15,7 +15,7 @@ pub(super) struct Moment<'a> {
     pub(super) ttl: u32,
 }
 
-/// What a holder of a block is to a look-up.
+/// What a look-up finds for a holder of a block.
 enum Find {
     /// A worker.
     Slot(u16),
@@ -45,19 +45,19 @@ impl Moment<'_> {
     }
 }
 
-/// One look-up, on its way from the last known block to the first.
+/// One look-up, walking from the last known block to the first.
 pub(super) struct Reach<'a> {
     pub(super) moment: Moment<'a>,
     /// A bit for each holder met.
     pub(super) met: &'a mut [u64],
-    /// How many are met.
+    /// Number of holders met.
     pub(super) count: u16,
-    /// By slot.
+    /// Depth by slot, in blocks.
     pub(super) depths: &'a mut [u32],
 }
 
 impl Reach<'_> {
-    /// The holders of a block who were not met deeper down reach `depth`.
+    /// Sets `depth` for those holders of a block that were not met deeper down.
     pub(super) fn meet(&mut self, held: Held<'_>, depth: u32) {
         match held {
             Held::List(list) => list.for_each(|(holder, path)| self.meet_one(holder, path, depth)),
@@ -98,7 +98,7 @@ impl Reach<'_> {
     }
 }
 
-/// Notes the depth of a find. Says whether that settles the matter for this holder.
+/// Records the depth of a find. Returns whether this settles the holder.
 #[inline]
 fn settle(depths: &mut [u32], find: &Find, depth: u32) -> bool {
     match find {

@@ -5,7 +5,7 @@ use std::mem::size_of;
 /// The end of a list; no element has this number.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Elements of a page: few enough that an index of little use is small, many enough that there are few pages.
+/// Elements of a page: few enough that a little-used index is small, many enough that there are few pages.
 const PAGE: usize = 1024;
 const PAGE_BITS: u32 = PAGE.trailing_zeros();
 
@@ -15,7 +15,7 @@ pub(super) struct Pages<T> {
     pages: Vec<Box<[T; PAGE]>>,
     count: u32,
     blank: T,
-    /// What a number beyond the end leads to. It is never read on purpose: it spares all callers a case that cannot be.
+    /// The element for a number beyond the end. Never read on purpose: it spares all callers an impossible case.
     beyond: T,
 }
 
@@ -50,7 +50,7 @@ impl<T: Copy> Pages<T> {
         found.unwrap_or(&mut self.beyond)
     }
 
-    /// Adds one at the end, and says its number.
+    /// Appends an element and returns its number.
     pub(super) fn push(&mut self, value: T) -> u32 {
         let at = self.count;
         if split(at).0 >= self.pages.len() {
@@ -76,11 +76,11 @@ pub(super) trait Vacant: Copy {
     /// An element that holds nothing.
     const BLANK: Self;
 
-    /// Where a vacant element keeps the number of the next.
+    /// The field in which a vacant element keeps the number of the next.
     fn next(&mut self) -> &mut u32;
 }
 
-/// Elements that come and go, known by their number; a number is used again once it is free.
+/// Elements under fixed numbers; the number of a freed element is used again.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     all: Pages<T>,
@@ -97,7 +97,7 @@ impl<T: Vacant> Slab<T> {
         }
     }
 
-    /// The most that there ever were at one time.
+    /// The most elements ever used at one time.
     pub(super) fn most(&self) -> u32 {
         self.all.count()
     }

@@ -30,7 +30,7 @@ fn prompt(seed: u64, count: u64) -> Blocks {
 }
 
 fn depths(index: &mut Index, blocks: &Blocks, now: Duration) -> Vec<u32> {
-    // What an earlier look-up left must not matter.
+    // The result of an earlier look-up must not matter.
     let mut depths = vec![99; 3];
     index.depths(blocks, now, &mut depths);
     depths
@@ -47,7 +47,7 @@ impl Index {
         }
     }
 
-    /// What must be true at any time.
+    /// Checks the invariants.
     fn check(&self) {
         let mut held = HashMap::<u16, u32>::new();
         let mut blocks = HashMap::<u16, u32>::new();
@@ -77,7 +77,7 @@ impl Index {
             assert_eq!(held.get(&id).copied().unwrap_or(0), holder.pairs);
             assert_eq!(blocks.get(&id).copied().unwrap_or(0), holder.blocks);
         }
-        // A path without blocks can only be one that was being cut short.
+        // The only path without blocks is one being shortened.
         let oldest = self.holders.iter().map(Holder::oldest);
         let empty = oldest.filter(|path| *path != NONE && !ended.contains(path));
         assert_eq!(self.paths.count() as usize, ended.len() + empty.count());
@@ -118,7 +118,7 @@ fn a_worker_holds_what_it_was_given_and_its_prefixes() {
     );
 }
 
-/// A prompt of `count` blocks that no other seed has, from block `shared` on; before it is everybody's.
+/// A prompt of `count` blocks: the first `shared` ones common to all seeds, the rest of this seed only.
 fn long_prompt(seed: u64, count: usize, shared: usize) -> Blocks {
     let own = prompt(seed, count as u64).sequence;
     let all = prompt(0, shared as u64).sequence.into_iter().chain(own);
@@ -158,14 +158,14 @@ fn a_full_worker_loses_whole_runs() {
     for seed in 1..40 {
         index.learn(0, &long_prompt(seed, 1000 + 61 * seed as usize, 300), NOW);
         index.check();
-        // A run goes as a whole: so many blocks too many may have gone with the last.
+        // A run is evicted as one: up to a run's blocks too many may have gone with the last.
         assert!(
             index.held(0) <= 5000 && (seed < 10 || index.held(0) > 5000 - 256),
             "{}",
             index.held(0)
         );
     }
-    // As much as finds room, and no more.
+    // As many blocks as fit, and no more.
     index.learn(0, &long_prompt(77, 9000, 0), NOW);
     index.check();
     let held = index.held(0);
@@ -250,12 +250,12 @@ fn blocks_of_a_worker_of_unknown_capacity_count_for_a_time() {
     assert_eq!(depths(&mut index, &blocks([1, 2, 3]), later), [1, 3]);
     let latest = later + Duration::from_secs(60);
     assert_eq!(depths(&mut index, &blocks([1, 2, 3]), latest), [0, 3]);
-    // The clock steps back: nothing is old.
+    // The clock steps back: nothing expires.
     assert_eq!(
         depths(&mut index, &blocks([1, 2, 3]), NOW - TTL * 2),
         [3, 3]
     );
-    // What ran out is swept by what others learn.
+    // Expired blocks are swept while others learn.
     index.learn(1, &blocks([4]), latest);
     index.learn(1, &blocks([4]), latest);
     assert_eq!((index.held(0), index.held(1)), (0, 4));
@@ -302,7 +302,7 @@ fn at_the_bound_forgotten_workers_give_way_first_and_then_the_fullest() {
     index.learn(1, &prompt(5, 5), NOW);
     assert_eq!((index.pairs(), index.held(1), index.held(2)), (100, 45, 55));
     assert_eq!(depths(&mut index, &prompt(3, 30), NOW), [0, 0, 25]);
-    // No prompt is beyond the bound.
+    // One prompt alone stays within the bound.
     index.learn(1, &prompt(6, 1000), NOW);
     assert_eq!(index.pairs(), 100);
     index.check();
@@ -318,7 +318,7 @@ fn a_thousand_workers_may_hold_the_same_prompt() {
         index.learn(slot, &system, NOW);
     }
     assert_eq!(depths(&mut index, &system, NOW), [16; 1000]);
-    // Each lost another part of it, and one in seven all of it.
+    // Each worker loses a different part of the prompt, and one in seven all of it.
     for slot in 0..1000 {
         if slot % 7 == 0 {
             index.forget(slot);
@@ -332,7 +332,7 @@ fn a_thousand_workers_may_hold_the_same_prompt() {
         .collect();
     assert_eq!(depths(&mut index, &system, NOW), expected);
     index.check();
-    // Where few are left, they are a list again.
+    // Few remaining holders form a list again.
     (0..1000)
         .filter(|slot| ![1, 20, 300, 998].contains(slot))
         .for_each(|slot| index.forget(slot));
@@ -405,12 +405,12 @@ fn a_pair_takes_at_most_32_bytes() {
     }
     let (bytes, pairs) = (index.bytes(), index.pairs());
     assert!(bytes <= pairs * 32, "{bytes} bytes for {pairs} pairs");
-    // Used again and again, it does not grow.
+    // Repeated use does not grow the index.
     for seed in 0..100_000 / 24 {
         index.learn(seed as usize % 8, &prompt(seed, 24), NOW);
     }
     assert!(index.bytes() <= bytes + 1024);
-    // Where all hold all, it is less.
+    // With every block held by all workers, a pair takes no more.
     for seed in 0..100_000 / 24 / 8 {
         for slot in 0..8 {
             index.learn(slot, &prompt(seed, 24), NOW);
@@ -419,7 +419,7 @@ fn a_pair_takes_at_most_32_bytes() {
     assert!(index.bytes() <= index.pairs() * 32);
 }
 
-/// The same, as simply as can be said.
+/// A reference model of the index, as simple as possible.
 struct Model {
     slots: Vec<Option<Worker>>,
     max_pairs: usize,
@@ -430,7 +430,7 @@ struct Model {
 #[derive(Default)]
 struct Worker {
     capacity: Option<u32>,
-    /// By a block and all before it: how recently it was used, in uses and in time.
+    /// The last use of a block, in uses and in time, by the block and all before it.
     blocks: HashMap<(u64, Vec<u64>), (usize, Duration)>,
 }
 
@@ -511,7 +511,7 @@ impl Model {
 enum Step {
     Open(usize, Option<u32>),
     Forget(usize),
-    /// So many workers in a row are given the same prompt.
+    /// A number of workers in a row, from a slot on, are sent the same prompt.
     Learn(usize, usize, Blocks),
     Look(Blocks),
     Wait(u64),
@@ -538,7 +538,7 @@ fn a_step(slots: usize) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Whether expired blocks may linger decides what can be compared.
+/// Decides what can be compared: with a running clock, expired blocks may linger.
 #[derive(Clone, Copy, PartialEq)]
 enum Clock {
     Stands,
@@ -558,7 +558,7 @@ fn same_as_model(slots: usize, max_pairs: usize, clock: Clock, steps: Vec<Step>)
     let mut asked = Blocks::default();
     for step in steps {
         match step {
-            // A new capacity may make blocks count again whose time ran out, those that are not swept yet.
+            // A new capacity may revive expired blocks that are not swept yet.
             Step::Open(slot, _) if clock == Clock::Runs && model.slots[slot].is_some() => {}
             Step::Open(slot, capacity) => {
                 index.open(slot, capacity);

@@ -1,7 +1,7 @@
 //! Owns the tree of known blocks: which block follows which.
 //!
 //! A block is found by its parent and its hash in a table that grows by one bucket with each node (linear hashing): no
-//! look-up ever waits for the whole table to be built anew, and no part of it lies unused.
+//! look-up waits for a rebuild of the whole table, and no part of it lies unused.
 
 use std::hint::black_box;
 use std::iter::successors;
@@ -12,33 +12,33 @@ use crate::prefix::{KINDS, blocks_of};
 /// The parent of all first blocks.
 pub(super) const ROOT: u32 = NONE;
 
-/// The holder of a node whose holders are a crowd.
+/// Holder number of a node whose holders are a crowd.
 pub(super) const CROWD: u16 = u16::MAX;
 
-/// How many blocks are fetched together: a processor waits for about so many reads at a time.
+/// Blocks fetched together: a processor has about this many reads in flight at a time.
 pub(super) const FETCHED: usize = 16;
 
-/// A block that someone holds.
+/// A block with at least one holder.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Node {
-    /// Half of its hash, less the bits that say how many blocks it stands for. Two that are taken for one must agree in it and in all
-    /// that goes before them.
+    /// Half of the block's hash, less the bits for the number of blocks that it stands for. Two blocks are taken for one
+    /// only if they agree in this tag and in all before them.
     tag: u32,
     pub(super) parent: u32,
     /// The next node of its bucket.
     next: u32,
     /// Its first holder, or [`CROWD`].
     pub(super) holder: u16,
-    /// How many hold it.
+    /// Number of holders.
     pub(super) count: u16,
-    /// The path of its first holder that it was last used by.
+    /// The path of the first holder that used the node last.
     pub(super) path: u32,
-    /// Its further holders: the first of a list, or the crowd.
+    /// The further holders: the first of a list, or the crowd.
     pub(super) more: u32,
 }
 
 impl Node {
-    /// How many blocks it stands for.
+    /// Blocks that the node stands for.
     #[inline]
     pub(super) fn blocks(&self) -> u32 {
         weight(self.tag)
@@ -51,7 +51,7 @@ pub(super) fn weight(tag: u32) -> u32 {
     blocks_of(tag % KINDS)
 }
 
-/// A tag with a hash in it, and the kind of its run.
+/// Packs a hash and the kind of its run into a tag.
 #[inline]
 pub(super) fn tag(hash: u32, kind: u32) -> u32 {
     hash.wrapping_mul(KINDS) | (kind % KINDS)
@@ -79,7 +79,7 @@ pub(super) struct Tree {
     nodes: Slab<Node>,
     /// The first node of each bucket.
     heads: Pages<u32>,
-    /// The bits of a hash that number the buckets, were their number a power of two.
+    /// Mask of the hash bits that number the buckets, if their number were a power of two.
     mask: u32,
 }
 
@@ -102,8 +102,8 @@ impl Tree {
         self.nodes.get_mut(at)
     }
 
-    /// Reads what looking up these blocks needs. No read depends on another, so that all wait for memory together; the
-    /// look-ups that follow would do so one after another.
+    /// Prefetches the memory for looking up these blocks. No read depends on another, so that all wait for memory together;
+    /// the look-ups that follow would wait one after another.
     #[inline]
     pub(super) fn fetch(&self, tags: impl Iterator<Item = u32>) {
         let read = tags.fold(0, |read, tag| {
@@ -112,14 +112,14 @@ impl Tree {
         black_box(read);
     }
 
-    /// Reads what adding these blocks needs, all together.
+    /// Prefetches the memory for adding these blocks.
     #[inline]
     pub(super) fn fetch_heads(&self, tags: impl Iterator<Item = u32>) {
         let heads = tags.map(|tag| *self.heads.get(self.bucket(tag)));
         black_box(heads.fold(0, |read, head| read ^ head));
     }
 
-    /// Reads what removing up to [`FETCHED`] nodes from `end` upwards needs, all together.
+    /// Prefetches the memory for removing up to [`FETCHED`] nodes from `end` upwards.
     #[inline]
     pub(super) fn fetch_path(&self, end: u32) {
         let up = successors(Some(end), |at| Some(self.nodes.get(*at).parent));
@@ -141,7 +141,7 @@ impl Tree {
         at
     }
 
-    /// A new node of the block `tag` after `parent`, which has none yet. Nobody holds it.
+    /// Adds a node for the block `tag` after `parent`, which must not have one yet. The node has no holder.
     #[inline]
     pub(super) fn add(&mut self, parent: u32, tag: u32) -> u32 {
         let at = self.nodes.put(Node {
@@ -156,7 +156,7 @@ impl Tree {
         at
     }
 
-    /// Removes a node that nobody holds any more.
+    /// Removes a node without holders.
     pub(super) fn remove(&mut self, gone: u32) {
         let Node { tag, next, .. } = *self.nodes.get(gone);
         let bucket = self.bucket(tag);
@@ -174,7 +174,7 @@ impl Tree {
         self.nodes.used()
     }
 
-    /// All nodes that someone holds.
+    /// All nodes with a holder.
     #[cfg(test)]
     pub(super) fn all(&self) -> impl Iterator<Item = u32> {
         (0..self.nodes.most()).filter(|at| self.nodes.get(*at).count > 0)
@@ -201,7 +201,7 @@ impl Tree {
         self.nodes.get_mut(at).next = head;
     }
 
-    /// Takes `gone` out of the list that begins at `first`.
+    /// Unlinks `gone` from the list that begins at `first`.
     fn skip(&mut self, first: u32, gone: u32, next: u32) {
         let mut at = first;
         while at != NONE {
@@ -214,7 +214,7 @@ impl Tree {
         }
     }
 
-    /// Adds a bucket, and gives it its part of the one that stood for it so far.
+    /// Adds a bucket, and moves its nodes there from the bucket that served for both so far.
     fn add_bucket(&mut self) {
         let new = self.heads.push(NONE);
         self.mask = u32::MAX.checked_shr(new.leading_zeros()).unwrap_or(0);
@@ -231,7 +231,7 @@ impl Tree {
     }
 }
 
-/// Hashes are as good as random, but the numbers that stand for them in traces are not.
+/// Real hashes are as good as random, but the numbers that stand for them in traces are not.
 #[inline]
 fn spread(tag: u32) -> u32 {
     let mixed = tag.wrapping_mul(0x9E37_79B1);

@@ -1,8 +1,8 @@
-//! Owns the canonical bytes of JSON values: those of two spellings of one value are the same.
+//! Owns the canonical bytes of JSON values: two spellings of one value have the same bytes.
 //!
-//! Text stands as it is, unescaped. What structures it are marks, bytes that text in UTF-8 never contains, so that no text
-//! can be taken for structure. The values must be valid JSON, as those of a body that was read are; then they can be walked
-//! in a fraction of the time that a parser needs.
+//! Text is written unescaped. Structure is written as marks, bytes that never occur in UTF-8, so that text cannot be taken
+//! for structure. The values must be valid JSON, as in a parsed body; they can then be walked in a fraction of the time
+//! that a parser needs.
 
 use std::borrow::Cow;
 
@@ -12,34 +12,34 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::json::behind_string;
 use crate::prefix::hash::Text;
 
-/// Members of one object that are told apart; an object with more is taken as it is written, and not held in memory.
+/// Members of one object that are sorted; an object with more is taken as written, and not held in memory.
 const MAX_MEMBERS: usize = 64;
 
-/// What structures the stream.
+/// Structure of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mark {
-    /// A quote that opens a string inside another value.
+    /// The opening quote of a string inside another value.
     Open = 0xf5,
-    /// A quote that closes it.
+    /// The closing quote.
     Close = 0xf6,
-    /// A message begins: its role follows.
+    /// A message begins, with its role.
     Message = 0xf7,
-    /// A member begins: its key follows.
+    /// A member begins, with its key.
     Member = 0xf8,
-    /// Its value follows.
+    /// A member's value follows.
     Value = 0xf9,
     /// A message's content follows.
     Content = 0xfa,
     /// The next part of a list.
     Part = 0xfb,
-    /// An image or another medium: its hash follows.
+    /// An image or another medium, with its hash.
     Media = 0xfc,
     /// The next prompt of a batch.
     Prompt = 0xfd,
 }
 
-/// What takes the stream.
+/// Receives the stream.
 pub trait Sink {
     /// Takes the next bytes.
     fn put(&mut self, bytes: &[u8]);
@@ -73,12 +73,12 @@ impl Sink for Xxh3Default {
     }
 }
 
-/// What a value is, seen from outside.
+/// The type of a value, from its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape<'a> {
     /// `null`
     Null,
-    /// A string: what is between its quotes, escapes and all.
+    /// A string: the bytes between its quotes, escapes included.
     String(&'a str),
     /// A list.
     List,
@@ -88,7 +88,7 @@ pub enum Shape<'a> {
     Other,
 }
 
-/// The shape of a value that has no white space around it.
+/// The shape of a value without white space around it.
 pub fn shape(value: &str) -> Shape<'_> {
     match value.as_bytes().first() {
         Some(b'"') => {
@@ -102,7 +102,7 @@ pub fn shape(value: &str) -> Shape<'_> {
     }
 }
 
-/// Puts the inside of a string, unescaped.
+/// Writes the inside of a string, unescaped.
 pub fn text(inside: &str, sink: &mut impl Sink) {
     let mut rest = inside.as_bytes();
     while let Some(at) = memchr(b'\\', rest) {
@@ -113,7 +113,7 @@ pub fn text(inside: &str, sink: &mut impl Sink) {
     sink.put(rest);
 }
 
-/// Puts a value as it is written, without white space, strings unescaped and between marks.
+/// Writes a value as written, without white space, strings unescaped and between marks.
 pub fn value(raw: &str, sink: &mut impl Sink) {
     let mut rest = raw.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
@@ -133,7 +133,7 @@ pub fn value(raw: &str, sink: &mut impl Sink) {
     }
 }
 
-/// Puts a string whose opening quote is past, unescaped, and says what follows its closing quote.
+/// Writes a string, given the bytes after its opening quote, unescaped; returns the bytes after its closing quote.
 fn put_string<'a>(opened: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     let mut rest = opened;
     loop {
@@ -150,7 +150,7 @@ fn put_string<'a>(opened: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     }
 }
 
-/// Puts what stands behind a backslash, and says what follows it.
+/// Writes the character of an escape, given the bytes after its backslash; returns the bytes after the escape.
 fn unescape<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     let Some((letter, rest)) = after.split_first() else {
         return after;
@@ -168,7 +168,7 @@ fn unescape<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     rest
 }
 
-/// The same behind `\u`: four digits, or two such escapes that make one character.
+/// Like `unescape`, for the bytes after `\u`: four digits, or two such escapes that form one character.
 fn unescape_unicode<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     let Some((first, rest)) = unit(after) else {
         return &[];
@@ -183,7 +183,7 @@ fn unescape_unicode<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
                 _ => rest,
             }
         }
-        // Half a character, which stands for itself: written as UTF-8 would write it if it could.
+        // Half a character: written as UTF-8 would write it if it could.
         _ => {
             let [high, low] = first.to_be_bytes();
             let middle = 0x80 | ((high & 0x0f) << 2) | (low >> 6);
@@ -193,7 +193,7 @@ fn unescape_unicode<'a>(after: &'a [u8], sink: &mut impl Sink) -> &'a [u8] {
     }
 }
 
-/// Four hexadecimal digits, and what follows them.
+/// Four hexadecimal digits, and the bytes after them.
 fn unit(text: &[u8]) -> Option<(u16, &[u8])> {
     let (digits, rest) = text.split_first_chunk::<4>()?;
     let digits = std::str::from_utf8(digits).ok()?;
@@ -203,8 +203,8 @@ fn unit(text: &[u8]) -> Option<(u16, &[u8])> {
 /// A member: its key, unescaped, and its value as written.
 pub type Member<'a> = (Cow<'a, str>, &'a str);
 
-/// The members of an object that are not null, sorted: those that `order` names first, then the others by key. Of
-/// duplicates the last one counts. None if this is no object, or has very many members.
+/// The members of an object that are not null, sorted: those in `order` first, then the others by key. The last of
+/// duplicates counts. None if `object` is no object, or has more than 64 members.
 pub fn members<'a>(object: &'a str, order: &[&str]) -> Option<Vec<Member<'a>>> {
     let mut members = members_as_written(object)?;
     let place = |key: &str| order.iter().position(|named| *named == key);
@@ -240,13 +240,13 @@ fn members_as_written(object: &str) -> Option<Vec<Member<'_>>> {
     Some(members)
 }
 
-/// The value of a member, if it is there and not null.
+/// The value of a member; none where missing or null.
 pub fn find<'a>(members: &[Member<'a>], key: &str) -> Option<&'a str> {
     let found = members.iter().find(|(name, _)| name == key);
     found.map(|(_, value)| *value)
 }
 
-/// Calls `each` with every element of a list, and does nothing with another value.
+/// Calls `each` with every element of a list, and never for another value.
 pub fn elements<'a>(list: &'a str, mut each: impl FnMut(&'a str)) {
     let mut rest = list
         .strip_prefix('[')
@@ -262,13 +262,13 @@ pub fn elements<'a>(list: &'a str, mut each: impl FnMut(&'a str)) {
     }
 }
 
-/// What follows the comma behind a value; nothing at the end.
+/// The bytes after the comma behind a value; empty at the end.
 fn next(after: &str) -> &str {
     let comma = after.trim_ascii_start().strip_prefix(',');
     comma.unwrap_or_default().trim_ascii_start()
 }
 
-/// Splits behind the value that `text` begins with; there is none before what closes a list or an object.
+/// Splits after the value at the beginning of `text`; that value is empty before a closing bracket.
 fn split_value(text: &str) -> (&str, &str) {
     let bytes = text.as_bytes();
     let rest = match bytes.split_first() {
@@ -280,7 +280,7 @@ fn split_value(text: &str) -> (&str, &str) {
     text.split_at_checked(length).unwrap_or((text, ""))
 }
 
-/// What follows a list or an object. It needs no stack, however deep the nesting is.
+/// The bytes after a list or an object. Needs no stack, however deep the nesting.
 fn skip_nested(text: &[u8]) -> &[u8] {
     let mut open = 0usize;
     let mut rest = text;
@@ -299,14 +299,14 @@ fn skip_nested(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// What follows a number, true, false or null.
+/// The bytes after a number, true, false or null.
 fn skip_bare(text: &[u8]) -> &[u8] {
     let ends = |byte: &u8| matches!(byte, b',' | b']' | b'}' | b' ' | b'\t' | b'\n' | b'\r');
     let end = text.iter().position(ends);
     text.get(end.unwrap_or(text.len())..).unwrap_or_default()
 }
 
-/// The text of a string, or another value as it is written.
+/// The text of a string, or another value as written.
 pub fn plain(value: &str) -> Cow<'_, str> {
     match shape(value) {
         Shape::String(inside) if !inside.contains('\\') => Cow::Borrowed(inside),

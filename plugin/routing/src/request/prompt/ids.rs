@@ -1,10 +1,10 @@
-//! Owns prompts that were sent as token ids, and how they are read from JSON.
+//! Owns prompts sent as token ids, and how they are read from JSON.
 //!
-//! Long lists of numbers are the one thing in a request that a general parser is slow at, so they are read by hand.
+//! Long lists of numbers are the one thing in a request that a general parser reads slowly, so they are read by hand.
 
 use super::canonical::elements;
 
-/// Stands between the prompts of a batch; no vocabulary is that large.
+/// Separates the prompts of a batch; no vocabulary is that large.
 const BETWEEN: [u8; 4] = u32::MAX.to_le_bytes();
 
 /// The token ids of a prompt, or of a batch of prompts one after the other.
@@ -16,7 +16,7 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Ids that are known already.
+    /// Ids that are already known.
     pub fn given(ids: &[u32]) -> Self {
         Self {
             bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
@@ -24,7 +24,7 @@ impl Ids {
         }
     }
 
-    /// Reads a list of ids, or a list of such lists, from valid JSON. None if it is anything else.
+    /// Reads a list of ids, or a list of such lists, from valid JSON. None for anything else.
     pub fn read(prompt: &str) -> Option<Self> {
         let mut ids = Self::default();
         let inside = prompt.strip_prefix('[')?.trim_ascii_start();
@@ -42,7 +42,7 @@ impl Ids {
         &self.bytes
     }
 
-    /// How many ids there are.
+    /// Number of ids.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -86,7 +86,7 @@ fn skip_space(text: &[u8]) -> &[u8] {
     }
 }
 
-/// The number that `text` begins with, and what follows it. None if there is none, or it is too large for an id.
+/// The number at the beginning of `text`, and the bytes after it. None without a number, or if it is too large for an id.
 fn leading_number(text: &[u8]) -> Option<(u32, &[u8])> {
     if let Some(eight) = text.first_chunk::<8>() {
         let (number, digits) = number_in(u64::from_le_bytes(*eight));
@@ -99,17 +99,17 @@ fn leading_number(text: &[u8]) -> Option<(u32, &[u8])> {
     Some((std::str::from_utf8(number).ok()?.parse().ok()?, rest))
 }
 
-/// The decimal number that eight characters, the first one lowest, begin with, and how many digits it has. All digits are
-/// found and added up at once, without a branch that depends on their count: that of ids is hard to foretell.
+/// The decimal number at the beginning of eight characters, lowest byte first, and its number of digits. All digits are
+/// found and added at once, without a branch on their count, which is hard to predict for ids.
 fn number_in(characters: u64) -> (u32, usize) {
     const ONES: u64 = u64::MAX / 0xff;
     let values = characters ^ (ONES * u64::from(b'0'));
-    // The high bit of every byte that is above nine.
+    // The high bit of every byte above nine.
     let others = (values.wrapping_add(ONES * (0x7f - 9)) | values) & (ONES << 7);
     let bits = others.trailing_zeros() & !7;
-    // Leading zeros in place of what is no digit; nothing is left of the characters if the first is none.
+    // Replaces the characters after the digits by leading zeros; nothing is left if the first is no digit.
     let digits = values.checked_shl(64 - bits).unwrap_or_default();
-    // Bytes 0, 2, 4 and 6 become the numbers of two digits each; then these are weighed and added in the upper half.
+    // Bytes 0, 2, 4 and 6 become the numbers of two digits each; then these are weighted and added in the upper half.
     let pairs = digits.wrapping_mul(10).wrapping_add(digits >> 8);
     let every_other = |pairs: u64| pairs & 0xff_0000_00ff;
     let first_and_third = every_other(pairs).wrapping_mul(100 | 1_000_000 << 32);

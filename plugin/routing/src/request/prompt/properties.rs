@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::tests::{PLAIN, body, read_as};
 use super::*;
 
-/// Any JSON value, with the names that mean something often among its keys and strings.
+/// Any JSON value, with frequent use of meaningful names among its keys and strings.
 fn any_json() -> impl Strategy<Value = Value> {
     let word = || {
         prop_oneof![
@@ -108,7 +108,7 @@ fn spell_text(text: &str, random: &mut fastrand::Rng) -> String {
     out
 }
 
-/// A message that a client could send, its content in one of the shapes that mean the same.
+/// A message that a client could send, its content in two shapes with the same meaning.
 fn any_message() -> impl Strategy<Value = (Value, Value)> {
     let text = || "[a-zé/\"\\\\\n\u{1f600} ]{0,60}";
     let role = prop::sample::select(&["system", "user", "assistant", "tool"][..]);
@@ -156,7 +156,7 @@ proptest! {
     ) {
         let mut random = fastrand::Rng::with_seed(seed);
         let identity = Identity { block_tokens, ..PLAIN };
-        // Nested members keep their order, since a template renders a tool as it was sent.
+        // Nested members keep their order, since a template renders a tool as sent.
         let tools = tools.map_or(String::new(), |tools| format!(r#""tools":{tools},"#));
         let read = |messages: &[String]| {
             let body = body(&format!(r#"{tools}"messages":[{}]"#, messages.join(",")));
@@ -198,7 +198,7 @@ proptest! {
             (Generation::Other, format!(r#""messages":{value}"#)),
         ] {
             let body = body(&members);
-            // What routing refuses has no prompt to be read.
+            // A request that routing refuses has no prompt to be read.
             if let Ok(request) = Request::parse(generation, body.as_bytes()) {
                 let first = read(&request, &PLAIN);
                 prop_assert!(first.tokens >= 1);

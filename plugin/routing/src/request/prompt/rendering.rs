@@ -1,17 +1,17 @@
-//! Owns what a request says of how its text becomes tokens: the same words under another template, or under other arguments of
-//! it, are another prompt from the first token on.
+//! Owns a request's settings for the rendering of its text into tokens: the same text under another template, or under
+//! other template arguments, is another prompt from the first token on.
 
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::canonical::{self, Mark, Shape, Sink, members, shape};
 use crate::request::{Generation, Request};
 
-/// Members that change how a conversation is rendered. Not among them: what is written behind its end
-/// (`add_generation_prompt`, `continue_final_message`), which the next turn does not begin with.
+/// Members that change how a conversation is rendered. Not among them: members that write after its end
+/// (`add_generation_prompt`, `continue_final_message`), since the next turn does not begin with that text.
 const OF_CHAT: [&str; 8] = [
     "chat_template",
     "chat_template_kwargs",
-    // Dynamo's name of the same.
+    // Dynamo's name for the same.
     "chat_template_args",
     "reasoning_effort",
     "reasoning",
@@ -20,11 +20,11 @@ const OF_CHAT: [&str; 8] = [
     "truncate_prompt_tokens",
 ];
 
-/// Those that change how a plain text is.
+/// Members that change how a plain text is rendered.
 const OF_TEXT: [&str; 2] = ["add_special_tokens", "truncate_prompt_tokens"];
 
-/// The number of a request's rendering; none where it leaves all of it to the engine. Null and `{}` say nothing, and the order
-/// of an object's members says nothing either.
+/// The hash of a request's rendering; none where all of it is left to the engine. Null, `{}` and the order of an object's
+/// members do not matter.
 pub(super) fn of(request: &Request<'_>) -> Option<u64> {
     let names: &[&str] = match request.generation {
         Generation::Chat | Generation::Responses => &OF_CHAT,
@@ -42,7 +42,7 @@ pub(super) fn of(request: &Request<'_>) -> Option<u64> {
     says_something.then(|| hash.digest())
 }
 
-/// Puts a member, and tells whether it says anything.
+/// Hashes a member, and returns whether its value matters.
 fn put(hash: &mut Xxh3Default, name: &str, value: &str) -> bool {
     let inside = members(value, &[]);
     if shape(value) == Shape::Null || inside.as_ref().is_some_and(Vec::is_empty) {
@@ -94,7 +94,7 @@ mod tests {
             r#","reasoning_effort":"low","add_special_tokens":true"#,
         ] {
             let other = chat(more);
-            // They are no part of the prompt's length.
+            // Rendering is not part of the prompt's length.
             assert_eq!(other.tokens, plain.tokens, "{more}");
             scopes.push(other.blocks.scope);
         }

@@ -15,7 +15,7 @@ pub(super) fn read_as(generation: Generation, body: &str, identity: &Identity<'_
     read(&request, identity)
 }
 
-/// A body of the given members, beside the model.
+/// A body with the given members, beside the model.
 pub(super) fn body(members: &str) -> String {
     format!(r#"{{"model":"m",{members}}}"#)
 }
@@ -33,18 +33,18 @@ fn responses(members: &str) -> Prompt {
     read_as(Generation::Responses, &body(members), &PLAIN)
 }
 
-/// A conversation with one more message behind it, so that all that is to be compared lies in full blocks.
+/// A conversation with a further message at its end, so that everything to be compared lies in full blocks.
 fn talk(messages: &str) -> Prompt {
     let end = r#"{"role":"user","content":"and so on"}"#;
     chat(&format!(r#""messages":[{messages},{end}]"#))
 }
 
-/// One message whose content is given.
+/// One message with the given content.
 fn content(content: &str) -> Prompt {
     talk(&format!(r#"{{"role":"user","content":{content}}}"#))
 }
 
-/// How many leading blocks two prompts share.
+/// Number of leading blocks that two prompts share.
 fn shared(left: &Prompt, right: &Prompt) -> usize {
     if left.blocks.scope != right.blocks.scope {
         return 0;
@@ -301,7 +301,7 @@ fn tools_come_first() {
     let old = with(r#""functions":[{"name":"f"}],"#);
     assert_eq!(shared(&old, &none), 0);
     assert_eq!(shared(&old, &one), 0);
-    // What is shared lies within the first tool: nothing of the messages.
+    // The shared blocks lie within the first tool: none of them are from the messages.
     let two = with(
         r#""tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g"}}],"#,
     );
@@ -620,7 +620,7 @@ fn deep_nesting_is_no_danger() {
     let lists = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     let objects =
         |depth: usize| format!("{}1{}", "{\"function\":".repeat(depth), "}".repeat(depth));
-    // What is walked needs no stack, though a body that deep is not let in.
+    // The walk needs no stack; real bodies that deep are refused anyway.
     for hostile in [lists(100_000), objects(100_000)] {
         let mut hash = Xxh3Default::new();
         canonical::value(&hostile, &mut hash);

@@ -1,15 +1,15 @@
-//! Owns the failures of hand-offs that either of two workers may have caused: which of them it was shows when one of them
-//! works with somebody else.
+//! Owns the failures of hand-offs that either of two workers may have caused: the one at fault shows when one of them works
+//! with another worker.
 
 use std::time::Duration;
 
 use super::record::Row;
 use crate::fleet::{Fleet, WorkerId};
 
-/// By then either has been asked again; what is older decides nothing.
+/// By then both have been called again; older suspicions decide nothing.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
 
-/// Suspicions at most: the oldest gives way.
+/// Suspicions kept: beyond that the oldest is dropped.
 const MOST: usize = 256;
 
 /// A hand-off that failed.
@@ -20,7 +20,7 @@ struct Pair {
     at: Duration,
 }
 
-/// The suspicions that are open, the oldest first.
+/// The open suspicions, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Pairs {
     open: Vec<Pair>,
@@ -31,7 +31,7 @@ impl Pairs {
         self.open.is_empty()
     }
 
-    /// One of these two has failed a hand-off.
+    /// Records that one of these two has failed a hand-off.
     pub(super) fn suspect(&mut self, prefill: WorkerId, decode: WorkerId, now: Duration) {
         if self.open.len() >= MOST {
             self.open.remove(0);
@@ -44,8 +44,8 @@ impl Pairs {
         });
     }
 
-    /// These two have done a hand-off: where one of them was suspected beside another worker, that one it was. What a pair failed
-    /// that works now was no lasting fault of either.
+    /// These two have completed a hand-off: a suspicion shared by one of them and another worker falls on the other worker.
+    /// An earlier failure of this very pair was no lasting fault of either.
     pub(super) fn worked(
         &mut self,
         prefill: WorkerId,
@@ -73,7 +73,7 @@ impl Pairs {
         found
     }
 
-    /// Forgets workers that left, or are others now.
+    /// Forgets workers that are not in the fleet.
     pub(super) fn keep(&mut self, fleet: &Fleet) {
         self.open
             .retain(|pair| fleet.contains(pair.prefill) && fleet.contains(pair.decode));

@@ -1,4 +1,4 @@
-//! Owns what is held against one worker, and until when.
+//! Owns the penalties of one worker, and their expiry.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use crate::config;
 use crate::fleet::Worker;
 
-/// Dynamo's reconcile interval: by then a discovery source would have said that the worker is gone.
+/// Dynamo's reconcile interval: by then a discovery source would have removed a worker that is gone.
 const UNREACHABLE_FOR: Duration = Duration::from_secs(5);
 
 /// Long enough for the next requests to be tried elsewhere first, short enough for one fault to be forgotten.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
-/// Long enough for a queue to move; twice as long each time that the worker is still full, up to the other.
+/// Long enough for a queue to move; doubled each time that the worker is still full, up to `OVERLOADED_AT_MOST`.
 const OVERLOADED_AT_FIRST: Duration = Duration::from_millis(100);
 const OVERLOADED_AT_MOST: Duration = Duration::from_secs(1);
 
-/// A worker that has not been full for so long begins anew.
+/// After this time without overload, the back-off of a worker starts over.
 const OVERLOAD_REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
-/// By then most prompts are read. A trial of which nothing is heard for so long had a client who left.
+/// By then most prompts are read. A trial without a result for this long had a client that left.
 const TRIAL_LASTS: Duration = Duration::from_secs(30);
 
-/// What is held against a worker at one time, the worst first: the lesser is preferred.
+/// The penalties of a worker at one time, the worst first: less is preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(in crate::route) struct Held {
-    /// It is ejected, and its trial is not due, or somebody else's.
+    /// Ejected, and the trial is not due, or taken by another request.
     pub(super) is_shut_out: bool,
     is_unreachable: bool,
     has_failed: bool,
@@ -33,58 +33,58 @@ pub(in crate::route) struct Held {
 }
 
 impl Held {
-    /// Whether the worker has said that it has too much to do.
+    /// Whether the worker has reported overload.
     pub(super) fn is_overloaded(self) -> bool {
         self.is_overloaded
     }
 }
 
-/// In which row a failure is counted: each ends with a success of its own kind.
+/// The run in which a failure is counted: each ends with a success of its own kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Row {
-    /// Calls of the worker: an answer of its own ends it.
+    /// Calls of the worker: an answer of its own ends the run.
     Calls,
-    /// What others were to fetch from it: only a hand-off that was fetched ends it.
+    /// Hand-offs to be fetched from the worker: only a hand-off that was fetched ends the run.
     Handoffs,
 }
 
 /// What a failure leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing more.
+    /// No ejection.
     Stays,
-    /// It is to be ejected, if another one is left.
+    /// Ejection, if a peer is left.
     Goes,
 }
 
-/// What one worker has shown of itself. Times are since 1970; those that are past count no more.
+/// The health record of one worker. Times are since 1970; past ones no longer count.
 #[derive(Debug)]
 pub(super) struct Record {
     worker: Rc<Worker>,
     unreachable_until: Duration,
     failed_until: Duration,
     overloaded_until: Duration,
-    /// In a row, while it is not ejected.
+    /// Failed calls in a row, while not ejected.
     failures: u32,
-    /// Hand-offs of a prefill worker that nobody could fetch, in a row.
+    /// Hand-offs of a prefill worker that no worker could fetch, in a row.
     failed_handoffs: u32,
-    /// Times that it was too busy, in a row.
+    /// Overloads in a row.
     times_full: u32,
-    /// Whether a peer has worked since the first of these failures, or since it was ejected.
+    /// Whether a peer has succeeded since the first of these failures, or since the ejection.
     has_peer_worked: bool,
     ejected: Option<Ejected>,
-    /// How often it has been ejected.
+    /// Number of ejections.
     times: u32,
-    /// Until when that is remembered, once it is back in.
+    /// Until when the ejections are remembered, after readmission.
     remembered_until: Duration,
 }
 
 #[derive(Debug)]
 struct Ejected {
     until: Duration,
-    /// Until when its trial is somebody's.
+    /// End of the trial that a request holds.
     trial_until: Option<Duration>,
-    /// What it was ejected for.
+    /// The run that led to the ejection.
     row: Row,
 }
 
@@ -94,7 +94,7 @@ impl Ejected {
     }
 }
 
-/// Whether what one of them does tells whether the other one could.
+/// Whether a success of one of them shows that the other one could succeed.
 pub(super) fn are_peers(one: &Worker, other: &Worker) -> bool {
     one.id != other.id
         && one.role == other.role
@@ -133,7 +133,7 @@ impl Record {
         self.ejected.is_some()
     }
 
-    /// Whether it says nothing any more.
+    /// Whether the record says nothing any more.
     pub(super) fn is_blank(&self, now: Duration) -> bool {
         self.held(now) == Held::default()
             && !self.was_full_lately(now)
@@ -143,7 +143,7 @@ impl Record {
             && self.remembered_until <= now
     }
 
-    /// Whoever picks one that is ejected has its trial: when it is due, or where nobody else was left.
+    /// Begins the trial of an ejected worker that was picked: when the trial is due, or if no other worker was left.
     pub(super) fn picked(&mut self, now: Duration) {
         if let Some(ejected) = &mut self.ejected
             && !ejected.is_on_trial(now)
@@ -171,7 +171,7 @@ impl Record {
         self.trial_says_nothing();
     }
 
-    /// Neither good nor bad: another request may try.
+    /// The trial was neither good nor bad: another request may try.
     pub(super) fn trial_says_nothing(&mut self) {
         if let Some(ejected) = &mut self.ejected {
             ejected.trial_until = None;
@@ -189,7 +189,7 @@ impl Record {
         self.has_peer_worked = true;
     }
 
-    /// What it has computed was fetched.
+    /// The worker's KV was fetched.
     pub(super) fn handed_off(&mut self, rules: &config::Health, now: Duration) {
         self.failed_handoffs = 0;
         let is_back = |ejected: &Ejected| ejected.until <= now || ejected.is_on_trial(now);
@@ -206,12 +206,13 @@ impl Record {
         self.failed_until = now.saturating_add(FAILED_FOR);
     }
 
-    /// It failed beside another one, which is asked again before it: so that each meets somebody else next.
+    /// The worker failed together with another one, which is called again sooner: so that each meets a different partner next.
     pub(super) fn suspected(&mut self, now: Duration) {
         self.failed_until = now.saturating_add(FAILED_FOR.saturating_mul(2));
     }
 
-    /// It worked. An ejection ends with that if its time is over, or this was its trial; else it was an answer to an older call.
+    /// The worker has succeeded. An ejection ends with that if its time is over, or this was its trial; else it was an
+    /// answer to an older call.
     pub(super) fn answered(&mut self, rules: &config::Health, now: Duration) {
         self.unreachable_until = Duration::ZERO;
         self.failed_until = Duration::ZERO;
@@ -229,7 +230,7 @@ impl Record {
         }
     }
 
-    /// It is ejected no more. That it was is remembered for as long as it could have lasted.
+    /// Ends the ejection. The record of it is kept for the longest time that an ejection lasts.
     pub(super) fn let_in(&mut self, rules: &config::Health, now: Duration) {
         if self.ejected.take().is_some() {
             let remembered = Duration::from_millis(rules.most_eject_ms);
@@ -242,12 +243,12 @@ impl Record {
         self.has_peer_worked = self.has_peer_worked || has_failed && are_peers(&self.worker, peer);
     }
 
-    /// It failed, in whatever way.
+    /// Counts a failure of any kind.
     pub(super) fn failed(&mut self, row: Row, rules: &config::Health, now: Duration) -> Verdict {
         if let Some(ejected) = &mut self.ejected {
             ejected.trial_until = None;
             if ejected.until > now {
-                // Calls from before end one after the other: they make it no worse.
+                // Calls from before the ejection end one after the other: they make it no worse.
                 return Verdict::Stays;
             }
             self.failures = 1;
@@ -268,8 +269,8 @@ impl Record {
         }
     }
 
-    /// Ejects it, and says for how long: twice as long as the time before. A trial that failed when no peer worked either
-    /// tells nothing new, and the time stays the same.
+    /// Ejects the worker, and returns for how long: twice as long as the time before. A trial that failed while no peer
+    /// worked either is no new evidence, and the time stays the same.
     pub(super) fn eject(&mut self, row: Row, rules: &config::Health, now: Duration) -> Duration {
         if self.has_peer_worked {
             self.times = self.times.saturating_add(1);

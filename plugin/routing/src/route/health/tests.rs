@@ -1,4 +1,4 @@
-//! Tests of who is ejected and let back in, with outcomes in any order.
+//! Tests of ejection and readmission, with outcomes in any order.
 
 use hashbrown::{HashMap, HashSet};
 use proptest::prelude::*;
@@ -41,7 +41,7 @@ fn pool(ids: &[u64]) -> config::Pool {
     config.pools.into_iter().next().unwrap()
 }
 
-/// A router, its clock, and what it did to whom.
+/// A router and its clock.
 struct Rig {
     router: Router,
     now: Duration,
@@ -77,7 +77,7 @@ impl Rig {
         self
     }
 
-    /// How long each was ejected for, since this was last asked.
+    /// The ejections since the last call: worker id, and seconds.
     fn lasts(&mut self) -> Vec<(u64, u64)> {
         let ejections = self.router.take_ejections();
         let told = |ejection: Ejection| (ejection.worker.id.0, ejection.lasts.as_secs());
@@ -88,7 +88,7 @@ impl Rig {
         self.picked().unwrap()
     }
 
-    /// The pair that a request gets; none while all decode workers are full.
+    /// The pair that a request gets; an error while all decode workers are full.
     fn picked(&mut self) -> Result<(u64, u64), Refusal> {
         let ask = SelectionRequest {
             model: "m",
@@ -101,7 +101,7 @@ impl Rig {
         Ok((prefill.unwrap().id.0, decode.unwrap().id.0))
     }
 
-    /// Who decodes a number of requests.
+    /// The decode workers of a number of requests.
     fn decoders(&mut self, count: usize) -> Vec<u64> {
         (0..count).map(|_| self.pick().1).collect()
     }
@@ -159,7 +159,7 @@ fn what_all_do_wrong_ejects_nobody_and_half_of_a_role_at_most_are_out() {
         for id in ALL {
             rig.hear(id, Failed);
         }
-        // Prefill workers that work say nothing of decode workers.
+        // Working prefill workers say nothing about decode workers.
         rig.hear(1, Good);
     }
     assert_eq!(rig.here(Role::Decode).len(), 4);
@@ -186,15 +186,15 @@ fn the_last_one_is_never_ejected_and_a_late_answer_of_one_that_is_out_ejects_nob
     }
     let ejected = [11, 12, 13].map(|id| rig.router.is_ejected(WorkerId(id)));
     assert_eq!(ejected, [true, false, false]);
-    // Those who are left leave: nobody is passed over, and whoever is picked shows by that what it can.
+    // The remaining workers leave: none is avoided, and the next request to the ejected worker is its trial.
     rig.adopt(&[1, 11]);
     assert_eq!(rig.decoders(3), [11; 3]);
     rig.hear(11, Good);
     assert_eq!(rig.router.ejected(), 0);
 }
 
-/// sgl-project/sglang#31206: a circuit breaker that had opened never closed again, since what its trial requests did was not
-/// counted.
+/// sgl-project/sglang#31206: a circuit breaker that had opened never closed again, since the outcomes of its trial requests
+/// were not counted.
 #[test]
 fn half_open_success_closes() {
     let mut rig = Rig::new(&ALL);
@@ -208,7 +208,7 @@ fn half_open_success_closes() {
     rig.hear(11, Good);
     assert_eq!(rig.router.ejected(), 0);
     assert_eq!(trials(rig.decoders(40)), 10);
-    // And it is in for good: one failure is one failure.
+    // The worker is fully readmitted: one failure is one failure.
     rig.hear(11, Failed);
     assert_eq!(rig.router.ejected(), 0);
 }
@@ -221,7 +221,7 @@ fn a_trial_that_fails_ejects_for_longer_up_to_the_bound() {
         .hear_often(11, &[Failed; 2]);
     for expected in [5, 10, 20, 40, 60, 60] {
         assert_eq!(rig.lasts(), [(11, expected)]);
-        // Calls from before end late.
+        // Calls from before the ejection end late.
         rig.hear_often(11, &[Failed; 5]).hear(12, Good);
         assert_eq!(rig.lasts(), []);
         rig.wait(Duration::from_secs(expected) - Duration::from_millis(1));
@@ -232,7 +232,7 @@ fn a_trial_that_fails_ejects_for_longer_up_to_the_bound() {
     }
     rig.wait(MOST);
     rig.hear(11, Good);
-    // It is remembered for a while …
+    // The ejection is remembered for a while …
     rig.wait(MOST - Duration::from_millis(1));
     rig.lasts();
     rig.hear(11, Failed)
@@ -290,7 +290,7 @@ fn one_that_leaves_takes_its_record_along() {
         .hear_often(11, &[Failed; 2]);
     rig.adopt(&[1, 12, 13]);
     assert_eq!(rig.router.ejected(), 0);
-    // An answer that comes after that is nobody's.
+    // A later answer belongs to no known worker.
     rig.hear_often(11, &[Failed, Unreachable, Good]);
     rig.adopt(&ALL);
     assert!(rig.router.health.has_no_records());
@@ -300,11 +300,11 @@ fn one_that_leaves_takes_its_record_along() {
 #[derive(Debug, Clone)]
 enum Step {
     Hear(usize, Outcome),
-    /// It goes on in the same way.
+    /// The same outcome, several times.
     HearOften(usize, Outcome),
     Pick,
     Wait(u64),
-    /// Of the workers those whose bit is set are there.
+    /// The fleet is those workers whose bit is set.
     Adopt(u8),
 }
 
@@ -324,17 +324,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// What must be true whatever happens.
+/// Invariants under any steps.
 #[derive(Default)]
 struct Watch {
-    /// When a trial began that nobody has heard the end of.
+    /// The start of each trial without a result.
     trials: HashMap<u64, Duration>,
-    /// How long each was ejected the last time.
+    /// Duration of each worker's last ejection.
     lasts: HashMap<u64, Duration>,
 }
 
 impl Watch {
-    /// Somebody is picked; of those against whom least is held, and one that is ejected only for its trial.
+    /// A worker is always picked: one of those with the least penalties, and an ejected one only for its trial.
     fn pick(&mut self, rig: &mut Rig) -> Result<(), TestCaseError> {
         let roles = [Role::Prefill, Role::Decode];
         let before = roles.map(|role| {

@@ -1,7 +1,7 @@
-//! Owns what engines have beyond what is booked on them, and what is believed of those that do not tell.
+//! Owns the external load of engines, and the estimate for engines that do not report.
 //!
-//! An engine that does not tell is not idle: of one that has never told the median of its peers is believed, of one that told
-//! once the greater of that and its last word, until that is too old to mean anything.
+//! An engine that does not report is not idle. Without any report, the estimate is the median of its peers; after a stale
+//! report, the greater of that and the report, until the report is too old to mean anything.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use hashbrown::HashMap;
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::load::ExternalLoad;
 
-/// What is told of: requests, prompt tokens that wait, KV blocks in use.
+/// Figures: requests, prompt tokens that wait, KV blocks in use.
 const FIGURES: usize = 3;
 
-/// One figure of a worker, of all its ranks together.
+/// One figure of a worker, over all its ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Reading {
     value: f64,
     at: Duration,
 }
 
-/// How long a figure is believed.
+/// How long a figure counts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// What was told so long ago is not what is so now.
+    /// Age from which a figure is no longer current.
     pub(super) stale_after: Duration,
-    /// What was told so long ago means nothing.
+    /// Age from which a figure means nothing.
     pub(super) forgotten_after: Duration,
 }
 
-/// What a worker's engine had beyond what was booked, figure by figure as it told last of each.
+/// The external load of a worker's engine: each figure as last reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Beyond([Option<Reading>; FIGURES]);
 
 impl Beyond {
-    /// What was told at one time; none: it was not.
+    /// The figures reported at one time; none: not reported.
     pub(super) fn told(
         at: Duration,
         requests: Option<u32>,
@@ -45,7 +45,7 @@ impl Beyond {
         Self([requests.map(f64::from), queued_tokens, decode_blocks].map(|it| it.map(told)))
     }
 
-    /// What is not told now is as it was told before.
+    /// Fills missing figures from an earlier report.
     pub(super) fn after(self, earlier: Self) -> Self {
         let [requests, queued, blocks] = self.0;
         let [requests_before, queued_before, blocks_before] = earlier.0;
@@ -56,7 +56,7 @@ impl Beyond {
         ])
     }
 
-    /// When something of it will count for less, the first time after `now`.
+    /// The first time after `now` when a figure of it counts for less.
     fn next_change(&self, now: Duration, limits: Limits) -> Option<Duration> {
         let times = self.0.iter().flatten().flat_map(|told| {
             [limits.stale_after, limits.forgotten_after].map(|limit| told.at.saturating_add(limit))
@@ -65,7 +65,7 @@ impl Beyond {
     }
 }
 
-/// Those of whom one tells what another is like.
+/// The key of workers with comparable load: role, namespace and model.
 type Peers<'w> = (Role, &'w str, Option<&'w str>);
 
 fn peers(worker: &Worker) -> Peers<'_> {
@@ -76,7 +76,7 @@ fn ranks(worker: &Worker) -> f64 {
     f64::from(worker.dp_size.max(1))
 }
 
-/// The middle one; of an even number the mean of the two in the middle, and 0 of none.
+/// The median; of an even number the mean of the middle two, and 0 of none.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
@@ -84,11 +84,11 @@ fn median(mut values: Vec<f64>) -> f64 {
     middle.map_or(0.0, |(low, high)| f64::midpoint(*low, *high))
 }
 
-/// What is believed of every worker of a fleet `now`, and when that changes by itself.
+/// The estimates for all workers of a fleet at `now`, and when they next change by themselves.
 pub(super) struct Beliefs<'w> {
     now: Duration,
     limits: Limits,
-    /// Of one rank.
+    /// Medians for one rank.
     medians: HashMap<Peers<'w>, [f64; FIGURES]>,
     pub(super) next_change: Option<Duration>,
 }
@@ -125,7 +125,7 @@ impl<'w> Beliefs<'w> {
         }
     }
 
-    /// What is believed of one worker, on all its ranks together.
+    /// The estimate for one worker, over all its ranks.
     pub(super) fn of(&self, worker: &'w Worker, beyond: Option<Beyond>) -> ExternalLoad {
         let medians = self.medians.get(&peers(worker)).copied();
         let medians = medians.unwrap_or_default();

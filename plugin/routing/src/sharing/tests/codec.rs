@@ -1,4 +1,4 @@
-//! Tests of the bytes: what is written is read, and what was not written is not believed.
+//! Tests of the bytes: written values are read back, and anything else is rejected.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ const HEAD: Head = Head {
     next_segment: 11,
 };
 
-/// The bytes of all segments that a log writes of these.
+/// The bytes of all segments that a log writes for these decisions.
 fn segments(decisions: &[(u64, Decision)]) -> Vec<Vec<u8>> {
     let board = Map::default();
     let mut log = Log::default();

@@ -1,4 +1,4 @@
-//! Tests of places: how they are taken, lost and left, and what follows for what is heard.
+//! Tests of slots: how they are taken, lost and left, and which updates follow.
 
 use std::cell::RefCell;
 
@@ -55,7 +55,7 @@ fn of_two_who_take_a_place_at_once_one_moves_and_none_is_counted_twice() {
     let mut early = early.into_inner();
     assert_eq!(board.keys(), ["pd_router.vm.0"]);
     assert_eq!(other.listen(&board, 1).shares, in_pool(1, &[share(1, 10)]));
-    // Nothing has changed for it, but its claim is not settled yet.
+    // Unchanged bookings, but the slot is not confirmed yet, so the blob is written again.
     publish(&mut early, &board, &[share(2, 20)]);
     publish(&mut late, &board, &[share(1, 10)]);
     assert_eq!(board.keys(), ["pd_router.vm.0", "pd_router.vm.1"]);
@@ -98,7 +98,7 @@ fn an_idle_vm_writes_its_beat_only_now_and_then_and_is_not_taken_for_dead() {
         assert_eq!(other.listen(&board, tick).vms, 2);
     }
     assert_eq!(board.writes.get() - writes, 100);
-    // One place each time, some free ones each eighth time, and one's own with each beat.
+    // One slot per read, some free ones at every eighth, and the own slot with each beat.
     assert!(board.reads.get() - reads < 1000 + 5 * 125 + 100);
 }
 
@@ -127,7 +127,7 @@ fn the_place_of_one_who_died_is_taken_only_when_there_is_no_free_one_before_it()
     let shares = sorted(heard.shares).remove(0).shares;
     assert_eq!(shares[1], share(2, 1));
     assert_eq!(shares[0].decodes, 63);
-    // Who was taken for dead finds out, and waits for a place.
+    // A VM that counted as dead notices its loss, and waits for a slot.
     publish(&mut dead[0], &board, &[share(1, 2)]);
     assert_eq!(dead[0].listen(&board, 0).vms, 65);
 }

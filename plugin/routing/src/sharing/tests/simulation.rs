@@ -1,4 +1,4 @@
-//! Tests of all of it in any order: VMs that book, decide, tell, listen, die and come back, on a board that fails at times.
+//! Tests of all of it in any order: VMs that book, decide, publish, read, die and come back, on a store that fails at times.
 
 use std::cell::RefCell;
 
@@ -16,14 +16,14 @@ enum Step {
     Book(usize, u64),
     Decide(usize, u8),
     Publish(usize),
-    /// Decides and publishes over and over, quicker than others listen.
+    /// Decides and publishes over and over, faster than others read.
     Chatter(usize, u8),
-    /// Another one publishes after it has read and before it writes.
+    /// Another VM publishes between this VM's read and its write.
     PublishLate(usize, usize),
     Listen(usize),
     Fail(u32),
     Restart(usize),
-    /// Everyone else goes on for a while: long enough, at times, that who does not is taken for dead.
+    /// All other VMs go on for a while: at times so long that this VM counts as dead.
     GoOn(usize, u8),
 }
 
@@ -66,7 +66,7 @@ impl Vm {
         }
     }
 
-    /// Each books on a worker of its own, so that it can be told whose share is heard.
+    /// Each VM books on a worker of its own, so that a share shows its VM.
     fn share(&self) -> Option<ThreadLoad> {
         self.booked.map(|tokens| share(self.owner, tokens))
     }
@@ -146,7 +146,7 @@ impl World {
         self.decisions += 1;
     }
 
-    /// Whatever happens, nothing is counted twice and nothing heard twice.
+    /// In any order, nothing is counted twice and no decision is read twice.
     fn listen(&self, vm: usize) {
         let mut vm = self.vms[vm].borrow_mut();
         vm.tick += 1;
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// After a while without trouble everyone knows what everyone else has, and nothing of those who died.
+    /// After a while without failures every VM knows the bookings of all others, and none of dead ones.
     fn settle(&self) {
         self.board.failing.set(0);
         for _ in 0..DEAD_TICKS + 20 {
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Whoever was not lapped has heard everything of everyone.
+    /// A reader that was never lapped has all decisions of all others.
     fn check_everything_was_heard(&self) {
         for (nth, reader) in self.vms.iter().enumerate() {
             let reader = reader.borrow();

@@ -1,4 +1,4 @@
-//! Owns a board in memory, and the troubles it can make.
+//! Owns a shared store in memory, with injected failures.
 
 use std::cell::{Cell, RefCell};
 
@@ -8,12 +8,12 @@ use crate::fleet::{TargetKey, WorkerId};
 use crate::load::Held;
 use crate::sharing::{Decision, PoolShares, SharedStore, ThreadLoad, Wrote};
 
-/// A board that does as Envoy's shared data does.
+/// A shared store that behaves as Envoy's shared data.
 #[derive(Default)]
 pub struct Map {
     values: RefCell<HashMap<String, (Vec<u8>, u32)>>,
     version: Cell<u32>,
-    /// So many writes to come fail.
+    /// Number of coming writes that fail.
     pub failing: Cell<u32>,
     pub writes: Cell<u32>,
     pub reads: Cell<u32>,
@@ -65,7 +65,7 @@ impl SharedStore for Map {
     }
 }
 
-/// The same board, on which something else happens just before the first write.
+/// A store on which something else happens just before the first write.
 pub struct Interrupted<'a> {
     board: &'a Map,
     by: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
@@ -100,7 +100,7 @@ pub fn key(worker: u64) -> TargetKey {
     }
 }
 
-/// One request being decoded, and as many tokens as are said.
+/// One request being decoded, with bookings derived from `tokens`.
 pub fn share(worker: u64, tokens: u64) -> ThreadLoad {
     ThreadLoad {
         booked_tokens: tokens,
@@ -122,7 +122,7 @@ pub fn in_pool(pool: u64, shares: &[ThreadLoad]) -> Vec<PoolShares> {
     }]
 }
 
-/// All ranks that are told of, in order.
+/// All ranks with bookings, in order.
 pub fn sorted(mut pools: Vec<PoolShares>) -> Vec<PoolShares> {
     pools.retain(|pool| !pool.shares.is_empty());
     pools.sort_by_key(|pool| pool.pool);

@@ -8,7 +8,7 @@ use routing::rendezvous::NotServed;
 use routing::route::{PinProblem, PrefillFailure, Refusal};
 use routing::selection::eligibility::Filter;
 
-/// An error, what Dynamo's router calls it, and when it comes.
+/// An error, its name in Dynamo's router, and when it occurs.
 struct Line {
     refusal: Refusal,
     dynamo: &'static str,
@@ -148,7 +148,7 @@ fn lines() -> Vec<Line> {
             "worker id required on decode",
             "`selection.decode: direct`, and no decode worker is named",
         ),
-        // The place.
+        // The model key.
         line(
             Refusal::NotServed(NotServed::NotActivated),
             "not activated",
@@ -322,7 +322,7 @@ fn lines() -> Vec<Line> {
     ]
 }
 
-/// The name of each error. A new one does not compile until it is named here, and fails the test until it has a line.
+/// The name of each error. A new error does not compile until it has a name here, and fails the test until it has a line.
 fn name(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::NotJson { .. } => "not JSON",
@@ -378,7 +378,7 @@ fn name(refusal: &Refusal) -> &'static str {
     }
 }
 
-/// How many names there are.
+/// Number of names.
 const NAMES: usize = 44;
 
 #[test]
@@ -433,7 +433,7 @@ fn every_error_has_its_line_and_openais_shape() {
         let fields: Vec<&str> = error.keys().map(String::as_str).collect();
         assert_eq!(fields, ["code", "message", "param", "type"]);
         assert!((400..600).contains(&refusal.status()));
-        // Whoever is told when to come back is told that it helps.
+        // An error with a Retry-After must be retryable.
         assert!(refusal.retry_after_s().is_none() || refusal.is_retryable());
         assert!(refusal.status() != 503 || refusal.retry_after_s().is_some());
     }
@@ -449,7 +449,7 @@ type Numbers = (
     Option<u32>,
 );
 
-/// The errors of Dynamo's router, with their numbers written down here and not taken from the code.
+/// The errors of Dynamo's router, with their numbers written here and not taken from the code.
 #[test]
 fn the_errors_of_dynamos_router_have_their_numbers() {
     let table: Vec<Numbers> = vec![
@@ -562,7 +562,7 @@ fn the_errors_of_dynamos_router_have_their_numbers() {
             "{wanted}"
         );
     }
-    // Messages name what is to be done, or what was seen.
+    // Messages name the remedy, or what was seen.
     let message = |wanted: &str| {
         let lines = lines();
         let line = lines

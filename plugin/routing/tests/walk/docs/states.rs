@@ -92,7 +92,7 @@ fn table() -> String {
         let [first, others @ ..] = POLICIES.map(|policy| cells(state, policy));
         let name = state.name();
         let exists = exists(state);
-        // With whole workers to aggregate on, or not: nothing else makes a difference.
+        // Only workers that run whole requests under `aggregate` make a difference.
         assert!(others.iter().all(|cells| *cells == others[0]), "{name}");
         if first == others[0] {
             writeln!(text, "| **{name}** | {exists} | any | {first} |").unwrap();
@@ -129,7 +129,7 @@ fn the_table_and_the_diagram_of_states_are_what_the_code_says() {
     super::compare("states.md", &text);
 }
 
-/// The code's table against the oracle's, under every policy.
+/// Compares the code's table with the oracle's, under every policy.
 #[test]
 fn every_cell_is_the_oracles() {
     for row in rows() {
