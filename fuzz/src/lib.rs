@@ -154,7 +154,7 @@ pub fn router(protocol: &str, callers: Callers, fields: &str) -> Router {
     for id in [1, 2] {
         let worker = router.fleet().get(routing::fleet::WorkerId(id));
         if let Some(life) = worker.map(|worker| worker.incarnation()) {
-            router.told(&life, br#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#);
+            router.on_reply(&life, br#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#);
         }
     }
     router

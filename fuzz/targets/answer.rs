@@ -69,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
     let mut router = router(protocol, Callers::Strangers, "");
     let worker = router.fleet().get(WorkerId(1));
     if let Some(life) = worker.map(|worker| worker.incarnation()) {
-        router.told(&life, answer);
+        router.on_reply(&life, answer);
     }
     let body = client_body(generation);
     let Ok(Plan::Prefill(phase, _)) = router.plan(generation, body, told()) else {

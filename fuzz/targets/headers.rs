@@ -4,7 +4,7 @@
 use fuzz::{Callers, Choices, protocols, router, told};
 use libfuzzer_sys::fuzz_target;
 use routing::answer::Form;
-use routing::request::steering::header_names;
+use routing::request::overrides::header_names;
 use routing::request::{Generation, Head, Kind};
 use routing::route::{Explain, Plan, PlanInput};
 use routing::selection::eligibility::Subset;

@@ -3,7 +3,7 @@
 
 use fuzz::{Choices, configured};
 use libfuzzer_sys::fuzz_target;
-use routing::discovery::{Leases, Registry, office, read_delete, read_put};
+use routing::discovery::{Leases, Registry, read_delete, read_put, registration_pool};
 
 const TOKEN: &[u8] = b"Bearer secret-of-the-test";
 
@@ -18,21 +18,22 @@ fuzz_target!(|data: &[u8]| {
     let path = String::from_utf8_lossy(part(0));
     let pools = || std::iter::once(&pool);
     // A guess is let in only if it is the token.
-    if office(pools(), "/pd-router/workers", Some(part(1))).is_ok() {
+    if registration_pool(pools(), "/pd-router/workers", Some(part(1))).is_ok() {
         let given = part(1).get(7..).unwrap_or_default().trim_ascii();
         assert_eq!(given, b"secret-of-the-test");
     }
-    if let Err(problem) = office(pools(), &path, Some(TOKEN)) {
+    if let Err(problem) = registration_pool(pools(), &path, Some(TOKEN)) {
         let _: serde_json::Value = serde_json::from_str(&problem.reply().body).expect("JSON");
     }
-    let office = office(pools(), "/pd-router/workers", Some(TOKEN)).expect("the token");
+    let registration =
+        registration_pool(pools(), "/pd-router/workers", Some(TOKEN)).expect("the token");
 
     // What lies on the board may be anybody's.
     let mut registry = Registry::decode(part(2)).unwrap_or_default();
     let before = registry.entries().len();
     let mut leases = Leases::default();
     for body in [part(3), part(4)] {
-        let change = read_put(body, office).or_else(|_| read_delete(body));
+        let change = read_put(body, registration).or_else(|_| read_delete(body));
         let change = match change {
             Ok(change) => change,
             Err(problem) => {
@@ -44,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = registry.apply(&change, 3);
         assert!(registry.entries().len() <= before.max(3));
         let _ = leases.look(&registry, 1, 1);
-        let _ = office.list(&registry, &leases, 2, 1000);
+        let _ = registration.list(&registry, &leases, 2, 1000);
         for worker in registry.workers(&pool.destinations) {
             assert!(
                 worker

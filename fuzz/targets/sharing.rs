@@ -8,7 +8,7 @@ use fuzz::{Callers, Choices, NOW, router, told};
 use libfuzzer_sys::fuzz_target;
 use routing::fleet::Fleet;
 use routing::request::Generation;
-use routing::sharing::{SharedStore, ThreadSync, Wrote, decode_reports, pool_number};
+use routing::sharing::{SharedStore, ThreadSync, WriteResult, decode_reports, pool_number};
 
 /// A board in memory.
 #[derive(Default)]
@@ -19,15 +19,15 @@ impl SharedStore for Memory {
         self.0.borrow().get(key).cloned()
     }
 
-    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         let mut all = self.0.borrow_mut();
         let there = all.get(key).map(|(_, version)| *version);
         if version.is_some() && there.is_some() && version != there {
-            return Wrote::Stale;
+            return WriteResult::Stale;
         }
         let next = there.unwrap_or(0) + 1;
         all.insert(key.to_owned(), (value.to_vec(), next));
-        Wrote::Done
+        WriteResult::Done
     }
 }
 

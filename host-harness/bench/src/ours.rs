@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use routing::config::Config;
 use routing::fleet::Target;
-use routing::load::{Held, Share};
-use routing::prefix::hash::{self, Known, Salt};
+use routing::load::{Held, ThreadLoad};
+use routing::prefix::hash::{self, HashScope, Salt};
 use routing::prefix::index::{Bounds, Index};
 use routing::prefix::{Blocks, RunLength};
 use routing::route::{Assignment, Router, SelectionRequest};
@@ -82,7 +82,7 @@ impl Ours {
 
     /// Other threads have as much booked on every worker as this one has, and are to hear what is decided here.
     pub fn share(&mut self) {
-        let shares: Vec<Share> = everywhere(&self.router).collect();
+        let shares: Vec<ThreadLoad> = everywhere(&self.router).collect();
         self.router.hear_shares(&shares);
         self.router.keep_decisions();
     }
@@ -219,9 +219,9 @@ impl Memory {
 }
 
 /// What another thread would have booked: the same on every worker.
-pub(crate) fn everywhere(router: &Router) -> impl Iterator<Item = Share> {
+pub(crate) fn everywhere(router: &Router) -> impl Iterator<Item = ThreadLoad> {
     let targets = router.fleet().workers().flat_map(|worker| worker.targets());
-    targets.map(|target: Target| Share {
+    targets.map(|target: Target| ThreadLoad {
         booked_tokens: (BUSY * BUSY_TOKENS).into(),
         queued_tokens: (BUSY * BUSY_TOKENS).into(),
         prefills: BUSY,
@@ -285,7 +285,7 @@ fn conversations(situation: &Situation) -> Vec<Conversation> {
 }
 
 fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
-    let scope = hash::scope(MODEL, Known::ByIds);
+    let scope = hash::scope(MODEL, HashScope::ByIds);
     let names = hash::ids(ids, block_tokens, Salt::new(None, None));
     Blocks::named(scope, names, RunLength::of(block_tokens))
 }
@@ -293,7 +293,7 @@ fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
 /// Blocks that nobody asks for.
 fn stuffed(cache: u32, first: u32, count: u32) -> Blocks {
     Blocks {
-        scope: hash::scope(MODEL, Known::ByIds),
+        scope: hash::scope(MODEL, HashScope::ByIds),
         sequence: (first..first + count)
             .map(|block| stuffing(cache, block))
             .collect(),

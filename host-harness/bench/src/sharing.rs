@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::hint::black_box;
 
 use routing::fleet::TargetKey;
-use routing::load::Share;
+use routing::load::ThreadLoad;
 use routing::prefix::Decision;
 use routing::route::Router;
-use routing::sharing::{Heard, PoolShares, SharedStore, ThreadSync, Totals, Wrote};
+use routing::sharing::{PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals, WriteResult};
 
 use crate::ours::{START, everywhere, router};
 use crate::situation::{CACHE_BLOCKS, Fleet, Holders, Situation, stuffing};
@@ -31,11 +31,11 @@ impl SharedStore for Map {
         self.values.borrow().get(key).cloned()
     }
 
-    fn write(&self, key: &str, value: &[u8], _: Option<u32>) -> Wrote {
+    fn write(&self, key: &str, value: &[u8], _: Option<u32>) -> WriteResult {
         self.version.set(self.version.get() + 1);
         let new = (value.to_vec(), self.version.get());
         self.values.borrow_mut().insert(key.to_owned(), new);
-        Wrote::Done
+        WriteResult::Done
     }
 }
 
@@ -46,7 +46,7 @@ pub struct Threads {
     others: Vec<ThreadSync>,
     board: Map,
     shares: Vec<PoolShares>,
-    heard: Vec<Share>,
+    heard: Vec<ThreadLoad>,
     tick: u64,
     decisions: u32,
 }
@@ -61,7 +61,7 @@ impl Threads {
             prompt_tokens: 0,
             holders: Holders::Few,
         });
-        let shares: Vec<Share> = everywhere(&router).collect();
+        let shares: Vec<ThreadLoad> = everywhere(&router).collect();
         let mut threads = Self {
             router,
             desk: ThreadSync::new(0),
@@ -102,7 +102,7 @@ impl Threads {
     }
 
     /// Hears what the others have said.
-    pub fn listen(&mut self) -> Heard {
+    pub fn listen(&mut self) -> ThreadUpdate {
         self.desk.listen(&self.board, self.tick)
     }
 

@@ -8,7 +8,7 @@ use routing::fleet::{Incarnation, WorkerId};
 use routing::route::Question;
 
 use crate::calls;
-use crate::gateway::PoolRuntime;
+use crate::pool_runtime::PoolRuntime;
 
 /// Timeout of a question to a worker.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ impl Asker {
             return false;
         };
         let body = calls::good_answer(has_headers).unwrap_or_default();
-        match gateway.told(&life, &body) {
+        match gateway.on_reply(&life, &body) {
             true => {
                 self.silent.remove(&life.id);
             }

@@ -16,9 +16,9 @@ use routing::fleet::Worker;
 use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
 
 use crate::cleanup::{self, CleanUp};
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
+use crate::pool_runtime::PoolRuntime;
 use crate::prefill_call::{self, Job};
 use crate::recovery::{self, DecodeCall, End, Failure};
 use crate::shared;

@@ -8,9 +8,9 @@ use routing::handoff::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
 use crate::calls::{self, Call, ClientRequest, Task};
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host;
+use crate::pool_runtime::PoolRuntime;
 use crate::stream::{CleanupRequest, Stream};
 
 /// A clean-up leg under way.
@@ -27,7 +27,7 @@ pub struct CleanUp {
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes a prefill worker drop what it has computed for a request that was given up. Called on the root.
-pub fn call_off(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: u64) {
+pub fn abort_prefill(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: u64) {
     let called = host::enter_context(gateway.root_id)
         .ok()
         .and_then(|()| send(gateway, client, leg));

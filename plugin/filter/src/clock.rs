@@ -39,7 +39,7 @@ impl Clock {
     }
 
     /// Notes that a piece of the answer has come.
-    pub fn stir(&self) {
+    pub fn mark_activity(&self) {
         self.stirred.set(true);
     }
 

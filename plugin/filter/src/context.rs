@@ -10,10 +10,10 @@ use routing::route::{Plan, Refusal};
 use routing::uploads::Progress;
 
 use crate::endpoints;
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::{self, Next};
+use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::registration::RegistrationRequest;
 use crate::response::Reading;
@@ -47,10 +47,10 @@ impl StreamContext {
 
     /// Opens a request: removes headers that a client must not set, and sets the request id.
     fn open(&self, received: &Rc<[Header]>) -> Result<Rc<Stream>, HostError> {
-        let steering = received
+        let overrides = received
             .iter()
-            .filter(|(name, _)| headers::is_not_a_clients(name));
-        for (name, _) in steering.clone() {
+            .filter(|(name, _)| headers::is_reserved(name));
+        for (name, _) in overrides.clone() {
             host::remove_header(Map::Request, name)?;
         }
         let own = self.give_id()?;
@@ -60,7 +60,7 @@ impl StreamContext {
         stream.came.set(self.gateway.tell_time());
         let mut spoken = stream.spoken.borrow_mut();
         if self.gateway.router.borrow().pool().trust_clients {
-            spoken.steering = steering.cloned().collect();
+            spoken.overrides = overrides.cloned().collect();
         }
         let value = |name: &str| find(received, name).map(<[u8]>::to_vec);
         spoken.tenant = value(headers::TENANT);
@@ -210,7 +210,7 @@ impl HttpContext for StreamContext {
             path,
             encoding: find(&received, "content-encoding"),
         };
-        self.pools.come_alive();
+        self.pools.activate();
         self.pools.vm.request_came();
         if !received.iter().all(headers::is_sendable) {
             self.pools.vm.telemetry.refused(Refusal::Unsendable.code());

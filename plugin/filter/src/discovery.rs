@@ -8,8 +8,8 @@ use routing::excerpt::{self, excerpt};
 use routing::fleet::{Fleet, Worker};
 
 use crate::calls;
-use crate::gateway::PoolRuntime;
 use crate::host::{self, Map};
+use crate::pool_runtime::PoolRuntime;
 use crate::shared::{self, SourceHealth};
 
 /// Polls a source while this VM leads.
@@ -157,7 +157,7 @@ impl Leading {
             "pool {}: discovery has given no answer for too long, its workers are given up",
             gateway.pool.name
         );
-        if let Believed::Changed(workers) = self.belief.give_up() {
+        if let Believed::Changed(workers) = self.belief.expire() {
             publish(gateway, workers);
         }
         if let Some(source) = discovery::source(&gateway.pool) {

@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use routing::discovery::Reply;
 use routing::fleet::Role;
-use routing::prefill_router::{ModelKey, ModelState};
+use routing::model_state::{ModelKey, ModelState};
 use routing::request::Head;
 use routing::route::{AboutModels, Refusal, Router};
 use serde::Serialize;
 
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host;
+use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::status;
 

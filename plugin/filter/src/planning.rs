@@ -9,9 +9,9 @@ use routing::route::{Explain, Plan, PlanInput, QueueTicket, Refusal, Router};
 use routing::selection::eligibility::Subset;
 
 use crate::calls::{self, Task};
-use crate::gateway::{PoolRuntime, Waits};
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
+use crate::pool_runtime::{PoolRuntime, Waits};
 use crate::prefill_call::Job;
 use crate::stream::{Stage, Stream};
 
@@ -36,7 +36,7 @@ const SUBSET_HINTS: [&[&str]; 2] = [
 #[derive(Default)]
 pub struct RoutingHeaders {
     /// Routing overrides of a trusted caller.
-    pub steering: Vec<Header>,
+    pub overrides: Vec<Header>,
     /// The session that the request names.
     pub session: Option<Vec<u8>>,
     /// The tenant that the request names.
@@ -44,9 +44,9 @@ pub struct RoutingHeaders {
 }
 
 impl RoutingHeaders {
-    fn steering(&self, wanted: &str) -> Option<&[u8]> {
+    fn overrides(&self, wanted: &str) -> Option<&[u8]> {
         let named = |(name, _): &&Header| name.eq_ignore_ascii_case(wanted.as_bytes());
-        let found = self.steering.iter().find(named);
+        let found = self.overrides.iter().find(named);
         found.map(|(_, value)| value.as_slice())
     }
 
@@ -57,13 +57,13 @@ impl RoutingHeaders {
         if let Some(hint) = hints.find_map(host::property) {
             return Some(Subset::of_metadata(&hint));
         }
-        let text = self.steering(headers::SUBSET)?;
+        let text = self.overrides(headers::SUBSET)?;
         // A value that is not text names no endpoint, and so allows none.
         Some(Subset::parse(std::str::from_utf8(text).unwrap_or_default()))
     }
 
     fn explain(&self) -> Explain {
-        let asked = self.steering(headers::EXPLAIN);
+        let asked = self.overrides(headers::EXPLAIN);
         match asked.is_some_and(|value| value == b"1" || value.eq_ignore_ascii_case(b"true")) {
             true => Explain::ForCaller,
             false if log::log_enabled!(log::Level::Debug) => Explain::ForLog,
@@ -96,7 +96,7 @@ pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
         let spoken = stream.spoken.borrow();
         let subset = spoken.subset();
         let told = PlanInput {
-            headers: &spoken.steering,
+            headers: &spoken.overrides,
             now: gateway.tell_time(),
             session: spoken.session.as_deref(),
             tenant: spoken.tenant.as_deref(),
@@ -148,7 +148,7 @@ fn renamed(gateway: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
     let renamed = {
         let spoken = stream.spoken.borrow();
         let mut router = gateway.router.borrow_mut();
-        router.rename(&body, &spoken.steering)
+        router.rename(&body, &spoken.overrides)
     };
     let Some(renamed) = renamed else {
         return Ok(body);

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use routing::config::Config;
 
-use crate::gateway::PoolRuntime;
 use crate::host;
+use crate::pool_runtime::PoolRuntime;
 use crate::vm::Vm;
 
 /// Property of a route's metadata that names its pool.
@@ -47,9 +47,9 @@ impl Pools {
 
     /// Activates the root at a tick or a request: its configuration is not only on trial. Routers that follow another
     /// configuration, as before an update, or after one that was taken back, follow this one now.
-    pub fn come_alive(&self) {
+    pub fn activate(&self) {
         if !self.is_alive.replace(true) {
-            self.vm.take_in(&self.gateways);
+            self.vm.register(&self.gateways);
         }
         for gateway in &self.gateways {
             gateway.follow();

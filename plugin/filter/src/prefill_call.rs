@@ -18,9 +18,9 @@ use routing::route::{
 
 use crate::calls::{self, Call, headers_for_client, not_made};
 use crate::cleanup;
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host;
+use crate::pool_runtime::PoolRuntime;
 use crate::recovery::{self, End, Failure};
 use crate::rewrite;
 use crate::stream::{ConcurrentPrefill, PendingReset, Stage, Stream};
@@ -188,7 +188,10 @@ pub fn answered(gateway: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) 
     if left == 0 {
         return proceed(gateway, job, Client::Waits, answer);
     }
-    match job.phase.yields(answer, &mut gateway.router.borrow_mut()) {
+    match job
+        .phase
+        .absorb_failure(answer, &mut gateway.router.borrow_mut())
+    {
         Ok(()) => return,
         Err(phase) => job.phase = *phase,
     }
@@ -253,7 +256,9 @@ fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
             client.prefill_is_good(gateway);
             recovery::deliver_held(gateway, &client);
         }
-        AfterPrefill::CallOff { leg, blocks } => cleanup::call_off(gateway, &client, &leg, blocks),
+        AfterPrefill::CallOff { leg, blocks } => {
+            cleanup::abort_prefill(gateway, &client, &leg, blocks)
+        }
         AfterPrefill::Answer => pass_on(gateway, &client, answer),
         AfterPrefill::AnswerUnlessPair(end) => ask_another_pair(gateway, &client, answer, end),
         AfterPrefill::Terminal(terminal) => end_here(gateway, &client, terminal),

@@ -14,8 +14,8 @@ use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal}
 
 use crate::calls::{self, Call, ClientRequest, Task, headers_for_client};
 use crate::cleanup;
-use crate::gateway::PoolRuntime;
 use crate::host::{self, Header};
+use crate::pool_runtime::PoolRuntime;
 use crate::prefill_call::{self, Job};
 use crate::response;
 use crate::stream::{ConcurrentPrefill, PendingReset, Response, Stage, Stream};
@@ -365,7 +365,7 @@ pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
         Failure::Status => {
             client.stage.set(Stage::Forwarded);
             client.response.set(Response::Flowing);
-            client.clock.stir();
+            client.clock.mark_activity();
             client.seat.borrow_mut().release();
             client.resume_response();
         }
@@ -426,7 +426,7 @@ fn silence(gateway: &PoolRuntime, client: &Stream) -> Came {
 /// Recovers streams whose clients have read nothing and wait for a worker that has left the fleet, without waiting for its
 /// deadline.
 pub fn see_to_left(gateway: &PoolRuntime) {
-    let left = gateway.who_left();
+    let left = gateway.departed_workers();
     if left.is_empty() {
         return;
     }
@@ -474,7 +474,7 @@ impl Stream {
         // The root makes the call, so that the answer finds its caller.
         if self.abort.borrow().is_some()
             && host::enter_context(gateway.root_id).is_ok()
-            && let Some(token) = self.call_off(gateway)
+            && let Some(token) = self.abort_prefill(gateway)
         {
             gateway.calls.borrow_mut().run(token, Call::Abort);
         }

@@ -10,8 +10,8 @@ use routing::discovery::{
 use routing::request::Head;
 
 use crate::discovery::publish;
-use crate::gateway::PoolRuntime;
 use crate::host::{self, Header, Written};
+use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 
 const PATH: &[u8] = b"/pd-router/workers";
@@ -61,12 +61,12 @@ impl RegistrationRequest {
 
     /// The reply that needs no body, so that no body is sent in vain; `None`: the body is needed.
     pub fn early_answer(&self, pools: &Pools) -> Option<Reply> {
-        let office = match self.office(pools) {
-            Ok(office) => office,
+        let registration_pool = match self.registration_pool(pools) {
+            Ok(registration_pool) => registration_pool,
             Err(problem) => return Some(problem.reply()),
         };
         match self.method {
-            Method::List => Some(list(pools, &office)),
+            Method::List => Some(list(pools, &registration_pool)),
             Method::Put | Method::Delete => None,
             Method::Other => Some(Problem::Method.reply()),
         }
@@ -85,35 +85,35 @@ impl RegistrationRequest {
         }
     }
 
-    fn office<'p>(&self, pools: &'p Pools) -> Result<RegistrationPool<'p>, Problem> {
+    fn registration_pool<'p>(&self, pools: &'p Pools) -> Result<RegistrationPool<'p>, Problem> {
         let all = pools.config.pools.iter();
-        discovery::office(all, &self.path, self.authorization.as_deref())
+        discovery::registration_pool(all, &self.path, self.authorization.as_deref())
     }
 
     fn change(&self, pools: &Pools, body: &[u8]) -> Result<Reply, Problem> {
-        let office = self.office(pools)?;
+        let registration_pool = self.registration_pool(pools)?;
         let change = match self.method {
-            Method::Put => discovery::read_put(body, office)?,
+            Method::Put => discovery::read_put(body, registration_pool)?,
             Method::Delete => discovery::read_delete(body)?,
             Method::List | Method::Other => return Err(Problem::Method),
         };
-        let key = Registry::key(&office.pool.name);
-        let changed = apply(&key, &change, office.rules.max_workers)?;
+        let key = Registry::key(&registration_pool.pool.name);
+        let changed = apply(&key, &change, registration_pool.rules.max_workers)?;
         Ok(match change {
-            Change::Put(_) => office.registered(changed),
-            Change::Delete(_) => office.removed(changed),
+            Change::Put(_) => registration_pool.registered(changed),
+            Change::Delete(_) => registration_pool.removed(changed),
         })
     }
 }
 
-fn list(pools: &Pools, office: &RegistrationPool<'_>) -> Reply {
-    let registry = read(&Registry::key(&office.pool.name)).0;
-    let Some(gateway) = pools.named(office.pool.name.as_bytes()) else {
-        return office.list(&registry, &Leases::default(), 0, 0);
+fn list(pools: &Pools, registration_pool: &RegistrationPool<'_>) -> Reply {
+    let registry = read(&Registry::key(&registration_pool.pool.name)).0;
+    let Some(gateway) = pools.named(registration_pool.pool.name.as_bytes()) else {
+        return registration_pool.list(&registry, &Leases::default(), 0, 0);
     };
     let roll = gateway.roll.borrow();
     let round = u64::try_from(roll.round.as_millis()).unwrap_or(0);
-    office.list(&registry, &roll.leases, roll.rounds, round)
+    registration_pool.list(&registry, &roll.leases, roll.rounds, round)
 }
 
 fn read(key: &str) -> (Registry, Option<u32>) {

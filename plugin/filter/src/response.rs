@@ -12,10 +12,10 @@ use routing::outcome::{Came, Follows, of_words};
 use routing::route::{Assignment, Refusal};
 
 use crate::cleanup;
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
+use crate::pool_runtime::PoolRuntime;
 use crate::recovery::{self, End, Failure};
 use crate::stream::{ConcurrentPrefill, Response, Stage, Stream};
 
@@ -60,7 +60,7 @@ impl Reading {
         };
         if action == Action::Continue {
             stream.response.set(Response::Flowing);
-            stream.clock.stir();
+            stream.clock.mark_activity();
         }
         action
     }
@@ -193,11 +193,11 @@ impl Reading {
         }
         self.has_ended |= end;
         if self.reader.is_none() {
-            stream.clock.stir();
+            stream.clock.mark_activity();
             return Action::Continue;
         }
         if passes_unread(gateway, stream) {
-            stream.clock.stir();
+            stream.clock.mark_activity();
             // Any piece renews a booking, whatever it contains.
             stream.seat.borrow_mut().generated(stream.tokens.get());
             return Action::Continue;
@@ -234,7 +234,7 @@ impl Reading {
         let new = bytes.get(self.read..).unwrap_or_default();
         self.read = bytes.len();
         if !new.is_empty() {
-            stream.clock.stir();
+            stream.clock.mark_activity();
         }
         let had_begun = reader.has_begun();
         reader.read(new);

@@ -7,8 +7,8 @@ use routing::answer::{EventEdit, Form, Rewriter};
 use routing::handoff::sglang::PromptLogprobs;
 use routing::route::PrefillAnswer;
 
-use crate::gateway::PoolRuntime;
 use crate::host::{self, Buffer, HostError, Map};
+use crate::pool_runtime::PoolRuntime;
 use crate::stream::Stream;
 
 /// The edits that an answer needs.

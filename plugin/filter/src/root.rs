@@ -12,16 +12,16 @@ use crate::bindings::Asker;
 use crate::calls;
 use crate::context::StreamContext;
 use crate::discovery::Poller;
-use crate::exchange::TickKind;
-use crate::gateway::PoolRuntime;
 use crate::host::{self, Buffer};
 use crate::journal;
 use crate::planning;
+use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::prefill_call;
 use crate::recovery;
 use crate::registration::Registrar;
 use crate::scrape::Scraper;
+use crate::thread_sync::TickKind;
 
 /// Interval of a round, the slow tick: deadlines, fleet version, polls. Rounded up to whole ticks.
 const ROUND: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ impl BackgroundTasks {
     }
 
     /// Does what is due in each round for the pool, if this pool runtime acts for it.
-    fn go_round(&mut self, round: Duration) {
+    fn run_periodic(&mut self, round: Duration) {
         let gateway = &self.gateway;
         if !gateway.acts() {
             self.poller.rest();
@@ -156,9 +156,9 @@ fn must_ask(pool: &Pool) -> bool {
 
 impl ConfiguredRoot {
     fn tick(&mut self, root: u32, round: TickKind) {
-        self.pools.come_alive();
+        self.pools.activate();
         if round == TickKind::Begins {
-            self.go_round(root);
+            self.run_periodic(root);
         }
         let vm = &self.pools.vm;
         if vm.is_driven_by(root) {
@@ -166,7 +166,7 @@ impl ConfiguredRoot {
         }
     }
 
-    fn go_round(&mut self, root: u32) {
+    fn run_periodic(&mut self, root: u32) {
         journal::follow_host();
         for gateway in self.pools.all() {
             gateway.advance();
@@ -181,7 +181,7 @@ impl ConfiguredRoot {
             vm.receiving.refuse_late(gateway);
         }
         for errands in &mut self.errands {
-            errands.go_round(self.round);
+            errands.run_periodic(self.round);
         }
         // A root of an older configuration goes on serving its own streams.
         for gateway in self.pools.all() {
@@ -198,7 +198,7 @@ impl ConfiguredRoot {
 impl Drop for Root {
     fn drop(&mut self) {
         if let Some(site) = &self.site {
-            site.pools.vm.let_go(self.id, site.pools.all());
+            site.pools.vm.deregister(self.id, site.pools.all());
         }
     }
 }

@@ -10,7 +10,7 @@ use routing::fleet::{Incarnation, Role, Worker};
 use routing::route::Report;
 
 use crate::calls;
-use crate::gateway::PoolRuntime;
+use crate::pool_runtime::PoolRuntime;
 use crate::shared;
 
 /// Asks the workers of a pool while this VM leads.

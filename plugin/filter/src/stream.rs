@@ -16,10 +16,10 @@ use routing::route::{AbortLeg, Assignment, Dispatch, Refusal};
 
 use crate::cleanup;
 use crate::clock::Clock;
-use crate::gateway::PoolRuntime;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::RoutingHeaders;
+use crate::pool_runtime::PoolRuntime;
 use crate::recovery::{Failure, HeldReply};
 use crate::rewrite::Change;
 use crate::telemetry::Ended;
@@ -237,7 +237,7 @@ impl Stream {
 
     /// The ids that a line of the log begins with: the client's, and our own.
     pub fn ids(&self) -> &str {
-        self.ids.told()
+        self.ids.for_log()
     }
 
     /// The proxy's number of the stream.
@@ -470,7 +470,7 @@ impl Stream {
             _ => {}
         }
         self.beside.set(ConcurrentPrefill::Nothing);
-        self.call_off(gateway);
+        self.abort_prefill(gateway);
         self.tell_of_end(gateway, stage);
         self.seat.borrow_mut().release();
         let mut router = gateway.router.borrow_mut();
@@ -544,7 +544,7 @@ impl Stream {
 
     /// Makes the prefill worker drop the request, if it can be aborted and holds anything. Returns the call's token, if one is
     /// made. An answer to a call made from a stream that is gone is dropped.
-    pub fn call_off(&self, gateway: &PoolRuntime) -> Option<u32> {
+    pub fn abort_prefill(&self, gateway: &PoolRuntime) -> Option<u32> {
         let abort = self.abort.take()?;
         cleanup::send(gateway, self, &abort)
     }

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use routing::route::Refusal;
 use routing::uploads::{Progress, Uploads};
 
-use crate::gateway::PoolRuntime;
+use crate::pool_runtime::PoolRuntime;
 use crate::stream::Stream;
 
 /// The requests whose bodies are being received.

@@ -11,12 +11,12 @@ use routing::clock::Clock;
 use routing::config::{Pool, Sharing};
 use routing::route::Router;
 
-use crate::exchange::{ThreadSyncDriver, TickKind};
-use crate::gateway::{PoolRuntime, Waiting};
 use crate::host::{self, Buffer, HostError};
+use crate::pool_runtime::{PoolRuntime, Waiting};
 use crate::shared::Lease;
 use crate::status::Refusals;
 use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
+use crate::thread_sync::{ThreadSyncDriver, TickKind};
 use crate::uploads::Receiving;
 
 /// Rounds between two settings of all gauges: about a second.
@@ -132,7 +132,7 @@ impl Vm {
     }
 
     /// Registers the pool runtimes of a root, at its first tick or first request.
-    pub fn take_in(&self, gateways: &[Rc<PoolRuntime>]) {
+    pub fn register(&self, gateways: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for gateway in gateways {
             let of_pool = alive.entry(gateway.pool.name.clone()).or_default();
@@ -143,7 +143,7 @@ impl Vm {
 
     /// Deregisters the pool runtimes of a root that is gone: its configuration was refused after all, or its streams have
     /// drained. State of pools that no other root has is dropped.
-    pub fn let_go(&self, root: u32, gateways: &[Rc<PoolRuntime>]) {
+    pub fn deregister(&self, root: u32, gateways: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for of_pool in alive.values_mut() {
             of_pool.retain(|gateway| gateway.root_id != root);
@@ -276,9 +276,9 @@ impl Vm {
     }
 
     fn set_anew(&self) {
-        self.telemetry.begin_anew();
+        self.telemetry.forget_exported();
         for kept in self.pools.borrow().values() {
-            kept.metrics.begin_anew();
+            kept.metrics.forget_exported();
         }
     }
 

@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use crate::config::{Admission, DecodeBusy, PrefillBusy, Queue, QueuePolicy};
 use crate::fleet::{Capacity, Role};
 use crate::load::LoadSnapshot;
-use crate::prefill_router::ModelKey;
+use crate::model_state::ModelKey;
 
 impl Admission {
     /// Whether any threshold is set for a role: only then must loads be compared.

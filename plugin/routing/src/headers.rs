@@ -1,7 +1,7 @@
 //! Owns the names of headers: those that direct the proxy, those that a client must not set, and those of its request that
 //! are copied to the calls made for it.
 
-use crate::request::steering::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
+use crate::request::overrides::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
 
 /// Where a request or a call goes: an ordered list of `ip:port`, read by the clusters' `override_host` policy.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -16,7 +16,7 @@ pub const PREFILL: &str = "x-pd-router-prefill";
 /// The chosen decode worker, for people.
 pub const DECODE: &str = "x-pd-router-decode";
 /// The endpoints that a gateway in front allows.
-pub use crate::request::steering::SUBSET;
+pub use crate::request::overrides::SUBSET;
 /// The endpoint that really answered: the gateway sends it to the picker in the endpoint picker protocol.
 pub const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// Why a request was dropped, in the words of the endpoint picker protocol.
@@ -29,7 +29,7 @@ pub const TENANT: &str = "x-tenant-id";
 pub const REQUEST_ID: &str = "x-request-id";
 
 /// Headers by which a client could pick a worker or change the proxy's retries and timeouts.
-const NOT_A_CLIENTS: &[&str] = &[
+const RESERVED: &[&str] = &[
     DESTINATION,
     SUBSET,
     EXPLAIN,
@@ -68,7 +68,7 @@ const NOT_A_CLIENTS: &[&str] = &[
 ];
 
 /// Headers by which a gateway in front sets more than a request's destination.
-const A_GATEWAYS: [[&str; 2]; 3] = [MODEL_REWRITE, OBJECTIVE, FAIRNESS];
+const GATEWAY_HEADERS: [[&str; 2]; 3] = [MODEL_REWRITE, OBJECTIVE, FAIRNESS];
 
 /// Content type of every call. A call of type `application/grpc` would get the proxy's own errors as 200.
 pub const CONTENT_TYPE: (&str, &str) = ("content-type", "application/json");
@@ -122,8 +122,8 @@ pub fn is_sendable((name, value): &(Vec<u8>, Vec<u8>)) -> bool {
 }
 
 /// Whether a client must not set this header.
-pub fn is_not_a_clients(name: &[u8]) -> bool {
-    contains(NOT_A_CLIENTS, name) || contains(A_GATEWAYS.as_flattened(), name)
+pub fn is_reserved(name: &[u8]) -> bool {
+    contains(RESERVED, name) || contains(GATEWAY_HEADERS.as_flattened(), name)
 }
 
 /// Whether this header of a client's request is copied to the calls made for it, given the pool's `further` headers.
@@ -143,7 +143,7 @@ pub fn stays_behind(name: &str) -> Option<&'static str> {
     if name.is_empty() || !name.iter().all(of_a_name) {
         return Some("is no header's name: write it as \"x-api-key\"");
     }
-    if is_not_a_clients(name) {
+    if is_reserved(name) {
         return Some("names a header that no client may set");
     }
     let is_own = contains(EACH_LEGS_OWN, name)
@@ -290,11 +290,11 @@ mod tests {
     #[test]
     fn found_b17_the_page_names_every_header() {
         let page = include_str!("../../../docs/headers.md");
-        let steering = crate::request::steering::header_names();
-        let all = [NOT_A_CLIENTS, A_GATEWAYS.as_flattened(), GO_ALONG].concat();
+        let overrides = crate::request::overrides::header_names();
+        let all = [RESERVED, GATEWAY_HEADERS.as_flattened(), GO_ALONG].concat();
         for name in all
             .into_iter()
-            .chain(steering)
+            .chain(overrides)
             .chain([TENANT, CONTENT_TYPE.0])
         {
             assert!(page.contains(&format!("`{name}`")), "{name}");

@@ -7,7 +7,7 @@ pub struct Ids {
     /// For engines: the gateway's own.
     own: String,
     /// For the log and the status page: the client's, then the gateway's own.
-    told: String,
+    for_log: String,
 }
 
 impl Ids {
@@ -22,7 +22,7 @@ impl Ids {
             some => some,
         };
         Self {
-            told: format!("{clients} {own}"),
+            for_log: format!("{clients} {own}"),
             own,
         }
     }
@@ -33,8 +33,8 @@ impl Ids {
     }
 
     /// The ids that begin a line of the log.
-    pub fn told(&self) -> &str {
-        &self.told
+    pub fn for_log(&self) -> &str {
+        &self.for_log
     }
 }
 
@@ -44,13 +44,17 @@ mod tests {
 
     #[test]
     fn found_ids_a_client_writes_no_line_with_its_id() {
-        let told = |clients: &[u8]| Ids::new(Some(clients), "0f".to_owned()).told().to_owned();
-        assert_eq!(told(b"client-7"), "client-7 0f");
-        assert_eq!(told(b""), "- 0f");
-        assert_eq!(Ids::new(None, "0f".to_owned()).told(), "- 0f");
-        assert_eq!(told(b"a] [b\n"), r"a\u{5d}\u{20}\u{5b}b\n 0f");
-        assert_eq!(told(b"\xff"), r"\u{fffd} 0f");
-        let long = told(&[b'x'; 1 << 20]);
+        let for_log = |clients: &[u8]| {
+            Ids::new(Some(clients), "0f".to_owned())
+                .for_log()
+                .to_owned()
+        };
+        assert_eq!(for_log(b"client-7"), "client-7 0f");
+        assert_eq!(for_log(b""), "- 0f");
+        assert_eq!(Ids::new(None, "0f".to_owned()).for_log(), "- 0f");
+        assert_eq!(for_log(b"a] [b\n"), r"a\u{5d}\u{20}\u{5b}b\n 0f");
+        assert_eq!(for_log(b"\xff"), r"\u{fffd} 0f");
+        let long = for_log(&[b'x'; 1 << 20]);
         assert!(long.len() < 100 && long.ends_with(" 0f"), "{long}");
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use routing::handoff::llmd::PREFILLER;
-use routing::request::steering::{self, SUBSET};
+use routing::request::overrides::{self, SUBSET};
 
 use super::wanted::Wanted;
 use super::{Code, DESTINATION, Warning, warning};
@@ -163,7 +163,7 @@ fn removal(place: &Node<'_>) -> Option<Warning> {
 }
 
 fn is_written_by_the_filter(name: &str) -> bool {
-    let steers = steering::header_names().filter(|steering| *steering != SUBSET);
+    let steers = overrides::header_names().filter(|name| *name != SUBSET);
     steers
         .chain([DESTINATION, PREFILLER])
         .chain(RETRIES)

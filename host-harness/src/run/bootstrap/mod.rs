@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use routing::config::Config;
-use routing::request::steering;
+use routing::request::overrides;
 use serde_json::{Value, json};
 
 mod clusters;
@@ -145,7 +145,7 @@ fn set_plugin(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapE
 fn let_steering_in(manager: &mut Value) -> Result<(), BootstrapError> {
     let steers = |mutation: &Value| {
         let name = mutation["remove"].as_str();
-        name.is_some_and(|name| steering::header_names().any(|steering| steering == name))
+        name.is_some_and(|name| overrides::header_names().any(|header| header == name))
     };
     for extension in list(
         manager,
@@ -296,7 +296,7 @@ mod tests {
             names
         };
         let (trusted, anybody) = (names(Callers::Trusted), names(Callers::Anybody));
-        for header in steering::header_names() {
+        for header in overrides::header_names() {
             assert!(
                 anybody.iter().any(|name| name == header),
                 "{header} is not stripped"

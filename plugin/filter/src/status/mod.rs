@@ -10,14 +10,14 @@ use std::time::Duration;
 use routing::config::Discovery;
 use routing::fleet::Worker;
 use routing::load::Load;
-use routing::prefill_router::{ModelKey, ModelState};
+use routing::model_state::{ModelKey, ModelState};
 use routing::route::{Report, Router};
 use serde::Serialize;
 
 use refusals::Refused;
 
 use crate::endpoints::Answer;
-use crate::gateway::PoolRuntime;
+use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::shared::{self, SourceHealth};
 use crate::vm::Vm;

@@ -244,7 +244,7 @@ impl Telemetry {
     }
 
     /// Forgets the values of the gauges: the next calls set all of them.
-    pub fn begin_anew(&self) {
+    pub fn forget_exported(&self) {
         self.told.set(None);
         self.told_of.replace(None);
     }

@@ -181,7 +181,7 @@ impl PoolTelemetry {
     }
 
     /// Forgets the values of the gauges: the next census sets all of them.
-    pub fn begin_anew(&self) {
+    pub fn forget_exported(&self) {
         self.told.set(None);
         for known in self.workers.borrow_mut().values_mut() {
             known.told = None;

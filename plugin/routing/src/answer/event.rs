@@ -38,7 +38,7 @@ pub(super) struct Ends {
     pub(super) limit: bool,
     pub(super) gave_up: bool,
     /// A choice gives no reason for its end, or has not ended.
-    pub(super) untold: bool,
+    pub(super) unreported: bool,
 }
 
 impl Ends {
@@ -50,7 +50,7 @@ impl Ends {
 
     fn add(&mut self, reason: Reason) {
         match reason {
-            Reason::Untold => self.untold = true,
+            Reason::Unreported => self.unreported = true,
             Reason::Itself => self.itself = true,
             Reason::Limit => self.limit = true,
             Reason::GaveUp => self.gave_up = true,
@@ -61,7 +61,7 @@ impl Ends {
         self.itself |= other.itself;
         self.limit |= other.limit;
         self.gave_up |= other.gave_up;
-        self.untold |= other.untold;
+        self.unreported |= other.unreported;
     }
 }
 
@@ -304,7 +304,7 @@ impl<'de> Fields<'de> {
             "completed" => Facts::last(Ends::of(Reason::Itself)),
             "incomplete" => {
                 let response = self.response.as_ref();
-                let reason = response.map_or(Reason::Untold, |inner| inner.why_incomplete());
+                let reason = response.map_or(Reason::Unreported, |inner| inner.why_incomplete());
                 Facts::last(Ends::of(reason))
             }
             "failed" => Facts::failure(),
@@ -339,7 +339,7 @@ impl<'de> Fields<'de> {
 
     fn why_incomplete(&self) -> Reason {
         let details = self.incomplete.as_ref();
-        details.map_or(Reason::Untold, |details| Reason::of(&details.reason.0))
+        details.map_or(Reason::Unreported, |details| Reason::of(&details.reason.0))
     }
 
     /// Facts of an event or an answer of the Messages interface, or of an unknown one.
@@ -354,7 +354,7 @@ impl<'de> Fields<'de> {
             "content_block_delta" => Facts::token(self.carries()),
             "message_delta" => {
                 let reason = self.delta.as_ref().map(|delta| delta.reason);
-                let told = reason.filter(|reason| *reason != Reason::Untold);
+                let told = reason.filter(|reason| *reason != Reason::Unreported);
                 told.map_or_else(Facts::default, |reason| Facts::ended(Ends::of(reason)))
             }
             "message_stop" => Facts::last(Ends::default()),
@@ -466,7 +466,7 @@ impl<'de> Visitor<'de> for ChoiceVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Choice, A::Error> {
-        let (mut says, mut error, mut reason) = (false, false, Reason::Untold);
+        let (mut says, mut error, mut reason) = (false, false, Reason::Unreported);
         while let Some(Word(key)) = object.next_key()? {
             match &*key {
                 "delta" | "message" => says |= object.next_value::<Part<'_>>()?.says,

@@ -19,7 +19,7 @@ pub(super) struct Says(pub(super) bool);
 pub(super) enum Reason {
     /// No reason given.
     #[default]
-    Untold,
+    Unreported,
     /// Generation ended by itself.
     Itself,
     /// The token limit was reached.
@@ -32,7 +32,7 @@ impl Reason {
     /// The reason that a word of any interface stands for.
     pub(super) fn of(word: &str) -> Self {
         match word {
-            "" => Self::Untold,
+            "" => Self::Unreported,
             "length" | "max_tokens" | "max_output_tokens" | "not_finished" => Self::Limit,
             "abort" | "aborted" | "error" | "cancelled" | "canceled" | "timeout" => Self::GaveUp,
             _ => Self::Itself,
@@ -158,19 +158,19 @@ struct ReasonVisitor;
 impl<'de> Visitor<'de> for ReasonVisitor {
     type Value = Reason;
 
-    scalars!(|_| Reason::Untold, Reason::Untold);
+    scalars!(|_| Reason::Unreported, Reason::Unreported);
 
     fn visit_str<E>(self, word: &str) -> Result<Self::Value, E> {
         Ok(Reason::of(word))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
-        skip_list(list).map(|()| Reason::Untold)
+        skip_list(list).map(|()| Reason::Unreported)
     }
 
     /// SGLang gives the reason as an object.
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
-        let mut reason = Reason::Untold;
+        let mut reason = Reason::Unreported;
         while let Some(Word(key)) = object.next_key()? {
             let Word(value) = object.next_value()?;
             if key == "type" {

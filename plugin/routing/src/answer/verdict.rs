@@ -133,7 +133,7 @@ impl Said {
     fn of_document(&self) -> Verdict {
         match self.end() {
             None if self.is_unknown => Verdict::Content,
-            Some(Verdict::Ended(_)) | None if self.ends.untold => match self.has_content() {
+            Some(Verdict::Ended(_)) | None if self.ends.unreported => match self.has_content() {
                 true => Verdict::Content,
                 false => Verdict::Empty,
             },

@@ -4,12 +4,12 @@
 //! caller's. The workers read are not yet the fleet: [`PolledWorkers`] decides which answers count, and [`Staleness`] how
 //! long a fleet outlives a silent source.
 
-mod belief;
 mod document;
 mod dynamo;
 mod envoy_clusters;
 mod fixed;
 mod outside;
+mod polled;
 mod registration;
 mod registry;
 mod staleness;
@@ -19,14 +19,14 @@ use std::net::SocketAddr;
 use crate::config::{Discovery, MAX_RANKS, MAX_WORKERS, Pool, ranks};
 use crate::fleet::Worker;
 
-pub use belief::{Believed, PolledWorkers};
 pub use document::DocumentError;
 pub use dynamo::DynamoError;
 pub use envoy_clusters::ClustersError;
 pub use fixed::workers as static_workers;
+pub use polled::{Believed, PolledWorkers};
 pub use registration::{
-    MAX_BODY, Problem, Registration, RegistrationPool, Reply, authorised, office, read_delete,
-    read_put,
+    MAX_BODY, Problem, Registration, RegistrationPool, Reply, authorised, read_delete, read_put,
+    registration_pool,
 };
 pub use registry::{Change, Entry, Leases, Named, Registry, RegistryError};
 pub use staleness::Staleness;

@@ -64,7 +64,7 @@ pub struct Reply {
 pub enum Problem {
     /// No pool takes registrations, or not the named one.
     #[error("no pool{} takes registrations", name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default())]
-    NoOffice {
+    NoRegistrationPool {
         /// The named pool.
         name: Option<String>,
     },
@@ -100,7 +100,7 @@ impl Problem {
     /// The answer, in the shape of OpenAI's errors.
     pub fn reply(&self) -> Reply {
         let (status, code) = match self {
-            Self::NoOffice { .. } => (404, "no_registration"),
+            Self::NoRegistrationPool { .. } => (404, "no_registration"),
             Self::WhichPool => (400, "no_pool"),
             Self::Unauthorised => (401, "unauthorised"),
             Self::Body { .. } => (400, "invalid_field"),
@@ -157,25 +157,27 @@ pub fn authorised(header: Option<&[u8]>, token: &Token) -> bool {
 ///
 /// # Errors
 /// [`Problem`] gives the answer.
-pub fn office<'a>(
+pub fn registration_pool<'a>(
     pools: impl Iterator<Item = &'a Pool>,
     path: &str,
     authorization: Option<&[u8]>,
 ) -> Result<RegistrationPool<'a>, Problem> {
     let name = named_pool(path);
-    let offices = pools.filter_map(|pool| match &pool.discovery {
+    let registration_pools = pools.filter_map(|pool| match &pool.discovery {
         Discovery::Registration(rules) => Some(RegistrationPool { pool, rules }),
         _ => None,
     });
-    let mut offices =
-        offices.filter(|office| name.as_ref().is_none_or(|name| *name == office.pool.name));
-    let (office, another) = (offices.next(), offices.next());
-    let office = office.ok_or(Problem::NoOffice { name })?;
+    let mut registration_pools = registration_pools.filter(|registration_pool| {
+        name.as_ref()
+            .is_none_or(|name| *name == registration_pool.pool.name)
+    });
+    let (registration_pool, another) = (registration_pools.next(), registration_pools.next());
+    let registration_pool = registration_pool.ok_or(Problem::NoRegistrationPool { name })?;
     if another.is_some() {
         return Err(Problem::WhichPool);
     }
-    match authorised(authorization, &office.rules.token) {
-        true => Ok(office),
+    match authorised(authorization, &registration_pool.rules.token) {
+        true => Ok(registration_pool),
         false => Err(Problem::Unauthorised),
     }
 }
@@ -194,7 +196,7 @@ fn named_pool(path: &str) -> Option<String> {
 ///
 /// # Errors
 /// [`Problem`] names the field.
-pub fn read_put(body: &[u8], office: RegistrationPool<'_>) -> Result<Change, Problem> {
+pub fn read_put(body: &[u8], registration_pool: RegistrationPool<'_>) -> Result<Change, Problem> {
     /// Decides between the two forms.
     #[derive(Deserialize)]
     struct Shape {
@@ -218,7 +220,7 @@ pub fn read_put(body: &[u8], office: RegistrationPool<'_>) -> Result<Change, Pro
         let path = path.trim_start_matches('.');
         (!path.is_empty()).then(|| path.to_owned())
     };
-    check_workers(&workers, office.pool.protocol, "").map_err(|error| match error {
+    check_workers(&workers, registration_pool.pool.protocol, "").map_err(|error| match error {
         ConfigError::Value { path, problem } => Problem::Body {
             field: field(&path),
             problem: problem.to_owned(),
@@ -230,7 +232,7 @@ pub fn read_put(body: &[u8], office: RegistrationPool<'_>) -> Result<Change, Pro
     })?;
     let is_outside = |worker: &ListedWorker| {
         let address = worker.address;
-        address.is_some_and(|address| !office.pool.destinations.allow(address))
+        address.is_some_and(|address| !registration_pool.pool.destinations.allow(address))
     };
     match workers.iter().position(is_outside) {
         Some(index) => Err(Problem::Body {

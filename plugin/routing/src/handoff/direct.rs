@@ -45,7 +45,7 @@ pub const STEERING: [&str; 7] = [
 
 /// Edits that remove an untrusted caller's routing overrides from `nvext`: a query would make Dynamo skip prefill, and a
 /// rank could differ from the picked one. Other annotations stay. None where there is nothing to remove.
-pub fn without_steering(request: &Request<'_>) -> Option<Edits> {
+pub fn without_overrides(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
     for nvext in request.body.all("nvext") {
@@ -158,7 +158,7 @@ mod tests {
         let leg = |body: &str| {
             let request =
                 Request::parse(crate::request::Generation::Chat, body.as_bytes()).unwrap();
-            without_steering(&request)
+            without_overrides(&request)
                 .map(|edits| String::from_utf8(edits.apply(body.as_bytes())).unwrap())
         };
         let body = |nvext: &str| {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Ledger;
-use super::books::LoadTable;
+use super::table::LoadTable;
 use crate::fleet::TargetKey;
 
 /// Thousandths of a block: weights change by less than one block, and still add up exactly.

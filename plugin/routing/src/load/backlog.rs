@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::pace::{PrefillRate, RateSamples};
+use super::rate::{PrefillRate, RateSamples};
 
 /// Identifies a prompt in its backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

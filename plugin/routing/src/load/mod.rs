@@ -6,14 +6,14 @@
 
 mod answer;
 mod backlog;
-mod books;
-mod elsewhere;
-mod pace;
+mod rate;
+mod table;
+mod threads;
 
 pub use answer::{Answer, DecodeCharge, Held};
-pub use books::{Load, LoadSnapshot, Standings};
-pub use elsewhere::{ExternalLoad, ThreadLoad};
-pub use pace::PrefillRate;
+pub use rate::PrefillRate;
+pub use table::{Load, LoadSnapshot, Standings};
+pub use threads::{ExternalLoad, ThreadLoad};
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use hashbrown::HashMap;
 
 use crate::fleet::{Fleet, Target, TargetKey, Worker, WorkerId};
 use backlog::Ticket;
-use books::LoadTable;
+use table::LoadTable;
 
 /// All bookings of one VM.
 #[derive(Debug, Default)]

@@ -5,17 +5,17 @@ mod embeds;
 mod forged;
 mod limits;
 mod nvext;
+pub mod overrides;
 mod parts;
 pub mod prompt;
 pub mod rename;
 pub mod sequences;
-pub mod steering;
 
 pub use buffered::{BufferedRequest, ParsedRequest};
 pub use forged::check_unread;
+pub use overrides::{Pin, RoutingOverrides};
 pub use parts::Part;
 pub use sequences::{Prompts, Sequences};
-pub use steering::{Pin, Steering};
 
 use std::borrow::Cow;
 use std::rc::Rc;

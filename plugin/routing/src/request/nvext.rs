@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Refusal;
-use super::steering::Hints;
+use super::overrides::Hints;
 use crate::json::{JsonError, Object};
 use crate::topology::Constraints;
 
@@ -168,7 +168,7 @@ fn value<'a, T: Deserialize<'a>>(said: &Object<'a>, known: &Known) -> Result<Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Steering;
+    use crate::request::RoutingOverrides;
 
     #[test]
     fn what_cannot_be_read_in_nvext_is_named() {
@@ -207,7 +207,7 @@ mod tests {
                 "nvext.router_config_override",
             ),
         ] {
-            let refusal = Steering::read(none.into_iter(), Some(bad)).unwrap_err();
+            let refusal = RoutingOverrides::read(none.into_iter(), Some(bad)).unwrap_err();
             assert!(
                 matches!(refusal, Refusal::Field { name, .. } if name == field),
                 "{bad}: {refusal}"

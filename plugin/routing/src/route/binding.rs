@@ -152,7 +152,7 @@ impl Router {
 
     /// Takes a worker's answer to a query; false if the answer lacks the binding. The answer of an incarnation that has
     /// ended meanwhile is discarded.
-    pub fn told(&mut self, whom: &Incarnation, answer: &[u8]) -> bool {
+    pub fn on_reply(&mut self, whom: &Incarnation, answer: &[u8]) -> bool {
         let worker = self.fleet.get(whom.id);
         let Some(worker) = worker
             .filter(|worker| worker.incarnation() == *whom)

@@ -2,20 +2,20 @@
 
 use std::rc::Rc;
 
-use super::ask::{Admit, SelectionContext};
 use super::binding::Binding;
 use super::eligible::{
     Narrowed, admitted, allowed, constraints, hands_over, is_restricted, most_preferred, on_rank,
 };
 use super::explain::Explained;
+use super::model_workers::RankSlot;
 use super::pinned::Pinned;
-use super::roster::RankSlot;
+use super::selection_request::{Admit, SelectionContext};
 use super::{Refusal, Router};
 use crate::fleet::{Role, Target, TargetKey, Worker};
 use crate::load::{PrefillRate, Standings};
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
-use crate::request::steering::header_for;
+use crate::request::overrides::header_for;
 use crate::selection::cost::DecodeCredit;
 use crate::selection::eligibility::{Eligible, Filter};
 use crate::selection::{Candidate, Reads, Task, cheapest};
@@ -124,7 +124,7 @@ impl Router {
     /// so is one that was admitted already.
     fn backpressure(&self, case: &SelectionContext<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
-        let pin = case.steering.prefill_pin();
+        let pin = case.overrides.prefill_pin();
         if pin.worker.is_some() || case.admit == Admit::Anyone {
             return None;
         }
@@ -166,14 +166,14 @@ impl Router {
         let constraints = constraints(case, &prefill.target.worker)?;
         let (decode, others) = self.choose_decode(case, &constraints)?;
         // A worker in back-off is the last choice: all others are full as well, and the prefilled KV would not be fetched.
-        let is_named = case.steering.decode_pin().worker.is_some();
+        let is_named = case.overrides.decode_pin().worker.is_some();
         if !is_named && self.is_in_back_off(decode.target.worker.id) {
             return Err(Refusal::Overloaded { role: Role::Decode });
         }
         // Only now: a request that is refused for lack of the other worker uses up no turn.
         if step == Step::Commit {
-            self.take(Role::Prefill, case, case.steering.prefill_pin(), &prefill);
-            self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
+            self.take(Role::Prefill, case, case.overrides.prefill_pin(), &prefill);
+            self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
         }
         Ok(Pair {
             prefill,
@@ -196,12 +196,12 @@ impl Router {
         &mut self,
         case: &SelectionContext<'_>,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        self.choose_decode(case, &case.steering.constraints)
+        self.choose_decode(case, &case.overrides.constraints)
     }
 
     /// The decode worker named by the caller, if it is one: only a prefill worker that may hand over to it is eligible.
     fn named_decode(&self, case: &SelectionContext<'_>) -> Option<Rc<Worker>> {
-        let worker = self.fleet.get(case.steering.decode_pin().worker?)?;
+        let worker = self.fleet.get(case.overrides.decode_pin().worker?)?;
         (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
@@ -255,7 +255,7 @@ impl Router {
         decode: &Rc<Worker>,
     ) -> Option<Chosen> {
         let next = self.choose_prefill(case, Some(decode), Step::Commit).ok()?;
-        self.take(Role::Prefill, case, case.steering.prefill_pin(), &next);
+        self.take(Role::Prefill, case, case.overrides.prefill_pin(), &next);
         Some(next)
     }
 
@@ -267,12 +267,12 @@ impl Router {
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Chosen, Refusal> {
-        let pin = case.steering.prefill_pin();
+        let pin = case.overrides.prefill_pin();
         let eligible = self.prefill_candidates(case, decode, step)?;
         let pinned = Pinned::new(
             Role::Prefill,
             "prefill_worker_id",
-            case.steering.prefill,
+            case.overrides.prefill,
             pin,
         );
         let chosen = self.choose(case, eligible, pinned, &Constraints::default())?;
@@ -288,7 +288,7 @@ impl Router {
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Eligible, Refusal> {
-        let pin = case.steering.prefill_pin();
+        let pin = case.overrides.prefill_pin();
         let members = case.roster.of_role(Role::Prefill);
         let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
         let mut unreachable = None;
@@ -344,15 +344,15 @@ impl Router {
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
         let constraints = constraints(case, prefill)?;
         let (decode, others) = self.choose_decode(case, &constraints)?;
-        self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
+        self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
         Ok((decode, others))
     }
 
     /// Picks and takes a worker that runs the request aggregated.
     pub(super) fn pick_whole(&mut self, case: &SelectionContext<'_>) -> Result<Whole, Refusal> {
-        let constraints = &case.steering.constraints;
+        let constraints = &case.overrides.constraints;
         let members = case.roster.of_role(Role::Aggregated);
-        let pin = case.steering.decode_pin();
+        let pin = case.overrides.decode_pin();
         let eligible = admitted(members, constraints)
             .and_then(|admitted| Self::not_excluded(case, members, admitted))
             .map_err(|filter| match filter {
@@ -365,13 +365,13 @@ impl Router {
         let pinned = Pinned::new(
             Role::Aggregated,
             "decode_worker_id",
-            case.steering.decode,
+            case.overrides.decode,
             pin,
         );
         let (decode, eligible) = self
             .choose(case, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NotActivated))?;
-        if !case.steering.query {
+        if !case.overrides.query {
             self.take(Role::Aggregated, case, pin, &decode);
         }
         let others = self.others(members, &eligible, &decode, pin, constraints);

@@ -3,8 +3,8 @@
 //! The rules are Dynamo's (routing semantics, A.5), plus one for prompts that are short in themselves. A client can neither
 //! force nor forge the outcome; a request that names a prefill worker always gets a pair.
 
-use super::ask::SelectionContext;
 use super::choice::{Chosen, Whole};
+use super::selection_request::SelectionContext;
 use super::{Refusal, Router, capacity};
 use crate::config::{Conditional, ConditionalPolicy, PrefillBusy};
 use crate::fleet::Role;
@@ -13,7 +13,7 @@ impl Router {
     /// Takes the decode worker that is to run the request aggregated; none if a pair is to.
     pub(super) fn stays(&mut self, case: &SelectionContext<'_>) -> Option<Whole> {
         let conditional = self.pool.conditional.clone()?;
-        if case.steering.query || case.steering.prefill_pin().worker.is_some() {
+        if case.overrides.query || case.overrides.prefill_pin().worker.is_some() {
             return None;
         }
         // The path through a pair reports any problem with the request.
@@ -32,7 +32,7 @@ impl Router {
         if !stays {
             return None;
         }
-        self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
+        self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
         Some(Whole { decode, others })
     }
 

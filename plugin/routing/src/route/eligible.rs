@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::ask::{Admit, SelectionContext};
 use super::choice::Step;
+use super::model_workers::{ModelWorkers, RankSlot};
 use super::pinned::Pinned;
-use super::roster::{ModelWorkers, RankSlot};
+use super::selection_request::{Admit, SelectionContext};
 use super::{Refusal, Router};
 use crate::fleet::{Condition, Role, Worker};
 use crate::rendezvous::NotServed;
@@ -109,7 +109,7 @@ impl Router {
         constraints: &Constraints,
     ) -> Result<(Eligible, Pinned), Refusal> {
         let members = case.roster.of_role(Role::Decode);
-        let pin = case.steering.decode_pin();
+        let pin = case.overrides.decode_pin();
         let eligible = admitted(members, constraints)
             .and_then(|admitted| Self::not_excluded(case, members, admitted))
             .map_err(|filter| match filter {
@@ -121,7 +121,7 @@ impl Router {
                     filter,
                 },
             })?;
-        let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.steering.decode, pin);
+        let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.overrides.decode, pin);
         Ok((eligible, pinned))
     }
 
@@ -132,7 +132,7 @@ impl Router {
         if !has_threshold || case.admit == Admit::Anyone {
             return Ok(());
         }
-        let found = Self::decoders(case, &case.steering.constraints)
+        let found = Self::decoders(case, &case.overrides.constraints)
             .and_then(|(eligible, pinned)| self.narrowed(case, eligible, pinned));
         match found {
             Err(overloaded @ Refusal::Overloaded { .. }) => Err(overloaded),
@@ -185,7 +185,7 @@ impl Router {
 
 /// Whether any constraint applies to a pair.
 pub(super) fn is_restricted(case: &SelectionContext<'_>) -> bool {
-    case.roster.has_topology || !case.steering.constraints.required_taints.is_empty()
+    case.roster.has_topology || !case.overrides.constraints.required_taints.is_empty()
 }
 
 /// The constraints on the decode worker from the transfer from `prefill`, and from the request itself.
@@ -194,11 +194,11 @@ pub(super) fn constraints(
     prefill: &Worker,
 ) -> Result<Constraints, Refusal> {
     if !case.roster.has_topology {
-        return Ok(case.steering.constraints.clone());
+        return Ok(case.overrides.constraints.clone());
     }
     let here = case.roster.workers.iter().map(|worker| &**worker);
     match topology::constraints(prefill, here) {
-        Ok(derived) => Ok(case.steering.constraints.clone().merged(derived)),
+        Ok(derived) => Ok(case.overrides.constraints.clone().merged(derived)),
         Err(error) => Err(Refusal::Topology {
             problem: error.to_string(),
         }),
@@ -218,7 +218,7 @@ pub(super) fn allowed(
         let holds = |index| worker(index).is_some_and(|worker| subset.holds(worker.address));
         left = left.and_then(|left| left.narrow(Filter::Subset, holds));
     }
-    if let Some(ids) = &case.steering.allowed {
+    if let Some(ids) = &case.overrides.allowed {
         let holds = |index| worker(index).is_some_and(|worker| ids.contains(&worker.id));
         left = left.and_then(|left| left.narrow(Filter::Allowed, holds));
     }
@@ -270,10 +270,10 @@ pub(super) fn hands_over(
     let ModelWorkers { workers, .. } = &*case.roster;
     let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
         .map_err(|error| error.to_string())?;
-    let demanded = case.steering.constraints.clone().merged(derived);
+    let demanded = case.overrides.constraints.clone().merged(derived);
     let is_allowed = |worker: &Worker| {
         let subset = case.asked.subset.as_ref();
-        subset.is_none_or(|subset| subset.holds(worker.address)) && case.steering.allows(worker.id)
+        subset.is_none_or(|subset| subset.holds(worker.address)) && case.overrides.allows(worker.id)
     };
     let found = match decode {
         Some(decode) => demanded.admit(decode),

@@ -3,10 +3,10 @@
 
 use std::rc::Rc;
 
-use super::ask::SelectionContext;
 use super::choice::{Pair, Whole};
-use super::errand::RetrySnapshot;
 use super::recovery::{Budget, Recovery, Way};
+use super::retry::RetrySnapshot;
+use super::selection_request::SelectionContext;
 use super::{Assignment, Dispatch, Fallback, Plan, Router};
 use crate::config::Protocol;
 use crate::fleet::TargetKey;
@@ -83,7 +83,7 @@ impl Router {
     fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
         match self.pool.trust_clients || self.pool.protocol != Protocol::Direct {
             true => None,
-            false => request.and_then(direct::without_steering),
+            false => request.and_then(direct::without_overrides),
         }
     }
 }

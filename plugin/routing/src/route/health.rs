@@ -49,7 +49,7 @@ pub struct Ejection {
 impl Router {
     /// Records the outcome of a call, once for each call. The outcome of an incarnation that has ended is ignored, even if
     /// its id lives on.
-    pub(super) fn heard(&mut self, life: Incarnation, outcome: Outcome) {
+    pub(super) fn record_outcome(&mut self, life: Incarnation, outcome: Outcome) {
         let is_word = !matches!(outcome, Outcome::Good | Outcome::Nothing);
         if !is_word && self.health.has_no_records() {
             return;
@@ -100,15 +100,15 @@ impl Router {
             self.health.warm.insert(worker.id);
         }
         match held {
-            outcome::Held::Nothing => self.heard(worker, Outcome::Nothing),
-            outcome::Held::Credit => self.heard(worker, Outcome::Good),
-            outcome::Held::PassedOver => self.heard(worker, Outcome::PassedOver),
-            outcome::Held::Unreachable => self.heard(worker, Outcome::Unreachable),
+            outcome::Held::Nothing => self.record_outcome(worker, Outcome::Nothing),
+            outcome::Held::Credit => self.record_outcome(worker, Outcome::Good),
+            outcome::Held::PassedOver => self.record_outcome(worker, Outcome::PassedOver),
+            outcome::Held::Unreachable => self.record_outcome(worker, Outcome::Unreachable),
             outcome::Held::BackPressure => {
-                self.heard(worker, Outcome::Overloaded);
+                self.record_outcome(worker, Outcome::Overloaded);
                 // Behind a sidecar, either of the two may be the full one.
                 if let (Leg::Sidecar, Some(partner)) = (leg, partner) {
-                    self.heard(partner, Outcome::Overloaded);
+                    self.record_outcome(partner, Outcome::Overloaded);
                 }
             }
             outcome::Held::Worker => trail.borrow_mut().suspect(leg, worker, None, came),
@@ -142,7 +142,7 @@ impl Router {
     /// works with another.
     fn charge(&mut self, suspect: Suspect) {
         let Some(partner) = suspect.partner else {
-            self.heard(suspect.worker, Outcome::Failed);
+            self.record_outcome(suspect.worker, Outcome::Failed);
             return;
         };
         let pair = (

@@ -8,23 +8,22 @@
 //! consumed by the prefill answer.
 
 mod after_prefill;
-mod ask;
+mod assignment;
 mod binding;
 mod choice;
 mod conditional;
 mod dispatch;
 mod eligible;
-mod errand;
 mod explain;
 mod forward;
 mod handed;
 mod health;
 mod legs;
 mod length;
+mod model_workers;
 mod models;
 mod picker;
 mod pinned;
-mod place;
 mod prefill;
 mod query;
 mod reconfigure;
@@ -32,8 +31,9 @@ mod recovery;
 mod refusal;
 mod reports;
 mod reserve;
-mod roster;
-mod seat;
+mod retry;
+mod selection_request;
+mod serving;
 mod sharing;
 mod split;
 mod stale;
@@ -44,7 +44,7 @@ mod waiting;
 mod workers;
 
 pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-pub use ask::SelectionRequest;
+pub use assignment::{Assignment, Fallback};
 pub use binding::Question;
 pub use dispatch::{Dispatch, Patience};
 pub use handed::Lost;
@@ -56,7 +56,7 @@ pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use refusal::{PinProblem, PrefillFailure, Refusal};
 pub use reports::Report;
-pub use seat::{Assignment, Fallback};
+pub use selection_request::SelectionRequest;
 pub use tally::{Facts, Picks, Tally};
 pub use waiting::{QueueTicket, QueuedRequest};
 
@@ -71,23 +71,23 @@ use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::rooms::Rooms;
 use crate::load::{Ledger, Load};
-use crate::prefill_router::{ModelKey, ModelState, ModelStates, Transition};
+use crate::model_state::{ModelKey, ModelState, ModelStates, Transition};
 use crate::prefix::index::Index;
 use crate::rendezvous::{Mode, NotServed, ServingDecision};
-use crate::request::{Generation, Request, Steering, check_unread};
+use crate::request::{Generation, Request, RoutingOverrides, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
-use ask::{Demand, SelectionContext};
 use binding::Binding;
-use errand::RetrySnapshot;
 use explain::Explained;
 use handed::Noted;
 use health::Health;
+use model_workers::ModelWorkers;
 use pinned::Pinned;
-use place::Placed;
 use recovery::{Budget, Way};
 use reports::Reports;
-use roster::ModelWorkers;
+use retry::RetrySnapshot;
+use selection_request::{Demand, SelectionContext};
+use serving::Placed;
 use sharing::Kept;
 use waiting::Terms;
 use workers::Opened;
@@ -357,33 +357,33 @@ impl Router {
         if !self.pool.trust_clients {
             request.check_handoff_is_ours()?;
         }
-        let mut steering = self.steering(&request, told)?;
+        let mut overrides = self.overrides(&request, told)?;
         let Placed {
             place,
             verdict,
             model,
             adapter,
-        } = self.placed(&request, &mut steering, told.subset)?;
-        let asked = self.asked(&request, &steering, told, adapter);
+        } = self.placed(&request, &mut overrides, told.subset)?;
+        let asked = self.asked(&request, &overrides, told, adapter);
         let rank = self.objective(told.headers);
         let claim = QueueKey {
             rank,
             flow: picker::flow(told.headers),
-            priority: steering.hints.priority,
+            priority: overrides.hints.priority,
             tokens: asked.prompt_tokens,
             since: told.now,
         };
-        let case = self.case(&place, &steering, &asked);
+        let case = self.case(&place, &overrides, &asked);
         let mut outcome = self.plan_at(&case, verdict, &request, told.now);
         if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
             seat.facts = Facts::of(&place, &asked);
         }
         match outcome {
             // A sheddable request does not wait.
-            Err(overloaded @ Refusal::Overloaded { .. }) if !steering.query && rank >= 0 => {
+            Err(overloaded @ Refusal::Overloaded { .. }) if !overrides.query && rank >= 0 => {
                 let terms = Terms {
                     adopted: self.adopted,
-                    steering,
+                    overrides,
                     asked,
                     model,
                 };
@@ -457,7 +457,7 @@ impl Router {
         mut otherwise: Refusal,
         subset: Option<&Subset>,
     ) -> Result<Plan, Refusal> {
-        let nothing = Steering::default();
+        let nothing = RoutingOverrides::default();
         let absent = self.absent_policy();
         let places: Vec<(ModelKey, ModelState)> = self
             .places
@@ -499,7 +499,7 @@ impl Router {
         request: &Request<'_>,
         now: Duration,
     ) -> Result<Plan, Refusal> {
-        if case.steering.query {
+        if case.overrides.query {
             let (prefill, decode) = self.look_at_pair(case)?;
             let block_tokens = self.pool.block_tokens;
             let answer = query::answer(request, case, Some(&prefill), &decode, block_tokens, now);
@@ -533,9 +533,9 @@ impl Router {
         case: &SelectionContext<'_>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
-        Pinned::check_unused(case.steering, &self.fleet)?;
+        Pinned::check_unused(case.overrides, &self.fleet)?;
         let (decode, others) = self.look_at_decode(case)?;
-        self.take(Role::Decode, case, case.steering.decode_pin(), &decode);
+        self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
         let mut dispatch = self.dispatch_to(&decode.target, &others);
         let errand = Rc::new(RetrySnapshot::of(case, request));
         dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
@@ -557,14 +557,14 @@ impl Router {
         now: Duration,
         otherwise: Refusal,
     ) -> Result<Plan, Refusal> {
-        Pinned::check_unused(case.steering, &self.fleet)?;
+        Pinned::check_unused(case.overrides, &self.fleet)?;
         let whole = match self.pick_whole(case) {
             Ok(whole) => whole,
             Err(Refusal::NotServed(_)) => return Err(otherwise),
             Err(refusal) => return Err(refusal),
         };
         let decode = &whole.decode.target;
-        if case.steering.query {
+        if case.overrides.query {
             let block_tokens = self.pool.block_tokens;
             let answer = query::answer(request, case, None, decode, block_tokens, now);
             return Ok(Plan::Answer(answer));

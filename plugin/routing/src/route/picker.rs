@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
 use crate::config::OnEmpty;
+use crate::request::overrides::{self, FAIRNESS, MODEL_REWRITE, OBJECTIVE};
 use crate::request::rename::{self, Renamed};
-use crate::request::steering::{self, FAIRNESS, MODEL_REWRITE, OBJECTIVE};
 use crate::selection::eligibility::Subset;
 
 type Headers<'h> = &'h [(Vec<u8>, Vec<u8>)];
@@ -15,14 +15,14 @@ impl Router {
     /// The request's body with the model name given by the pool's rewrites, or by the gateway in front; none if unchanged.
     /// `headers` are the routing overrides of a trusted caller.
     pub fn rename(&mut self, body: &[u8], headers: Headers<'_>) -> Option<Renamed> {
-        let wanted = steering::said(headers, &MODEL_REWRITE);
+        let wanted = overrides::said(headers, &MODEL_REWRITE);
         let wanted = wanted.and_then(|name| std::str::from_utf8(name).ok());
         rename::rename(body, wanted, &self.pool.model_rewrites, &mut self.random)
     }
 
     /// The priority of the objective that a request names; 0 without one, or if the pool does not have it.
     pub(super) fn objective(&self, headers: Headers<'_>) -> i32 {
-        let name = steering::said(headers, &OBJECTIVE);
+        let name = overrides::said(headers, &OBJECTIVE);
         let name = name.and_then(|name| std::str::from_utf8(name).ok());
         let known = name.and_then(|name| self.pool.objectives.get(name));
         known.copied().unwrap_or_default()
@@ -69,5 +69,5 @@ impl Router {
 
 /// The flow that a request names, as a number; 0 without one.
 pub(super) fn flow(headers: Headers<'_>) -> u64 {
-    steering::said(headers, &FAIRNESS).map_or(0, |flow| xxh3_64(flow).max(1))
+    overrides::said(headers, &FAIRNESS).map_or(0, |flow| xxh3_64(flow).max(1))
 }

@@ -1,10 +1,10 @@
 //! Owns pins: whether the worker that a caller names is available, and on which rank.
 
-use super::roster::RankSlot;
+use super::model_workers::RankSlot;
 use super::{PinProblem, Refusal};
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::load::Ledger;
-use crate::request::{Pin, Steering};
+use crate::request::{Pin, RoutingOverrides};
 use crate::selection::eligibility::Eligible;
 
 /// A pin, with its field and role.
@@ -94,11 +94,11 @@ impl Pinned {
 
     /// Checks the prefill pin of a request that runs aggregated, without a prefill worker: a worker that could not prefill
     /// is refused as it is for a pair. One worker named for both roles means the aggregated one.
-    pub(super) fn check_unused(steering: &Steering, fleet: &Fleet) -> Result<(), Refusal> {
+    pub(super) fn check_unused(overrides: &RoutingOverrides, fleet: &Fleet) -> Result<(), Refusal> {
         let pinned = Self {
             field: "prefill_worker_id",
             role: Role::Prefill,
-            pin: steering.prefill,
+            pin: overrides.prefill,
         };
         let Some(id) = pinned.pin.worker else {
             return Ok(());
@@ -106,7 +106,7 @@ impl Pinned {
         let Some(worker) = fleet.get(id) else {
             return Ok(());
         };
-        let is_both = steering.decode_pin().worker == Some(id);
+        let is_both = overrides.decode_pin().worker == Some(id);
         let checked = match worker.role {
             Role::Prefill => pinned.check_rank(worker),
             _ if is_both => pinned.check_rank(worker),

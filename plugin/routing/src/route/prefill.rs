@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-use super::ask::SelectionContext;
 use super::binding::Binding;
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
-use super::errand::RetrySnapshot;
 use super::handed::Allowed;
 use super::legs::{Legs, Staged};
 use super::recovery::{Budget, Recovery, Way};
+use super::retry::RetrySnapshot;
+use super::selection_request::SelectionContext;
 use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router};
 use crate::answer::Verdict;
 use crate::config::{self, OnPrefillFailure};
@@ -232,7 +232,11 @@ impl PrefillPhase {
     ///
     /// # Errors
     /// The phase, if the answer is good or the client's.
-    pub fn yields(self, answer: PrefillAnswer<'_>, router: &mut Router) -> Result<(), Box<Self>> {
+    pub fn absorb_failure(
+        self,
+        answer: PrefillAnswer<'_>,
+        router: &mut Router,
+    ) -> Result<(), Box<Self>> {
         if let PrefillAnswer::Whole {
             status: 200..=499, ..
         } = answer
@@ -441,7 +445,7 @@ impl PrefillPhase {
     fn revalidate_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         self.keep_open_others(router);
         let decode = &self.decode.target.worker;
-        let is_named = self.errand.steering.decode_pin().worker.is_some();
+        let is_named = self.errand.overrides.decode_pin().worker.is_some();
         let known = router.fleet.get(decode.id);
         match known.filter(|worker| worker.incarnation() == decode.incarnation()) {
             Some(worker) if worker.is_draining() && !is_named => {
@@ -466,7 +470,7 @@ impl PrefillPhase {
 
     /// Replaces the picked decode worker by another one.
     fn replace_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
-        if self.errand.steering.decode_pin().worker.is_some() {
+        if self.errand.overrides.decode_pin().worker.is_some() {
             // The worker was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
@@ -481,9 +485,9 @@ impl PrefillPhase {
     fn clean_up(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         let blocks = staged.blocks;
         // Any worker may fetch the blocks: the answer is not read.
-        let steering = &mut Rc::make_mut(&mut self.errand).steering;
-        steering.decode.worker = None;
-        steering.backend = None;
+        let overrides = &mut Rc::make_mut(&mut self.errand).overrides;
+        overrides.decode.worker = None;
+        overrides.backend = None;
         if self.revalidate_decode(router).is_err() {
             return AfterPrefill::Leaked { blocks };
         }
@@ -548,7 +552,7 @@ impl PrefillPhase {
     /// worker that reset the connection is tried again if no other is left.
     fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
-        let is_named = self.errand.steering.prefill_pin().worker.is_some();
+        let is_named = self.errand.overrides.prefill_pin().worker.is_some();
         let trail = self.errand.trail.borrow();
         let (calls, resets) = (trail.calls(Leg::Prefill), trail.before(Leg::Prefill).resets);
         drop(trail);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::ask::SelectionContext;
+use super::selection_request::SelectionContext;
 use crate::fleet::Target;
 use crate::handoff::terminal::Form;
 use crate::request::{Generation, Request};
@@ -37,7 +37,7 @@ pub(super) fn answer(
         "decode_dp_rank": decode.rank.unwrap_or(0),
     }});
     let ids = case
-        .steering
+        .overrides
         .token_data
         .clone()
         .or_else(|| request.prompt_ids());

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::errand::RetrySnapshot;
+use super::assignment::Assignment;
 use super::legs::Staged;
-use super::seat::Assignment;
+use super::retry::RetrySnapshot;
 use super::{Plan, Refusal, Router};
 use crate::config::{DecodeLeg, Protocol};
 use crate::fleet::{Role, Worker, WorkerId};

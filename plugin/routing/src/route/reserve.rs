@@ -3,13 +3,13 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::ask::{Demand, SelectionRequest};
 use super::choice::{Chosen, Pair, Whole};
+use super::selection_request::{Demand, SelectionRequest};
 use super::{Assignment, Refusal, Router};
 use crate::fleet::Target;
 use crate::load::{Answer, DecodeCharge, PrefillCharge};
 use crate::rendezvous::ServingDecision;
-use crate::request::Steering;
+use crate::request::RoutingOverrides;
 
 impl Router {
     /// Selects the workers for a parsed request and books them, in one step: a pair, or an aggregated worker. `now` is the
@@ -23,14 +23,14 @@ impl Router {
         now: Duration,
     ) -> Result<Assignment, Refusal> {
         self.advance(now);
-        let steering = Steering::default();
+        let overrides = RoutingOverrides::default();
         let (model, adapter) = self.model_of(ask.model)?;
-        let (place, verdict) = self.choose_place(Some(&model), &steering, None)?;
+        let (place, verdict) = self.choose_place(Some(&model), &overrides, None)?;
         let asked = Demand {
             adapter,
             ..Demand::of(ask, self.pool.selection.kv)
         };
-        let case = self.case(&place, &steering, &asked);
+        let case = self.case(&place, &overrides, &asked);
         match verdict {
             ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
             ServingDecision::Pair => {

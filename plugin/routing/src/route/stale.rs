@@ -3,24 +3,24 @@
 use super::{PinProblem, Refusal, Router};
 use crate::config::OnStalePin;
 use crate::fleet::{Role, WorkerId};
-use crate::request::{Pin, Steering};
+use crate::request::{Pin, RoutingOverrides};
 
 impl Router {
     /// Drops stale pins, if the pool goes on without them.
     ///
     /// # Errors
     /// If the pool does not, or if a worker must be named: the same request may succeed with another worker.
-    pub(super) fn drop_stale_pins(&self, steering: &mut Steering) -> Result<(), Refusal> {
+    pub(super) fn drop_stale_pins(&self, overrides: &mut RoutingOverrides) -> Result<(), Refusal> {
         if self.fleet.workers().next().is_none() {
             // With an empty fleet no pin is stale.
             return Ok(());
         }
-        let Steering {
+        let RoutingOverrides {
             prefill,
             decode,
             backend,
             ..
-        } = steering;
+        } = overrides;
         let common_rank = decode.rank;
         if self.is_stale("prefill_worker_id", Role::Prefill, prefill.worker)? {
             *prefill = Pin::default();

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::Router;
-use super::ask::SelectionContext;
 use super::choice::Chosen;
+use super::selection_request::SelectionContext;
 use crate::fleet::{Role, Worker, WorkerId};
 
 /// Counts of decisions.

@@ -5,11 +5,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::ask::Demand;
+use super::selection_request::Demand;
 use super::{Explain, Facts, Plan, Refusal, Router};
 use crate::admission::{Full, QueueKey, Waiter};
-use crate::prefill_router::ModelKey;
-use crate::request::{BufferedRequest, ParsedRequest, Request, Steering};
+use crate::model_state::ModelKey;
+use crate::request::{BufferedRequest, ParsedRequest, Request, RoutingOverrides};
 
 /// A request that is to queue, without its body.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct QueuedRequest {
 /// The inputs of a choice for a queued request.
 #[derive(Debug)]
 pub(super) struct Terms {
-    pub(super) steering: Steering,
+    pub(super) overrides: RoutingOverrides,
     pub(super) asked: Demand,
     /// The model, or the base model of the requested adapter; none: the API names no model.
     pub(super) model: Option<String>,
@@ -141,14 +141,14 @@ impl Router {
         let request = request.request();
         self.look_up_anew(&request, terms)?;
         let Terms {
-            steering,
+            overrides,
             asked,
             model,
             ..
         } = &*terms;
         let subset = asked.subset.as_deref();
-        let (place, verdict) = self.placed_at(&request, model.as_deref(), steering, subset)?;
-        let case = self.case(&place, steering, asked);
+        let (place, verdict) = self.placed_at(&request, model.as_deref(), overrides, subset)?;
+        let case = self.case(&place, overrides, asked);
         let mut outcome = self.plan_at(&case, verdict, &request, now);
         if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
             seat.facts = Facts::of(&place, asked);
@@ -160,7 +160,7 @@ impl Router {
     fn look_up_anew(&self, request: &Request<'_>, terms: &mut Terms) -> Result<(), Refusal> {
         if terms.adopted != self.adopted {
             (terms.model, terms.asked.adapter) = self.look_up(&request.model)?;
-            self.drop_stale_pins(&mut terms.steering)?;
+            self.drop_stale_pins(&mut terms.overrides)?;
         }
         terms.adopted = self.adopted;
         Ok(())

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::ask::{Admit, Demand, SelectionContext};
-use super::roster::ModelWorkers;
+use super::model_workers::ModelWorkers;
+use super::selection_request::{Admit, Demand, SelectionContext};
 use super::{Router, capacity, runs_whole};
 use crate::fleet::{Fleet, TargetKey, Worker, WorkerId};
 use crate::load::Load;
-use crate::prefill_router::ModelKey;
-use crate::request::Steering;
+use crate::model_state::ModelKey;
+use crate::request::RoutingOverrides;
 
 /// The adapters of the workers. A name that is also a model's is the model.
 fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
@@ -78,13 +78,13 @@ impl Router {
     pub(super) fn case<'a>(
         &mut self,
         place: &'a ModelKey,
-        steering: &'a Steering,
+        overrides: &'a RoutingOverrides,
         asked: &'a Demand,
     ) -> SelectionContext<'a> {
         SelectionContext {
             place,
             roster: self.roster(place),
-            steering,
+            overrides,
             asked,
             admit: Admit::WhoIsFree,
             excluded: &[],

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
-use super::board::{SharedStore, Wrote, log_key};
 use super::bytes::{Input, put_count, put_u32, put_u64};
+use super::store::{SharedStore, WriteResult, log_key};
 use super::{Decision, SEGMENT_BYTES, SEGMENTS};
 use crate::fleet::{TargetKey, WorkerId};
 use crate::prefix::MOST_BLOCKS_TOLD;
@@ -89,7 +89,7 @@ impl Log {
             put_u64(&mut segment, owner);
             put_u64(&mut segment, self.next);
             segment.extend_from_slice(body);
-            if board.write(&log_key(slot, self.next), &segment, None) != Wrote::Done {
+            if board.write(&log_key(slot, self.next), &segment, None) != WriteResult::Done {
                 return;
             }
             self.waiting.pop_front();

@@ -6,19 +6,19 @@
 //! their sizes are bounded, and nothing that is read is trusted.
 
 mod blob;
-mod board;
 mod bytes;
-mod desk;
 mod log;
-mod place;
 mod reports;
+mod slot;
+mod store;
+mod sync;
 
 pub use crate::load::ThreadLoad;
 pub use crate::prefix::Decision;
 pub use blob::{PoolShares, Totals};
-pub use board::{SharedStore, Wrote};
-pub use desk::{ThreadSync, ThreadUpdate};
 pub use reports::{decode_reports, encode_reports};
+pub use store::{SharedStore, WriteResult};
+pub use sync::{ThreadSync, ThreadUpdate};
 
 use xxhash_rust::xxh3::xxh3_64;
 

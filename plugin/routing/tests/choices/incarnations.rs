@@ -165,13 +165,13 @@ fn found_c2_one_that_tells_another_port_is_a_stranger() {
     let life = router.fleet().get(WorkerId(1)).unwrap().incarnation();
     let port = |port: u16| json!({"disaggregation_bootstrap_port": port}).to_string();
     let serve = |router: &mut Router| drop(wish(1, 800).prefill(router));
-    assert!(router.told(&life, port(9_000).as_bytes()));
+    assert!(router.on_reply(&life, port(9_000).as_bytes()));
     serve(&mut router);
     let held = remembered(&router, 1);
     assert!(held > 0);
-    assert!(router.told(&life, port(9_000).as_bytes()));
+    assert!(router.on_reply(&life, port(9_000).as_bytes()));
     assert_eq!(remembered(&router, 1), held, "the same one");
-    assert!(router.told(&life, port(9_001).as_bytes()));
+    assert!(router.on_reply(&life, port(9_001).as_bytes()));
     assert_eq!(remembered(&router, 1), 0);
     // The same where the worker's source gives the port.
     for (told, is_kept) in [(9_001, true), (9_002, false)] {

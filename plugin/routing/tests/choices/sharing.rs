@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use routing::load::Load;
 use routing::prefix::RunLength;
 use routing::route::{Assignment, Refusal, Router};
-use routing::sharing::{PoolShares, SharedStore, ThreadSync, Totals, Wrote};
+use routing::sharing::{PoolShares, SharedStore, ThreadSync, Totals, WriteResult};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -21,15 +21,15 @@ impl SharedStore for Map {
         self.0.borrow().get(key).cloned()
     }
 
-    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         let mut values = self.0.borrow_mut();
         let there = values.get(key).map(|(_, version)| *version);
         if version.is_some() && there.is_some() && there != version {
-            return Wrote::Stale;
+            return WriteResult::Stale;
         }
         self.1.set(self.1.get() + 1);
         values.insert(key.to_owned(), (value.to_vec(), self.1.get()));
-        Wrote::Done
+        WriteResult::Done
     }
 }
 

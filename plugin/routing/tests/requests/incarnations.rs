@@ -48,7 +48,7 @@ fn bootstrap(router: &mut Router) -> (Value, Value) {
 fn found_c2_a_binding_ends_with_the_address_it_was_told_at() {
     let mut router = sglang();
     let before = life(&router, 1);
-    assert!(router.told(&before, &info(9_000)));
+    assert!(router.on_reply(&before, &info(9_000)));
     assert_eq!(bootstrap(&mut router), (json!("127.0.0.1"), json!(9_000)));
     moves(&mut router, 1, "127.0.0.9:1");
     let refused = refusal(ask(&mut router, json!({"prefill_worker_id": 1})));
@@ -61,11 +61,11 @@ fn found_c2_a_binding_ends_with_the_address_it_was_told_at() {
         .collect();
     assert_eq!(asked, ["127.0.0.9:1"]);
     // An answer from before the move does not count for the new incarnation.
-    router.told(&before, &info(9_000));
+    router.on_reply(&before, &info(9_000));
     let refused = refusal(ask(&mut router, json!({"prefill_worker_id": 1})));
     assert_eq!(refused, Refusal::NotServed(NotServed::Pending));
     let now = life(&router, 1);
-    assert!(router.told(&now, &info(9_001)));
+    assert!(router.on_reply(&now, &info(9_001)));
     assert_eq!(bootstrap(&mut router), (json!("127.0.0.9"), json!(9_001)));
 }
 
@@ -73,7 +73,7 @@ fn found_c2_a_binding_ends_with_the_address_it_was_told_at() {
 fn found_c2_one_that_has_told_is_asked_on_and_another_port_is_another_process() {
     let mut router = sglang();
     let worker = life(&router, 1);
-    assert!(router.told(&worker, &info(9_000)));
+    assert!(router.on_reply(&worker, &info(9_000)));
     let is_asked = |router: &Router| {
         let questions = router.questions();
         let of_it = questions.iter().find(|question| question.worker.id.0 == 1);
@@ -81,12 +81,12 @@ fn found_c2_one_that_has_told_is_asked_on_and_another_port_is_another_process() 
     };
     assert_eq!(is_asked(&router), Some(true));
     assert_eq!(bootstrap(&mut router).1, json!(9_000));
-    assert!(router.told(&worker, &info(9_000)));
+    assert!(router.on_reply(&worker, &info(9_000)));
     // An answer without the port changes nothing.
-    assert!(!router.told(&worker, b"{}"));
+    assert!(!router.on_reply(&worker, b"{}"));
     assert_eq!(bootstrap(&mut router).1, json!(9_000));
     let held = router.remembered_blocks(&router.fleet().get(WorkerId(1)).unwrap().clone());
-    assert!(router.told(&worker, &info(9_002)));
+    assert!(router.on_reply(&worker, &info(9_002)));
     assert_eq!(bootstrap(&mut router).1, json!(9_002));
     assert_eq!(held, 0, "too short a prompt to be remembered");
     // Where the source gives the port, no worker is polled, and a new port is known at once.
@@ -102,7 +102,7 @@ fn found_c2_one_that_took_no_connection_tells_again_before_it_is_handed_anything
     let mut router = sglang();
     for id in [1, 2] {
         let worker = life(&router, id);
-        assert!(router.told(&worker, &info(9_000)));
+        assert!(router.on_reply(&worker, &info(9_000)));
     }
     let (phase, _seat) = prefill(ask(&mut router, json!({})));
     let failed = phase.worker().id.0;

@@ -222,7 +222,7 @@ fn who_is_named_but_not_bound_yet_is_waited_for() {
     let mut router = router("sglang", &two_by_two(), json!({"bootstrap": "ask"}));
     let info = br#"{"disaggregation_bootstrap_port":9000}"#;
     let first = router.fleet().get(WorkerId(1)).unwrap().incarnation();
-    assert!(router.told(&first, info));
+    assert!(router.on_reply(&first, info));
     assert_eq!(pair(ask(&mut router, json!({"prefill_worker_id": 1}))).0, 1);
     let refused = refusal(ask(&mut router, json!({"prefill_worker_id": 2})));
     assert_eq!(refused, Refusal::NotServed(NotServed::Pending));
@@ -234,12 +234,12 @@ fn who_is_named_but_not_bound_yet_is_waited_for() {
 
 #[test]
 fn an_untrusted_caller_is_not_heard() {
-    let steering = json!({"prefill_worker_id": 99, "decode_worker_id": 11, "dp_rank": 7,
+    let overrides = json!({"prefill_worker_id": 99, "decode_worker_id": 11, "dp_rank": 7,
         "annotations": ["query_instance_id:"], "routing_constraints": {"required_taints": ["none"]}});
     let headers = [("x-prefill-instance-id", "98".to_owned())];
     let mut router = router("nixl", &two_by_two(), json!({"trust_clients": false}));
     for nvext in [
-        steering,
+        overrides,
         json!("not even an object"),
         json!({"decode_worker_id": -1}),
     ] {

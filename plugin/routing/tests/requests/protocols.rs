@@ -45,7 +45,7 @@ fn mooncake() -> Router {
 fn tell(router: &mut Router, id: u64, engine: &str) -> bool {
     let answer = json!({"0": {"engine_id": engine}}).to_string();
     let worker = router.fleet().get(WorkerId(id)).unwrap().incarnation();
-    router.told(&worker, answer.as_bytes())
+    router.on_reply(&worker, answer.as_bytes())
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_mooncake_worker_that_took_no_connection_must_tell_anew() {
     // An answer without an engine is ignored.
     let other = router.fleet().get(WorkerId(3 - failed)).unwrap();
     let other = other.incarnation();
-    assert!(!router.told(&other, b"{}"));
+    assert!(!router.on_reply(&other, b"{}"));
     assert_eq!(bound(&router), [3 - failed]);
 }
 

@@ -191,8 +191,10 @@ fn one_of_two_that_fails_leaves_the_request_to_the_other_and_is_not_tried_again(
     let mut router = router("nixl", &two_by_two(), json!({}));
     let (first, _seat) = prefill(ask(&mut router, json!({})));
     let second = first.hedge(&mut router).expect("a second call");
-    assert!(first.yields(status(500), &mut router).is_ok());
-    let second = *second.yields(GOOD, &mut router).expect_err("a good answer");
+    assert!(first.absorb_failure(status(500), &mut router).is_ok());
+    let second = *second
+        .absorb_failure(GOOD, &mut router)
+        .expect_err("a good answer");
     let after = second.answered(PrefillAnswer::Broken, Client::Waits, &mut router);
     assert!(
         matches!(after, AfterPrefill::Refused(_)),

@@ -24,7 +24,7 @@ fn bound(mut router: Router) -> Router {
     let prefills = router.fleet().of_role(Role::Prefill);
     let lives: Vec<_> = prefills.map(|worker| worker.incarnation()).collect();
     for life in lives {
-        router.told(&life, br#"{"0": {"engine_id": "e"}}"#);
+        router.on_reply(&life, br#"{"0": {"engine_id": "e"}}"#);
     }
     router
 }

@@ -193,7 +193,7 @@ impl Old {
     fn tells(&mut self, id: u64) {
         let worker = self.router.fleet().get(WorkerId(id)).cloned();
         if let Some(worker) = worker.filter(|worker| worker.role == Role::Prefill) {
-            self.router.told(&worker.incarnation(), INFO);
+            self.router.on_reply(&worker.incarnation(), INFO);
             self.told.insert(life(&worker));
         }
     }
@@ -205,7 +205,7 @@ impl Old {
         for (id, ..) in &self.told {
             let worker = router.fleet().get(WorkerId(*id)).expect("it is there");
             let worker = worker.incarnation();
-            router.told(&worker, INFO);
+            router.on_reply(&worker, INFO);
         }
         router
     }

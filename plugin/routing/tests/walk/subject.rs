@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use routing::config::{Config, OnPrefillAbsent, Protocol};
 use routing::fleet::{Fleet, Incarnation, Role, WorkerId};
-use routing::prefill_router::ModelKey;
+use routing::model_state::ModelKey;
 use routing::rendezvous::State;
 use routing::request::Generation;
 use routing::route::{Plan, PlanInput, Refusal, Router};
@@ -121,7 +121,7 @@ impl Real {
         }
     }
 
-    fn of_space(&self, space: usize) -> Option<&routing::prefill_router::ModelState> {
+    fn of_space(&self, space: usize) -> Option<&routing::model_state::ModelState> {
         let mut places = self.router.places();
         places
             .find(|(place, _)| place.namespace == SPACES[space])
@@ -151,7 +151,7 @@ impl Subject for Real {
                     dp_size: 1,
                 };
                 let worker = self.lives.get(&id).copied().unwrap_or(nobody);
-                assert!(self.router.told(&worker, info));
+                assert!(self.router.on_reply(&worker, info));
             }
             // No news for the router: the worker is still among those to be asked.
             News::Failed => {}

@@ -7,7 +7,7 @@ const RULES: &str = r#""protocol":"nixl","destinations":{"original_dst":{"networ
     "discovery":{"registration":{"token":"s3cret"}}"#;
 
 fn open(pool: &Pool) -> RegistrationPool<'_> {
-    office(
+    registration_pool(
         [pool].into_iter(),
         "/pd-router/workers",
         Some(b"Bearer s3cret"),
@@ -23,7 +23,9 @@ fn reply(problem: &Problem) -> (u32, String) {
 #[test]
 fn only_the_very_token_opens() {
     let pool = pool(RULES);
-    let ask = |header: Option<&[u8]>| office([&pool].into_iter(), "/pd-router/workers", header);
+    let ask = |header: Option<&[u8]>| {
+        registration_pool([&pool].into_iter(), "/pd-router/workers", header)
+    };
     for header in [&b"Bearer s3cret"[..], b"bearer s3cret", b"BEARER  s3cret "] {
         assert!(ask(Some(header)).is_ok());
     }
@@ -55,8 +57,8 @@ fn a_pool_is_found_by_its_name_and_alone_without() {
     let mut pools = vec![pool(RULES), pool(RULES)];
     pools[1].name = "q r".to_owned();
     let ask = |pools: &[Pool], path: &str| {
-        let found = office(pools.iter(), path, Some(b"Bearer s3cret"));
-        found.map(|office| office.pool.name.clone())
+        let found = registration_pool(pools.iter(), path, Some(b"Bearer s3cret"));
+        found.map(|registration_pool| registration_pool.pool.name.clone())
     };
     assert_eq!(ask(&pools, "/w").unwrap_err(), Problem::WhichPool);
     assert_eq!(ask(&pools, "/w?x=1&pool=p").as_deref(), Ok("p"));
@@ -267,8 +269,8 @@ fn workers_are_taken_out_by_address_or_id() {
 #[test]
 fn answers_say_how_far_they_reach_and_how_old_leases_are() {
     let pool = pool(RULES);
-    let office = open(&pool);
-    let said: Value = serde_json::from_str(&office.registered(2).body).unwrap();
+    let registration_pool = open(&pool);
+    let said: Value = serde_json::from_str(&registration_pool.registered(2).body).unwrap();
     assert_eq!(
         said,
         json!({"registered": 2, "pool": "p", "lease_ms": 15000, "scope": "this gateway only"})
@@ -276,12 +278,14 @@ fn answers_say_how_far_they_reach_and_how_old_leases_are() {
     let (mut registry, mut leases) = (Registry::default(), Leases::default());
     let put = read_put(
         br#"{"address":"10.0.0.1:1","role":"decode","id":7}"#,
-        office,
+        registration_pool,
     )
     .unwrap();
-    registry.apply(&put, office.rules.max_workers).unwrap();
+    registry
+        .apply(&put, registration_pool.rules.max_workers)
+        .unwrap();
     let list = |leases: &Leases| {
-        let reply = office.list(&registry, leases, 14, 25);
+        let reply = registration_pool.list(&registry, leases, 14, 25);
         let said: Value = serde_json::from_str(&reply.body).unwrap();
         said["workers"][0].clone()
     };

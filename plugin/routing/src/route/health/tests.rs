@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::Config;
 use crate::fleet::Role;
-use crate::route::seat::Assignment;
+use crate::route::assignment::Assignment;
 use crate::route::{Refusal, SelectionRequest};
 
 const EJECT: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ impl Rig {
     fn hear(&mut self, id: u64, outcome: Outcome) -> &mut Self {
         let worker = self.router.fleet().get(WorkerId(id)).cloned();
         if let Some(worker) = worker {
-            self.router.heard(worker.incarnation(), outcome);
+            self.router.record_outcome(worker.incarnation(), outcome);
         }
         self
     }

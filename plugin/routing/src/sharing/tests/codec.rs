@@ -7,8 +7,8 @@ use super::world::{Map, key, share};
 use crate::fleet::{TargetKey, WorkerId};
 use crate::load::Held;
 use crate::sharing::blob::{self, Blob, Head};
-use crate::sharing::board::log_key;
 use crate::sharing::log::{self, Log};
+use crate::sharing::store::log_key;
 use crate::sharing::{
     BLOB_BYTES, Decision, PoolShares, SEGMENT_BYTES, SEGMENTS, SharedStore, ThreadLoad, Totals,
 };

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use crate::fleet::{TargetKey, WorkerId};
 use crate::load::Held;
-use crate::sharing::{Decision, PoolShares, SharedStore, ThreadLoad, Wrote};
+use crate::sharing::{Decision, PoolShares, SharedStore, ThreadLoad, WriteResult};
 
 /// A shared store that behaves as Envoy's shared data.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Map {
     }
 
     pub fn put(&self, key: &str, value: &[u8]) {
-        assert_eq!(self.write(key, value, None), Wrote::Done);
+        assert_eq!(self.write(key, value, None), WriteResult::Done);
     }
 }
 
@@ -46,22 +46,22 @@ impl SharedStore for Map {
         self.values.borrow().get(key).cloned()
     }
 
-    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         if self.failing.get() > 0 {
             self.failing.set(self.failing.get() - 1);
-            return Wrote::Failed;
+            return WriteResult::Failed;
         }
         let mut values = self.values.borrow_mut();
         let there = values.get(key).map(|(_, version)| *version);
         if let (Some(there), Some(wanted)) = (there, version)
             && there != wanted
         {
-            return Wrote::Stale;
+            return WriteResult::Stale;
         }
         self.version.set(self.version.get() + 1);
         self.writes.set(self.writes.get() + 1);
         values.insert(key.to_owned(), (value.to_vec(), self.version.get()));
-        Wrote::Done
+        WriteResult::Done
     }
 }
 
@@ -85,7 +85,7 @@ impl SharedStore for Interrupted<'_> {
         self.board.read(key)
     }
 
-    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         if let Some(happens) = self.by.take() {
             happens();
         }

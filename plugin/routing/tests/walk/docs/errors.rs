@@ -51,7 +51,7 @@ fn lines() -> Vec<Line> {
     let prefill = |cause| Refusal::PrefillFailed { tried: 2, cause };
     let id_required = |role| Refusal::WorkerIdRequired {
         role,
-        header: routing::request::steering::header_for(role),
+        header: routing::request::overrides::header_for(role),
     };
     vec![
         // The request is at fault.

@@ -97,13 +97,13 @@ impl ModelStates {
             };
             self.places.insert(place, known);
         }
-        self.note_who_left(&members);
+        self.note_departed(&members);
         self.forget_excess();
         transitions.sort_by(|a, b| a.place.cmp(&b.place));
         transitions
     }
 
-    fn note_who_left(&mut self, members: &HashMap<ModelKey, Vec<&Worker>>) {
+    fn note_departed(&mut self, members: &HashMap<ModelKey, Vec<&Worker>>) {
         self.updates = self.updates.saturating_add(1);
         self.left.retain(|place, _| !members.contains_key(place));
         for place in self.places.keys() {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::answer::{Booking, Held, PARTS};
 use super::backlog::{Backlog, Progress, Ticket};
-use super::elsewhere::{ExternalLoad, ThreadLoad, ThreadLoads};
-use super::pace::{PrefillRate, RateSamples};
+use super::rate::{PrefillRate, RateSamples};
+use super::threads::{ExternalLoad, ThreadLoad, ThreadLoads};
 use crate::fleet::TargetKey;
 
 /// Bookings on one worker rank, or on all together.

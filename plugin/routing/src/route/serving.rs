@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use super::{PinProblem, Refusal, Router, runs_whole};
 use crate::fleet::{Role, Worker};
-use crate::prefill_router::{ModelKey, ModelState};
+use crate::model_state::{ModelKey, ModelState};
 use crate::rendezvous::{NotServed, ServingDecision};
-use crate::request::{Request, Steering};
+use crate::request::{Request, RoutingOverrides};
 use crate::selection::Random;
 use crate::selection::eligibility::Subset;
 
@@ -25,12 +25,12 @@ impl Router {
     pub(super) fn placed(
         &mut self,
         request: &Request<'_>,
-        steering: &mut Steering,
+        overrides: &mut RoutingOverrides,
         subset: Option<&Subset>,
     ) -> Result<Placed, Refusal> {
         let outcome = self.look_up(&request.model).and_then(|(model, adapter)| {
-            self.drop_stale_pins(steering)?;
-            let (place, verdict) = self.choose_place(model.as_deref(), steering, subset)?;
+            self.drop_stale_pins(overrides)?;
+            let (place, verdict) = self.choose_place(model.as_deref(), overrides, subset)?;
             Ok(Placed {
                 place,
                 verdict,
@@ -46,10 +46,10 @@ impl Router {
         &mut self,
         request: &Request<'_>,
         model: Option<&str>,
-        steering: &Steering,
+        overrides: &RoutingOverrides,
         subset: Option<&Subset>,
     ) -> Result<(ModelKey, ServingDecision), Refusal> {
-        let outcome = self.choose_place(model, steering, subset);
+        let outcome = self.choose_place(model, overrides, subset);
         checked(request, outcome, |(_, verdict)| *verdict)
     }
 
@@ -69,10 +69,10 @@ impl Router {
     pub(super) fn choose_place(
         &mut self,
         model: Option<&str>,
-        steering: &Steering,
+        overrides: &RoutingOverrides,
         subset: Option<&Subset>,
     ) -> Result<(ModelKey, ServingDecision), Refusal> {
-        let mode = steering.mode();
+        let mode = overrides.mode();
         let absent = self.absent_policy();
         let mut places: Vec<(ModelKey, ModelState)> = self
             .places
@@ -87,17 +87,17 @@ impl Router {
             // unknown one.
             return Err(Refusal::NotServed(NotServed::Vacant));
         }
-        self.keep_pinned(&mut places, steering)?;
+        self.keep_pinned(&mut places, overrides)?;
 
         let verdict = |state: &ModelState| state.verdict(mode, absent);
         let mut served: Vec<&(ModelKey, ModelState)> = places
             .iter()
             .filter(|(_, state)| !matches!(verdict(state), ServingDecision::Refused(_)))
             .collect();
-        if (subset.is_some() || steering.allowed.is_some()) && served.len() > 1 {
+        if (subset.is_some() || overrides.allowed.is_some()) && served.len() > 1 {
             let is_allowed = |worker: &Worker| {
                 subset.is_none_or(|subset| subset.holds(worker.address))
-                    && steering.allows(worker.id)
+                    && overrides.allows(worker.id)
             };
             self.keep_allowed(&mut served, is_allowed, verdict);
         }
@@ -126,12 +126,12 @@ impl Router {
     fn keep_pinned(
         &self,
         places: &mut Vec<(ModelKey, ModelState)>,
-        steering: &Steering,
+        overrides: &RoutingOverrides,
     ) -> Result<(), Refusal> {
         for (field, id) in [
-            ("prefill_worker_id", steering.prefill.worker),
-            ("decode_worker_id", steering.decode.worker),
-            ("backend_instance_id", steering.backend),
+            ("prefill_worker_id", overrides.prefill.worker),
+            ("decode_worker_id", overrides.decode.worker),
+            ("backend_instance_id", overrides.backend),
         ] {
             let Some(id) = id else {
                 continue;

@@ -4,19 +4,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
-use super::ask::{Admit, Demand, SelectionContext};
 use super::dispatch::Patience;
+use super::selection_request::{Admit, Demand, SelectionContext};
 use super::trail::SharedTrail;
 use crate::fleet::WorkerId;
 use crate::handoff::terminal::Form;
-use crate::prefill_router::ModelKey;
-use crate::request::{Generation, Request, Steering};
+use crate::model_state::ModelKey;
+use crate::request::{Generation, Request, RoutingOverrides};
 
 /// A request that has been placed once.
 #[derive(Debug, Clone)]
 pub(super) struct RetrySnapshot {
     pub(super) place: ModelKey,
-    pub(super) steering: Steering,
+    pub(super) overrides: RoutingOverrides,
     pub(super) asked: Demand,
     pub(super) form: Form,
     pub(super) generation: Generation,
@@ -32,7 +32,7 @@ impl RetrySnapshot {
     pub(super) fn of(case: &SelectionContext<'_>, request: &Request<'_>) -> Self {
         Self {
             place: case.place.clone(),
-            steering: case.steering.clone(),
+            overrides: case.overrides.clone(),
             asked: case.asked.clone(),
             form: request.form(),
             generation: request.generation,
@@ -52,7 +52,7 @@ impl RetrySnapshot {
             admit: Admit::Anyone,
             excluded,
             trail: Some(Rc::clone(&self.trail)),
-            ..router.case(&self.place, &self.steering, &self.asked)
+            ..router.case(&self.place, &self.overrides, &self.asked)
         }
     }
 

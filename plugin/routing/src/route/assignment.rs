@@ -220,7 +220,7 @@ impl Router {
         for address in addresses {
             let worker = self.fleet.at(*address, &[Role::Decode, Role::Aggregated]);
             if let Some(life) = worker.map(|worker| worker.incarnation()) {
-                self.heard(life, Outcome::Unreachable);
+                self.record_outcome(life, Outcome::Unreachable);
             }
         }
     }

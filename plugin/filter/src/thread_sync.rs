@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use routing::config::Sharing;
 use routing::sharing::{
-    PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals, Wrote, pool_number,
+    PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals, WriteResult, pool_number,
 };
 
-use crate::gateway::PoolRuntime;
 use crate::host::{self, Written};
+use crate::pool_runtime::PoolRuntime;
 use crate::shared;
 
 /// Tick of the shared store in milliseconds, independent of this VM's own tick.
@@ -23,11 +23,11 @@ impl SharedStore for SharedData {
         host::shared(key)
     }
 
-    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote {
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         match host::set_shared(key, value, version) {
-            Ok(Written::Yes) => Wrote::Done,
-            Ok(Written::Stale) => Wrote::Stale,
-            Err(_) => Wrote::Failed,
+            Ok(Written::Yes) => WriteResult::Done,
+            Ok(Written::Stale) => WriteResult::Stale,
+            Err(_) => WriteResult::Failed,
         }
     }
 }

@@ -3,16 +3,16 @@
 use std::rc::Rc;
 
 use super::explain;
-use super::roster::ModelWorkers;
+use super::model_workers::ModelWorkers;
 use super::trail::SharedTrail;
 use super::{Explain, PlanInput, Refusal, Router};
 use crate::config::KvWeights;
 use crate::fleet::WorkerId;
 use crate::load::Answer;
-use crate::prefill_router::ModelKey;
+use crate::model_state::ModelKey;
 use crate::prefix::{Blocks, RunLength};
 use crate::request::prompt::{self, Identity, Prompt};
-use crate::request::{Request, Steering};
+use crate::request::{Request, RoutingOverrides};
 use crate::selection::Reads;
 use crate::selection::cost::Tracking;
 use crate::selection::eligibility::Subset;
@@ -115,7 +115,7 @@ pub(super) enum Admit {
 pub(super) struct SelectionContext<'a> {
     pub(super) place: &'a ModelKey,
     pub(super) roster: Rc<ModelWorkers>,
-    pub(super) steering: &'a Steering,
+    pub(super) overrides: &'a RoutingOverrides,
     pub(super) asked: &'a Demand,
     pub(super) admit: Admit,
     /// Workers that have failed this request already.
@@ -142,19 +142,19 @@ impl Router {
     }
 
     /// The caller's routing overrides, read only if the pool trusts its callers.
-    pub(super) fn steering(
+    pub(super) fn overrides(
         &self,
         request: &Request<'_>,
         told: PlanInput<'_>,
-    ) -> Result<Steering, Refusal> {
+    ) -> Result<RoutingOverrides, Refusal> {
         if !self.pool.trust_clients {
-            return Ok(Steering::default());
+            return Ok(RoutingOverrides::default());
         }
         let headers = told
             .headers
             .iter()
             .map(|(name, value)| (name.as_slice(), value.as_slice()));
-        Steering::read(
+        RoutingOverrides::read(
             headers,
             request.body.get("nvext").map(|member| member.value),
         )
@@ -173,17 +173,17 @@ impl Router {
     pub(super) fn asked(
         &self,
         request: &Request<'_>,
-        steering: &Steering,
+        overrides: &RoutingOverrides,
         told: PlanInput<'_>,
         adapter: Option<Rc<str>>,
     ) -> Demand {
-        let mut prompt = self.prompt(request, steering, told, adapter.as_deref());
+        let mut prompt = self.prompt(request, overrides, told, adapter.as_deref());
         let most = self.pool.prefixes.max_blocks / ONE_PROMPTS_PART;
         prompt.blocks.sequence.truncate(most);
         Demand {
             prompt_tokens: prompt.tokens,
             blocks: Rc::new(prompt.blocks),
-            expected_tokens: steering
+            expected_tokens: overrides
                 .hints
                 .expected_tokens
                 .or_else(|| request.max_tokens()),
@@ -191,8 +191,8 @@ impl Router {
             session: told.session.map(Rc::from),
             adapter,
             subset: told.subset.cloned().map(Rc::new),
-            weights: steering.weights.over(self.pool.selection.kv),
-            tracking: steering.weights.tracking(),
+            weights: overrides.weights.over(self.pool.selection.kv),
+            tracking: overrides.weights.tracking(),
         }
     }
 
@@ -200,7 +200,7 @@ impl Router {
     pub(super) fn prompt(
         &self,
         request: &Request<'_>,
-        steering: &Steering,
+        overrides: &RoutingOverrides,
         told: PlanInput<'_>,
         adapter: Option<&str>,
     ) -> Prompt {
@@ -215,7 +215,7 @@ impl Router {
             model: &request.model,
             adapter,
             cache_salt: told.tenant,
-            token_data: steering.token_data.as_deref(),
+            token_data: overrides.token_data.as_deref(),
             block_tokens: self.pool.block_tokens,
             grain: RunLength::of(self.pool.block_tokens),
         };

@@ -6,12 +6,12 @@ pub trait SharedStore {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)>;
 
     /// Writes a value. With a `version`, only if the key still has that version; but an absent key takes any.
-    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> Wrote;
+    fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult;
 }
 
 /// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wrote {
+pub enum WriteResult {
     /// The value is written.
     Done,
     /// Another VM has written since that version.

@@ -42,7 +42,7 @@ impl PolledWorkers {
     }
 
     /// Expires the workers of a source that was silent for too long. The next answer with workers counts at once.
-    pub fn give_up(&mut self) -> Believed {
+    pub fn expire(&mut self) -> Believed {
         // Same as a repeated empty answer.
         self.empty_answers = 2;
         match std::mem::take(&mut self.workers).is_empty() {
@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn what_is_given_up_is_gone_until_it_is_heard_of_again() {
         let mut belief = PolledWorkers::starting_from(workers(&[1]));
-        assert_eq!(belief.give_up(), Believed::Changed(workers(&[])));
-        assert_eq!(belief.give_up(), Believed::Unchanged);
+        assert_eq!(belief.expire(), Believed::Changed(workers(&[])));
+        assert_eq!(belief.expire(), Believed::Unchanged);
         assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
         assert_eq!(belief.hear(workers(&[1])), Believed::Changed(workers(&[1])));
     }

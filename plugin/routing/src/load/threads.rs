@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use super::answer::{Held, PARTS};
-use super::books::Load;
+use super::table::Load;
 use super::{Ledger, PrefillRate};
 use crate::fleet::{Target, TargetKey, Worker};
 

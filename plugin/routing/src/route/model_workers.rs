@@ -9,7 +9,7 @@ use super::{capacity, runs_whole};
 use crate::config::Pool;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
 use crate::load::{Ledger, PrefillRate};
-use crate::prefill_router::ModelKey;
+use crate::model_state::ModelKey;
 
 /// A worker rank, with its slot in the load table and the prefix index.
 #[derive(Debug)]

@@ -170,7 +170,7 @@ impl PoolRuntime {
     }
 
     /// Workers that have left the fleet, or are of another incarnation, since the last call.
-    pub fn who_left(&self) -> Vec<WorkerId> {
+    pub fn departed_workers(&self) -> Vec<WorkerId> {
         let router = self.router.borrow();
         let fleet = router.fleet();
         let mut present = self.present.borrow_mut();
@@ -198,8 +198,8 @@ impl PoolRuntime {
     }
 
     /// Handles a prefill worker's answer to a question; false if the answer is of no use.
-    pub fn told(&self, whom: &Incarnation, answer: &[u8]) -> bool {
-        self.router.borrow_mut().told(whom, answer)
+    pub fn on_reply(&self, whom: &Incarnation, answer: &[u8]) -> bool {
+        self.router.borrow_mut().on_reply(whom, answer)
     }
 
     /// Counts and lists a refusal.

@@ -3,9 +3,9 @@
 use hashbrown::HashMap;
 
 use super::blob::{self, Head, PoolShares, Totals};
-use super::board::{SharedStore, Wrote, blob_key};
 use super::log::Log;
-use super::place::ThreadSlot;
+use super::slot::ThreadSlot;
+use super::store::{SharedStore, WriteResult, blob_key};
 use super::{Decision, SLOTS};
 use crate::fleet::TargetKey;
 
@@ -233,13 +233,13 @@ impl ThreadSync {
         };
         let blob = head.encode(&body);
         match board.write(&blob_key(seat.slot), &blob, version) {
-            Wrote::Done => {
+            WriteResult::Done => {
                 self.seat = Some(seat);
                 self.said = body;
                 self.others.retain(|place| place.slot != seat.slot);
             }
-            Wrote::Stale => self.lose_place(),
-            Wrote::Failed => self.said.clear(),
+            WriteResult::Stale => self.lose_place(),
+            WriteResult::Failed => self.said.clear(),
         }
     }
 

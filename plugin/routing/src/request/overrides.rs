@@ -25,7 +25,7 @@ const UNSET_RANK: u32 = u32::MAX;
 
 /// A caller's routing overrides. Without any: a normal request.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Steering {
+pub struct RoutingOverrides {
     /// Whether only the names of the workers are requested.
     pub query: bool,
     /// The prefill worker, for a pair.
@@ -215,7 +215,7 @@ pub fn header_for(role: Role) -> &'static str {
     }
 }
 
-impl Steering {
+impl RoutingOverrides {
     /// Reads a trusted caller's overrides from its headers and the body's `nvext`.
     ///
     /// # Errors
@@ -317,11 +317,11 @@ fn header_number<'h>(
 mod tests {
     use super::*;
 
-    fn read(headers: &[(&str, &str)], nvext: Option<&str>) -> Steering {
+    fn read(headers: &[(&str, &str)], nvext: Option<&str>) -> RoutingOverrides {
         let headers = headers
             .iter()
             .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-        Steering::read(headers, nvext).unwrap()
+        RoutingOverrides::read(headers, nvext).unwrap()
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
     fn what_cannot_be_read_in_a_header_counts_as_absent() {
         for value in ["", "-1", "0x10", "abc", "18446744073709551616", "1.0"] {
             let said = read(&[("x-worker-instance-id", value)], None);
-            assert_eq!(said, Steering::default(), "{value}");
+            assert_eq!(said, RoutingOverrides::default(), "{value}");
         }
         assert_eq!(read(&[("x-dp-rank", "4294967295")], None).decode.rank, None);
     }
@@ -397,10 +397,10 @@ mod tests {
             r#"{"annotations":"q"}"#,
         ] {
             assert!(
-                Steering::read(none.into_iter(), Some(bad)).is_err(),
+                RoutingOverrides::read(none.into_iter(), Some(bad)).is_err(),
                 "{bad}"
             );
         }
-        assert!(Steering::read(none.into_iter(), Some("null")).is_ok());
+        assert!(RoutingOverrides::read(none.into_iter(), Some("null")).is_ok());
     }
 }
