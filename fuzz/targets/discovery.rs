@@ -4,7 +4,7 @@
 use fuzz::{Choices, NOW, configured, told};
 use libfuzzer_sys::fuzz_target;
 use routing::config::Pool;
-use routing::discovery::{self, Answer, Believed, Heard, PolledWorkers};
+use routing::discovery::{self, Answer, Believed, PolledWorkers, SourceUpdate};
 use routing::fleet::Fleet;
 use routing::request::Generation;
 use routing::route::Router;
@@ -39,14 +39,14 @@ fuzz_target!(|data: &[u8]| {
             etag: body.get(..4),
             body,
         };
-        let heard = match source.heard(&answer) {
-            Ok(heard) => heard,
+        let update = match source.read_answer(&answer) {
+            Ok(update) => update,
             Err(error) => {
                 let _ = error.to_string();
                 continue;
             }
         };
-        let Heard::Workers(workers, _) = heard else {
+        let SourceUpdate::Workers(workers, _) = update else {
             continue;
         };
         for worker in &workers {

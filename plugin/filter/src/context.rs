@@ -115,8 +115,12 @@ impl StreamContext {
     /// Prepares for a body. A request whose declared length is over the limit is refused at once.
     fn expect_body(&self, stream: &Rc<Stream>) -> Action {
         let headers = stream.headers();
-        let told = find(&headers, "content-length").and_then(|told| std::str::from_utf8(told).ok());
-        if !self.is_too_long(stream, told.and_then(|told| told.parse().ok()).unwrap_or(0)) {
+        let length =
+            find(&headers, "content-length").and_then(|length| std::str::from_utf8(length).ok());
+        if !self.is_too_long(
+            stream,
+            length.and_then(|length| length.parse().ok()).unwrap_or(0),
+        ) {
             self.pools.vm.receiving.begin(&self.gateway, stream);
         }
         Action::Pause

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::discovery::{self, Answer, Believed, Heard, Poll, PolledWorkers, Source, Staleness};
+use routing::discovery::{
+    self, Answer, Believed, Poll, PolledWorkers, Source, SourceUpdate, Staleness,
+};
 use routing::excerpt::{self, excerpt};
 use routing::fleet::{Fleet, Worker};
 
@@ -30,7 +32,7 @@ struct Leading {
     /// Index of the destination that is polled next.
     place: usize,
     /// Health that was last published.
-    told: Option<SourceHealth>,
+    published: Option<SourceHealth>,
 }
 
 impl Poller {
@@ -77,7 +79,7 @@ impl Poller {
             return true;
         }
         match read_answer(has_headers, leading.source.as_mut()) {
-            Ok(heard) => leading.good(gateway, heard),
+            Ok(update) => leading.good(gateway, update),
             Err(problem) => leading.failed(gateway, &problem),
         }
         true
@@ -98,7 +100,7 @@ impl Leading {
             call: None,
             due: Duration::ZERO,
             place: 0,
-            told: None,
+            published: None,
         })
     }
 
@@ -118,13 +120,13 @@ impl Leading {
         }
     }
 
-    fn good(&mut self, gateway: &PoolRuntime, heard: Heard) {
+    fn good(&mut self, gateway: &PoolRuntime, update: SourceUpdate) {
         if self.staleness.is_stale() {
             log::info!("pool {}: discovery answers again", gateway.pool.name);
         }
         self.staleness.good(gateway.now());
         self.tell(gateway, None);
-        let Heard::Workers(workers, warnings) = heard else {
+        let SourceUpdate::Workers(workers, warnings) = update else {
             return;
         };
         for warning in warnings {
@@ -171,17 +173,17 @@ impl Leading {
         let now = SourceHealth {
             stale: self.staleness.is_stale(),
             given_up: self.staleness.is_given_up(),
-            since_ms: match (self.staleness.last_good(), &self.told) {
+            since_ms: match (self.staleness.last_good(), &self.published) {
                 (Some(last), _) if self.staleness.is_stale() => {
                     gateway.vm.on_the_wall(last).as_millis() as u64
                 }
-                (_, told) => told.as_ref().map_or(0, |told| told.since_ms),
+                (_, published) => published.as_ref().map_or(0, |published| published.since_ms),
             },
             problem: problem.map(str::to_owned),
         };
-        if self.told.as_ref() != Some(&now) {
+        if self.published.as_ref() != Some(&now) {
             shared::publish_source(&gateway.pool.name, &now);
-            self.told = Some(now);
+            self.published = Some(now);
         }
     }
 }
@@ -214,7 +216,7 @@ fn call(poll: &Poll, place: usize) -> Result<u32, host::Status> {
     )
 }
 
-fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<Heard, String> {
+fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<SourceUpdate, String> {
     if !has_headers {
         return Err("the answer broke off".to_owned());
     }
@@ -227,6 +229,6 @@ fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<Heard, Stri
         etag: etag.as_deref(),
         body: &body,
     };
-    let heard = source.heard(&answer);
-    heard.map_err(|error| excerpt(error, excerpt::MESSAGE))
+    let update = source.read_answer(&answer);
+    update.map_err(|error| excerpt(error, excerpt::MESSAGE))
 }

@@ -95,7 +95,7 @@ pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
     let outcome = {
         let spoken = stream.spoken.borrow();
         let subset = spoken.subset();
-        let told = PlanInput {
+        let input = PlanInput {
             headers: &spoken.overrides,
             now: gateway.tell_time(),
             session: spoken.session.as_deref(),
@@ -104,8 +104,8 @@ pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
             explain: spoken.explain(),
         };
         let mut router = gateway.router.borrow_mut();
-        let outcome = router.plan(generation, &body, told);
-        explained(&mut router, stream, told.explain);
+        let outcome = router.plan(generation, &body, input);
+        explained(&mut router, stream, input.explain);
         outcome
     };
     match outcome {

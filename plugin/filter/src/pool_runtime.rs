@@ -189,7 +189,7 @@ impl PoolRuntime {
             return;
         };
         let mut router = self.router.borrow_mut();
-        router.hear_reports_told(at, &reports);
+        router.hear_reports_at(at, &reports);
         for warning in router.take_warnings() {
             if self.vm.leads() {
                 log::warn!("pool {}: {warning}", self.pool.name);
@@ -198,8 +198,8 @@ impl PoolRuntime {
     }
 
     /// Handles a prefill worker's answer to a question; false if the answer is of no use.
-    pub fn on_reply(&self, whom: &Incarnation, answer: &[u8]) -> bool {
-        self.router.borrow_mut().on_reply(whom, answer)
+    pub fn on_reply(&self, life: &Incarnation, answer: &[u8]) -> bool {
+        self.router.borrow_mut().on_reply(life, answer)
     }
 
     /// Counts and lists a refusal.

@@ -338,14 +338,14 @@ fn ask_another_pair(
     if client.answer_has_begun() {
         return pass_on(gateway, client, answer);
     }
-    let told = Failure::AnsweredWithError {
+    let failure = Failure::AnsweredWithError {
         status,
         headers: headers_for_client(),
         body: body.to_vec(),
     };
     client.beside.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
-    recovery::recover(gateway, client, told, end_of(end));
+    recovery::recover(gateway, client, failure, end_of(end));
 }
 
 fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> End {

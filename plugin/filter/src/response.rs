@@ -79,10 +79,10 @@ impl Reading {
             return Action::Continue;
         }
         let kind = received.first("content-type").unwrap_or_default();
-        let told = Form::of(kind);
-        stream.form.set(told);
+        let form = Form::of(kind);
+        stream.form.set(form);
         let is_edited = stream.change.borrow().is_some() || stream.wants_logprobs.get();
-        if is_edited && told == Form::Events {
+        if is_edited && form == Form::Events {
             // The length after the edits is not known yet.
             let _ = host::remove_header(Map::Response, b"content-length");
         }
@@ -91,7 +91,7 @@ impl Reading {
         let expects_tokens = stream.seat.borrow().expects_tokens();
         match (expects_tokens, end) {
             // The headers contain the length, which the edits change.
-            (false, false) if is_changed && told == Form::Whole => {
+            (false, false) if is_changed && form == Form::Whole => {
                 hold_to_change(gateway, stream, received)
             }
             (false, _) => Action::Continue,
@@ -162,12 +162,12 @@ impl Reading {
         log::warn!("[{}] {refusal}", stream.ids());
         let json = refusal.to_json();
         let length = json.len().to_string();
-        let told = [
+        let replaced = [
             ("content-type", "application/json"),
             ("content-length", length.as_str()),
             ("retry-after", "1"),
         ];
-        let mut written = told
+        let mut written = replaced
             .iter()
             .map(|(name, value)| host::set_header(Map::Response, name, value.as_bytes()));
         if written.all(|outcome| outcome.is_ok()) {
@@ -462,13 +462,13 @@ fn mark(gateway: &PoolRuntime, stream: &Stream) {
     if stream.destinations.borrow().len() > 1 || gateway.config.response_headers {
         note_server(gateway, stream);
     }
-    let mut told = names(gateway, &stream.seat.borrow());
+    let mut extra = names(gateway, &stream.seat.borrow());
     if gateway.config.response_headers
         && let Some(address) = last_tried()
     {
-        told.push(served(address));
+        extra.push(served(address));
     }
-    for (name, value) in told {
+    for (name, value) in extra {
         let name = std::str::from_utf8(&name).unwrap_or_default();
         let _ = host::set_header(Map::Response, name, &value);
     }

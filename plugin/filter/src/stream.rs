@@ -323,8 +323,8 @@ impl Stream {
             .iter()
             .filter_map(|(name, value)| Some((std::str::from_utf8(name).ok()?, value.as_slice())))
             .collect();
-        let told = explanation.as_ref();
-        sent.extend(told.map(|json| (headers::EXPLAIN, json.as_bytes())));
+        let explanation = explanation.as_ref();
+        sent.extend(explanation.map(|json| (headers::EXPLAIN, json.as_bytes())));
         if let Err(error) = host::respond(status, &sent, body) {
             log::error!(
                 "[{}] the answer {status} could not be sent: {error}",

@@ -49,7 +49,7 @@ pub struct ThreadSyncDriver {
     /// Length of all ticks so far, in milliseconds: a new configuration may change the length of a tick.
     ticked_ms: u64,
     /// When the other VMs were last read.
-    heard_at: Duration,
+    update_at: Duration,
     was_busy: bool,
 }
 
@@ -92,26 +92,26 @@ impl ThreadSyncDriver {
 
     /// Whether the other VMs were read too long ago for a choice made `now`: an idle VM reads seldom.
     pub fn is_out_of_date(&self, rules: &Sharing, now: Duration) -> bool {
-        let since = now.saturating_sub(self.heard_at);
+        let since = now.saturating_sub(self.update_at);
         self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms)
     }
 
     /// Reads the other VMs, and applies their loads and decisions.
     pub fn hear(&mut self, gateways: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
         let desk = self.desk.as_mut()?;
-        let heard = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
+        let update = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
         for gateway in gateways {
             let key = pool_number(&gateway.pool.name);
-            let others = heard.shares.iter().find(|pool| pool.pool == key);
+            let others = update.shares.iter().find(|pool| pool.pool == key);
             let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
             gateway.router.borrow_mut().hear_shares(shares);
             // The leading VM serves no requests, as a rule: prefix decisions are of no use there.
             if gateway.vm.serves() || !gateway.vm.leads() {
-                learn(gateway, key, &heard);
+                learn(gateway, key, &update);
             }
         }
-        self.heard_at = now;
-        Some(heard)
+        self.update_at = now;
+        Some(update)
     }
 
     /// Segments of other VMs' decisions that were overwritten before this VM read them.
@@ -120,9 +120,9 @@ impl ThreadSyncDriver {
     }
 }
 
-fn learn(gateway: &PoolRuntime, key: u64, heard: &ThreadUpdate) {
+fn learn(gateway: &PoolRuntime, key: u64, update: &ThreadUpdate) {
     let mut router = gateway.router.borrow_mut();
-    for (_, decision) in heard.decisions.iter().filter(|(pool, _)| *pool == key) {
+    for (_, decision) in update.decisions.iter().filter(|(pool, _)| *pool == key) {
         router.hear_decision(decision);
     }
 }

@@ -221,12 +221,12 @@ impl Vm {
     /// Syncs with the other VMs: publishes the state of this VM's pools, reads theirs. Called at each tick.
     pub fn exchange(&self, rules: &Sharing, round: TickKind) {
         let mut exchange = self.exchange.borrow_mut();
-        let heard = exchange.tick(&self.acting(), rules, round, self.now());
+        let update = exchange.tick(&self.acting(), rules, round, self.now());
         self.telemetry.lapped(exchange.lapped());
-        if let Some(heard) = heard
+        if let Some(update) = update
             && self.leads()
         {
-            self.telemetry.totals(&heard.totals, heard.vms);
+            self.telemetry.totals(&update.totals, update.vms);
         }
     }
 

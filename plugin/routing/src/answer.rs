@@ -151,7 +151,7 @@ impl Reader {
     pub fn tokens(&self) -> u64 {
         match self.sight {
             Sight::Events(_) => self.said.tokens(),
-            Sight::Document(_) | Sight::Nothing => self.said.told(),
+            Sight::Document(_) | Sight::Nothing => self.said.reported_tokens(),
         }
     }
 

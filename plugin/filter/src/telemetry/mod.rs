@@ -51,12 +51,12 @@ pub struct Telemetry {
     places: [Metric; State::ALL.len()],
     vms: Metric,
     lapped: Metric,
-    told_lapped: Cell<u64>,
+    exported_lapped: Cell<u64>,
     /// Open streams of this VM.
     open: Cell<u64>,
     /// Values that this VM set the gauges to last.
-    told: Cell<Option<(Totals, usize)>>,
-    told_of: RefCell<Option<Census>>,
+    exported: Cell<Option<(Totals, usize)>>,
+    exported_counts: RefCell<Option<Census>>,
 }
 
 impl Telemetry {
@@ -96,10 +96,10 @@ impl Telemetry {
             places: State::ALL.map(of_state),
             vms: gauge("vms"),
             lapped: counter("decisions_lapped_total"),
-            told_lapped: Cell::default(),
+            exported_lapped: Cell::default(),
             open: Cell::default(),
-            told: Cell::default(),
-            told_of: RefCell::default(),
+            exported: Cell::default(),
+            exported_counts: RefCell::default(),
         };
         defined.define_words();
         defined
@@ -237,7 +237,7 @@ impl Telemetry {
 
     /// Counts segments of other VMs' decisions that this VM read too late; `all` is the total so far.
     pub fn lapped(&self, all: u64) {
-        let new = all.saturating_sub(self.told_lapped.replace(all));
+        let new = all.saturating_sub(self.exported_lapped.replace(all));
         if new > 0 {
             self.lapped.add(new);
         }
@@ -245,14 +245,14 @@ impl Telemetry {
 
     /// Forgets the values of the gauges: the next calls set all of them.
     pub fn forget_exported(&self) {
-        self.told.set(None);
-        self.told_of.replace(None);
+        self.exported.set(None);
+        self.exported_counts.replace(None);
     }
 
     /// Sets the gauges of work under way in all VMs, and of the number of VMs. Gauges are set, and by the leading VM alone:
     /// additions of a VM that crashed would stay.
     pub fn totals(&self, now: &Totals, vms: usize) {
-        if self.told.replace(Some((*now, vms))) == Some((*now, vms)) {
+        if self.exported.replace(Some((*now, vms))) == Some((*now, vms)) {
             return;
         }
         self.streams.record(now.streams);
@@ -265,7 +265,7 @@ impl Telemetry {
 
     /// Sets the gauges of workers, model states and leader, of all pools together. Called by the leading VM.
     pub fn census(&self, now: Census) {
-        if self.told_of.borrow().as_ref() == Some(&now) {
+        if self.exported_counts.borrow().as_ref() == Some(&now) {
             return;
         }
         let workers = self.fleet_workers.as_flattened().iter();
@@ -278,7 +278,7 @@ impl Telemetry {
         let [main, worker] = self.leader;
         main.record(u64::from(now.leader == Leader::Main));
         worker.record(u64::from(now.leader == Leader::Worker));
-        self.told_of.replace(Some(now));
+        self.exported_counts.replace(Some(now));
     }
 }
 

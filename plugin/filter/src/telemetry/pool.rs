@@ -54,7 +54,7 @@ pub struct PoolTelemetry {
     models: RefCell<HashMap<String, OfModel>>,
     picks: RefCell<HashMap<(String, Role), Metric>>,
     workers: RefCell<HashMap<(String, Role), OfWorker>>,
-    told: Cell<Option<(u64, bool)>>,
+    exported: Cell<Option<(u64, bool)>>,
     round: Cell<u64>,
 }
 
@@ -70,7 +70,7 @@ struct OfWorker {
     prefill_tokens: Metric,
     decode_blocks: Metric,
     /// Prefill tokens and decode blocks last set; `None`: not known.
-    told: Option<(u64, u64)>,
+    exported: Option<(u64, u64)>,
     /// Last round in which the worker was in the fleet.
     seen: u64,
 }
@@ -102,7 +102,7 @@ impl PoolTelemetry {
             models: RefCell::default(),
             picks: RefCell::default(),
             workers: RefCell::default(),
-            told: Cell::default(),
+            exported: Cell::default(),
             round: Cell::default(),
         };
         defined.of_model(NO_MODEL);
@@ -170,7 +170,7 @@ impl PoolTelemetry {
             .places()
             .any(|(_, place)| place.verdict(Mode::Normal, absent) == ServingDecision::Pair);
         let now = (router.fleet().version(), disaggregates);
-        if self.told.replace(Some(now)) != Some(now) {
+        if self.exported.replace(Some(now)) != Some(now) {
             self.fleet_version.record(now.0);
             self.disaggregating.record(u64::from(disaggregates));
             for worker in router.fleet().workers().take(MOST_WORKERS) {
@@ -182,9 +182,9 @@ impl PoolTelemetry {
 
     /// Forgets the values of the gauges: the next census sets all of them.
     pub fn forget_exported(&self) {
-        self.told.set(None);
+        self.exported.set(None);
         for known in self.workers.borrow_mut().values_mut() {
-            known.told = None;
+            known.exported = None;
         }
     }
 
@@ -259,13 +259,13 @@ impl OfWorker {
         Self {
             prefill_tokens: Metric::gauge("worker_prefill_tokens", &labels),
             decode_blocks: Metric::gauge("worker_decode_blocks", &labels),
-            told: None,
+            exported: None,
             seen: 0,
         }
     }
 
     fn tell(&mut self, now: (u64, u64)) {
-        if self.told.replace(now) != Some(now) {
+        if self.exported.replace(now) != Some(now) {
             self.prefill_tokens.record(now.0);
             self.decode_blocks.record(now.1);
         }

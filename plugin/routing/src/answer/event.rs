@@ -28,7 +28,7 @@ pub(super) struct Facts {
     /// Whether the document's status is complete, as for all answers of some engines, without a reason for the end.
     pub(super) is_called_complete: bool,
     /// Tokens so far, where the document counts them.
-    pub(super) told: Option<u64>,
+    pub(super) reported_tokens: Option<u64>,
 }
 
 /// How the choices of an answer ended.
@@ -135,7 +135,7 @@ impl Facts {
         self.error |= other.error;
         self.ends.merge(other.ends);
         self.is_last |= other.is_last;
-        self.told = match (self.told, other.told) {
+        self.reported_tokens = match (self.reported_tokens, other.reported_tokens) {
             (Some(one), Some(two)) => Some(one.saturating_add(two)),
             (one, two) => one.or(two),
         };
@@ -253,21 +253,22 @@ impl<'de> Fields<'de> {
     }
 
     fn facts(self, name: &str) -> Facts {
-        let told = self.told();
+        let reported_tokens = self.reported_tokens();
         Facts {
-            told,
+            reported_tokens,
             ..self.without_count(name)
         }
     }
 
-    fn told(&self) -> Option<u64> {
+    fn reported_tokens(&self) -> Option<u64> {
         let inner = self.response.as_ref();
         let usage = self
             .usage
             .as_ref()
             .or_else(|| inner.and_then(|inner| inner.usage.as_ref()));
-        let told = usage.and_then(|usage| usage.completion_tokens.or(usage.output_tokens));
-        told.or_else(|| self.meta.as_ref()?.completion_tokens)
+        let reported_tokens =
+            usage.and_then(|usage| usage.completion_tokens.or(usage.output_tokens));
+        reported_tokens.or_else(|| self.meta.as_ref()?.completion_tokens)
     }
 
     fn without_count(self, name: &str) -> Facts {
@@ -354,8 +355,8 @@ impl<'de> Fields<'de> {
             "content_block_delta" => Facts::token(self.carries()),
             "message_delta" => {
                 let reason = self.delta.as_ref().map(|delta| delta.reason);
-                let told = reason.filter(|reason| *reason != Reason::Unreported);
-                told.map_or_else(Facts::default, |reason| Facts::ended(Ends::of(reason)))
+                let reported = reason.filter(|reason| *reason != Reason::Unreported);
+                reported.map_or_else(Facts::default, |reason| Facts::ended(Ends::of(reason)))
             }
             "message_stop" => Facts::last(Ends::default()),
             "" => Facts {

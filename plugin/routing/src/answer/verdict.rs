@@ -50,7 +50,7 @@ pub(super) enum Progress {
 pub(super) struct Said {
     /// Events that carried tokens, counted per choice.
     counted: u64,
-    told: Option<u64>,
+    reported_tokens: Option<u64>,
     says: bool,
     error: bool,
     ends: Ends,
@@ -61,7 +61,7 @@ pub(super) struct Said {
 impl Said {
     pub(super) fn take(&mut self, facts: &Facts) {
         self.counted = self.counted.saturating_add(facts.tokens);
-        self.told = facts.told.or(self.told);
+        self.reported_tokens = facts.reported_tokens.or(self.reported_tokens);
         self.says |= facts.says;
         self.error |= facts.error;
         self.ends.merge(facts.ends);
@@ -75,17 +75,17 @@ impl Said {
     }
 
     pub(super) fn take_count(&mut self, tokens: u64) {
-        self.told = Some(tokens);
+        self.reported_tokens = Some(tokens);
     }
 
     /// Tokens so far: the count in `usage`, else the events that carried any.
     pub(super) fn tokens(&self) -> u64 {
-        self.told().max(self.counted)
+        self.reported_tokens().max(self.counted)
     }
 
     /// Tokens so far, according to `usage`; 0 without one.
-    pub(super) fn told(&self) -> u64 {
-        self.told.unwrap_or(0)
+    pub(super) fn reported_tokens(&self) -> u64 {
+        self.reported_tokens.unwrap_or(0)
     }
 
     /// Whether anything was generated. Counted tokens may be hidden, such as reasoning that is not shown.
@@ -182,7 +182,9 @@ impl Verdict {
         let mut said = Said::default();
         said.take(&facts);
         match said.of_document() {
-            Self::Ended(End::Itself) if facts.is_called_complete && facts.told == Some(1) => {
+            Self::Ended(End::Itself)
+                if facts.is_called_complete && facts.reported_tokens == Some(1) =>
+            {
                 Self::Ended(End::Limit)
             }
             Self::Empty if facts.ends.gave_up => Self::Failed(Why::GaveUp),

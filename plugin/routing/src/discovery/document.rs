@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use super::outside::Outside;
-use super::{Answer, Heard, Poll, Source, SourceError, static_workers};
+use super::{Answer, Poll, Source, SourceError, SourceUpdate, static_workers};
 use crate::config::{DocumentDiscovery, ListedWorker, Pool, Protocol};
 use crate::fleet::Worker;
 
@@ -61,11 +61,11 @@ impl Source for Document {
         Some(poll)
     }
 
-    fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
         answer.check_length()?;
         match answer.status {
             200 => {}
-            304 if self.etag.is_some() => return Ok(Heard::Unchanged),
+            304 if self.etag.is_some() => return Ok(SourceUpdate::Unchanged),
             status => {
                 // Another server than the one with the ETag may have answered.
                 self.etag = None;
@@ -80,7 +80,7 @@ impl Source for Document {
             self.etag = answer.etag.and_then(sendable);
         }
         let (workers, said) = self.outside.leave_out(workers, Vec::new());
-        Ok(Heard::Workers(workers, said))
+        Ok(SourceUpdate::Workers(workers, said))
     }
 }
 
@@ -155,17 +155,19 @@ mod tests {
     fn an_etag_is_sent_back_until_something_else_than_unchanged_is_answered() {
         let mut source = source("");
         assert_eq!(asked(&source), None);
-        source.heard(&tagged(200, b"W/\"1\"", ONE)).unwrap();
+        source.read_answer(&tagged(200, b"W/\"1\"", ONE)).unwrap();
         assert_eq!(asked(&source).as_deref(), Some("W/\"1\""));
-        let unchanged = source.heard(&tagged(304, b"", b"")).unwrap();
-        assert_eq!(unchanged, Heard::Unchanged);
-        source.heard(&tagged(200, b"\"2\"", ONE)).unwrap();
+        let unchanged = source.read_answer(&tagged(304, b"", b"")).unwrap();
+        assert_eq!(unchanged, SourceUpdate::Unchanged);
+        source.read_answer(&tagged(200, b"\"2\"", ONE)).unwrap();
         assert_eq!(asked(&source).as_deref(), Some("\"2\""));
-        source.heard(&tagged(200, b"\"3\"", b"{")).unwrap_err();
+        source
+            .read_answer(&tagged(200, b"\"3\"", b"{"))
+            .unwrap_err();
         assert_eq!(asked(&source), None);
-        source.heard(&tagged(304, b"", b"")).unwrap_err();
-        source.heard(&tagged(200, b"\"3\"", ONE)).unwrap();
-        source.heard(&tagged(503, b"\"3\"", ONE)).unwrap_err();
+        source.read_answer(&tagged(304, b"", b"")).unwrap_err();
+        source.read_answer(&tagged(200, b"\"3\"", ONE)).unwrap();
+        source.read_answer(&tagged(503, b"\"3\"", ONE)).unwrap_err();
         assert_eq!(asked(&source), None);
     }
 
@@ -173,12 +175,12 @@ mod tests {
     fn an_etag_that_no_header_can_carry_is_not_sent_and_an_empty_list_is_asked_for_again() {
         for etag in [&b"a\r\nx: y"[..], b"\xff", &[b'a'; 513]] {
             let mut source = source("");
-            source.heard(&tagged(200, etag, ONE)).unwrap();
+            source.read_answer(&tagged(200, etag, ONE)).unwrap();
             assert_eq!(asked(&source), None);
         }
         let mut source = source("");
         source
-            .heard(&tagged(200, b"\"1\"", br#"{"workers":[]}"#))
+            .read_answer(&tagged(200, b"\"1\"", br#"{"workers":[]}"#))
             .unwrap();
         assert_eq!(asked(&source), None);
     }
@@ -188,16 +190,16 @@ mod tests {
         let mut source = source(r#""destinations":{"original_dst":{"networks":["10.0.0.0/8"]}},"#);
         let body = br#"{"workers":[{"address":"10.0.0.1:8000","role":"decode","draining":true},
             {"address":"169.254.169.254:80","role":"decode","name":"sly"}]}"#;
-        let (names, said) = tests::names(source.heard(&answer(body)).unwrap());
+        let (names, said) = tests::names(source.read_answer(&answer(body)).unwrap());
         assert_eq!(names, ["10.0.0.1:8000"]);
         assert!(
             said.len() == 1 && said[0].contains("sly at 169.254.169.254:80"),
             "{said:?}"
         );
-        let (_, said) = tests::names(source.heard(&answer(body)).unwrap());
+        let (_, said) = tests::names(source.read_answer(&answer(body)).unwrap());
         assert!(said.is_empty());
-        source.heard(&answer(ONE)).unwrap();
-        let (_, said) = tests::names(source.heard(&answer(body)).unwrap());
+        source.read_answer(&answer(ONE)).unwrap();
+        let (_, said) = tests::names(source.read_answer(&answer(body)).unwrap());
         assert_eq!(said.len(), 1);
     }
 

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use super::{Answer, Heard, Poll, Source, SourceError, bounded};
+use super::{Answer, Poll, Source, SourceError, SourceUpdate, bounded};
 use crate::config::{DynamoDiscovery, Pool};
 use crate::fleet::{Worker, WorkerId};
 
@@ -41,10 +41,10 @@ impl Source for Dynamo {
         Some(self.poll.clone())
     }
 
-    fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
         answer.check_length()?;
         match answer.status {
-            200 => Ok(Heard::Workers(
+            200 => Ok(SourceUpdate::Workers(
                 bounded(parse(answer.body, &self.mapping)?)?,
                 Vec::new(),
             )),

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::outside::Outside;
-use super::{Answer, Heard, Poll, Source, SourceError, bounded};
+use super::{Answer, Poll, Source, SourceError, SourceUpdate, bounded};
 use crate::config::{EnvoyClusters, MemberAttributes, Pool};
 use crate::fleet::{Capacity, Condition, Worker, WorkerId};
 
@@ -53,14 +53,14 @@ impl Clusters {
 
     fn workers(
         &mut self,
-        told: &AdminClusters<'_>,
+        listing: &AdminClusters<'_>,
     ) -> Result<(Vec<Worker>, Vec<String>), ClustersError> {
         let mut before = std::mem::take(&mut self.records);
         let (mut workers, mut problems) = (Vec::new(), Vec::new());
         let mut seen = HashSet::new();
         let mut known = 0_usize;
         for (name, attributes) in &self.members {
-            let mut of_name = told.cluster_statuses.iter().filter(|c| c.name == *name);
+            let mut of_name = listing.cluster_statuses.iter().filter(|c| c.name == *name);
             let Some(cluster) = of_name.next() else {
                 problems.push(format!("Envoy has no cluster `{name}`"));
                 continue;
@@ -102,16 +102,16 @@ impl Source for Clusters {
         Some(self.poll.clone())
     }
 
-    fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError> {
+    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
         answer.check_length()?;
         if answer.status != 200 {
             return Err(SourceError::Status(answer.status));
         }
-        let told: AdminClusters<'_> =
+        let listing: AdminClusters<'_> =
             serde_json::from_slice(answer.body).map_err(ClustersError::Format)?;
-        let (workers, problems) = self.workers(&told)?;
+        let (workers, problems) = self.workers(&listing)?;
         let (workers, said) = self.outside.leave_out(bounded(workers)?, problems);
-        Ok(Heard::Workers(workers, said))
+        Ok(SourceUpdate::Workers(workers, said))
     }
 }
 

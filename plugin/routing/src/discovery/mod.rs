@@ -1,6 +1,6 @@
 //! Owns the sources of workers: one file per source, and which of a source's answers are accepted.
 //!
-//! A source names its next request ([`Source::poll`]) and reads the answer ([`Source::heard`]); sending and timing are the
+//! A source names its next request ([`Source::poll`]) and reads the answer ([`Source::read_answer`]); sending and timing are the
 //! caller's. The workers read are not yet the fleet: [`PolledWorkers`] decides which answers count, and [`Staleness`] how
 //! long a fleet outlives a silent source.
 
@@ -48,7 +48,7 @@ pub trait Source {
     ///
     /// # Errors
     /// When the answer holds no workers. The workers known before stay then.
-    fn heard(&mut self, answer: &Answer<'_>) -> Result<Heard, SourceError>;
+    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError>;
 }
 
 /// A `GET` request to send.
@@ -91,7 +91,7 @@ impl Answer<'_> {
 
 /// Contents of a good answer.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Heard {
+pub enum SourceUpdate {
     /// The workers, and messages for the operator, each given once.
     Workers(Vec<Worker>, Vec<String>),
     /// Unchanged since the last answer.

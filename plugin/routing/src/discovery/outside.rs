@@ -48,23 +48,23 @@ impl Outside {
 }
 
 fn left_out(name: &str, address: &str) -> String {
-    let whom = match name == address {
+    let label = match name == address {
         true => name.to_owned(),
         false => format!("{name} at {address}"),
     };
     format!(
-        "worker {whom} is left out: its address lies in none of destinations.original_dst.networks"
+        "worker {label} is left out: its address lies in none of destinations.original_dst.networks"
     )
 }
 
 impl Said {
     /// The problems without a message so far. A problem that was over is reported again.
     fn anew(&mut self, problems: Vec<String>) -> Vec<String> {
-        let told = std::mem::take(&mut self.0);
+        let reported = std::mem::take(&mut self.0);
         self.0.extend(problems.iter().take(MAX_SAID).cloned());
         let mut problems = problems;
         problems.truncate(MAX_SAID);
-        problems.retain(|problem| !told.contains(problem));
+        problems.retain(|problem| !reported.contains(problem));
         problems
     }
 }

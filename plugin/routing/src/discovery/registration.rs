@@ -9,7 +9,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::document::Written;
-use super::{Answer, Change, Heard, Leases, Named, Poll, Registry, RegistryError};
+use super::{Answer, Change, Leases, Named, Poll, Registry, RegistryError, SourceUpdate};
 use super::{Source, SourceError};
 use crate::config::check_workers;
 use crate::config::{ConfigError, Discovery, ListedWorker, Pool, RegistrationDiscovery, Token};
@@ -34,7 +34,7 @@ impl Source for Registration {
         None
     }
 
-    fn heard(&mut self, _answer: &Answer<'_>) -> Result<Heard, SourceError> {
+    fn read_answer(&mut self, _answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
         Err(SourceError::NotAsked)
     }
 }

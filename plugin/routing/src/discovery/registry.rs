@@ -384,8 +384,8 @@ mod tests {
             assert_eq!(!steps.contains(&registry.revision()), is_new, "{said:?}");
             steps.push(registry.revision());
         }
-        let nobody = Change::Delete(vec![Named::Id(99)]);
-        registry.apply(&nobody, 8).unwrap();
+        let unknown = Change::Delete(vec![Named::Id(99)]);
+        registry.apply(&unknown, 8).unwrap();
         assert!(steps.contains(&registry.revision()));
         registry
             .apply(&Change::Delete(vec![Named::Id(3)]), 8)

@@ -19,10 +19,12 @@ pub fn answer(body: &[u8]) -> Answer<'_> {
 }
 
 /// The names of the workers in an answer, and its messages.
-pub fn names(heard: Heard) -> (Vec<String>, Vec<String>) {
-    match heard {
-        Heard::Workers(workers, said) => (workers.into_iter().map(|w| w.name).collect(), said),
-        Heard::Unchanged => panic!("unchanged"),
+pub fn names(read_answer: SourceUpdate) -> (Vec<String>, Vec<String>) {
+    match read_answer {
+        SourceUpdate::Workers(workers, said) => {
+            (workers.into_iter().map(|w| w.name).collect(), said)
+        }
+        SourceUpdate::Unchanged => panic!("unchanged"),
     }
 }
 
@@ -71,7 +73,7 @@ fn every_source_says_what_it_asks_and_under_its_own_name() {
                 etag: None,
                 body,
             };
-            assert!(source.heard(&answer).is_err(), "{name} {status}");
+            assert!(source.read_answer(&answer).is_err(), "{name} {status}");
         }
     }
     assert!(

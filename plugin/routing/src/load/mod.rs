@@ -32,7 +32,7 @@ pub struct Ledger {
     /// Slots of workers whose ids live on in other workers, until no booking on them is left.
     retired: Vec<usize>,
     /// Slots on which other VMs have bookings, as last received.
-    heard: Vec<usize>,
+    shared_slots: Vec<usize>,
     books: Rc<LoadTable>,
 }
 

@@ -111,13 +111,13 @@ impl Ledger {
 
     /// Replaces the bookings of other VMs. Ranks unknown here are skipped.
     pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
-        for slot in self.heard.drain(..) {
+        for slot in self.shared_slots.drain(..) {
             self.books.hear_nothing(slot);
         }
         for share in others {
             if let Some(slot) = self.slots.get(&share.key) {
                 self.books.hear(*slot, share);
-                self.heard.push(*slot);
+                self.shared_slots.push(*slot);
             }
         }
     }

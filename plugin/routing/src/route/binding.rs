@@ -152,10 +152,10 @@ impl Router {
 
     /// Takes a worker's answer to a query; false if the answer lacks the binding. The answer of an incarnation that has
     /// ended meanwhile is discarded.
-    pub fn on_reply(&mut self, whom: &Incarnation, answer: &[u8]) -> bool {
-        let worker = self.fleet.get(whom.id);
+    pub fn on_reply(&mut self, life: &Incarnation, answer: &[u8]) -> bool {
+        let worker = self.fleet.get(life.id);
         let Some(worker) = worker
-            .filter(|worker| worker.incarnation() == *whom)
+            .filter(|worker| worker.incarnation() == *life)
             .cloned()
         else {
             return true;

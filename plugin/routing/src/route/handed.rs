@@ -24,14 +24,14 @@ pub struct Lost {
 pub(super) struct Noted {
     remarks: Vec<String>,
     /// Workers already reported for hand-offs that name a host other than their own.
-    told: HashSet<WorkerId>,
+    warned: HashSet<WorkerId>,
     lost: Lost,
 }
 
 impl Noted {
     /// Forgets workers that left.
     pub(super) fn keep(&mut self, is_there: impl Fn(WorkerId) -> bool) {
-        self.told.retain(|id| is_there(*id));
+        self.warned.retain(|id| is_there(*id));
     }
 
     fn remark(&mut self, remark: String) {
@@ -57,7 +57,7 @@ impl Router {
             None => Allowed::Yes,
             Some(Oddity::Elsewhere(host)) => {
                 let host = excerpt(host, NAME);
-                if self.noted.told.insert(worker.id) {
+                if self.noted.warned.insert(worker.id) {
                     self.noted.remark(format!(
                         "the hand-offs of prefill worker {name} name the host {host}, which is not its own address"
                     ));

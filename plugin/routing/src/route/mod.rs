@@ -320,12 +320,12 @@ impl Router {
         &mut self,
         generation: Generation,
         body: &[u8],
-        told: PlanInput<'_>,
+        input: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
-        self.advance(told.now);
-        self.explain(told.explain);
-        let outcome = self.plan_read(generation, body, told);
-        self.or_forward_anywhere(outcome, told.subset)
+        self.advance(input.now);
+        self.explain(input.explain);
+        let outcome = self.plan_read(generation, body, input);
+        self.or_forward_anywhere(outcome, input.subset)
     }
 
     /// The same, without the pass-through of an open pool.
@@ -333,7 +333,7 @@ impl Router {
         &mut self,
         generation: Generation,
         body: &[u8],
-        told: PlanInput<'_>,
+        input: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
         let generation = match generation {
             // Of the engines, only SGLang hands over requests of this kind.
@@ -341,7 +341,7 @@ impl Router {
             known => known,
         };
         if body.is_empty() {
-            return self.plan_empty(generation, told.subset);
+            return self.plan_empty(generation, input.subset);
         }
         self.tally.read(body.len());
         let request = match Request::read(generation, body) {
@@ -350,31 +350,31 @@ impl Router {
                 if !self.pool.trust_clients {
                     check_unread(body)?;
                 }
-                return self.plan_unread(refusal, told.subset);
+                return self.plan_unread(refusal, input.subset);
             }
             Err(refusal) => return Err(refusal),
         };
         if !self.pool.trust_clients {
             request.check_handoff_is_ours()?;
         }
-        let mut overrides = self.overrides(&request, told)?;
+        let mut overrides = self.overrides(&request, input)?;
         let Placed {
             place,
             verdict,
             model,
             adapter,
-        } = self.placed(&request, &mut overrides, told.subset)?;
-        let asked = self.asked(&request, &overrides, told, adapter);
-        let rank = self.objective(told.headers);
+        } = self.placed(&request, &mut overrides, input.subset)?;
+        let asked = self.asked(&request, &overrides, input, adapter);
+        let rank = self.objective(input.headers);
         let claim = QueueKey {
             rank,
-            flow: picker::flow(told.headers),
+            flow: picker::flow(input.headers),
             priority: overrides.hints.priority,
             tokens: asked.prompt_tokens,
-            since: told.now,
+            since: input.now,
         };
         let case = self.case(&place, &overrides, &asked);
-        let mut outcome = self.plan_at(&case, verdict, &request, told.now);
+        let mut outcome = self.plan_at(&case, verdict, &request, input.now);
         if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
             seat.facts = Facts::of(&place, &asked);
         }
@@ -576,9 +576,13 @@ impl Router {
 
 /// The capacity of a rank of a worker: from its source, else from its engine's report, else from the pool.
 fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
-    let told = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
+    let reported = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
     Capacity {
-        kv_blocks: worker.capacity.kv_blocks.or_else(told).or(pool.kv_blocks),
+        kv_blocks: worker
+            .capacity
+            .kv_blocks
+            .or_else(reported)
+            .or(pool.kv_blocks),
         max_model_len: worker.capacity.max_model_len.or(pool.max_model_len),
         ..worker.capacity
     }

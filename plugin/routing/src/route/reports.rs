@@ -98,7 +98,7 @@ impl Report {
 
 /// The newest report of a worker, and the external load by this and earlier reports.
 #[derive(Debug)]
-struct Heard {
+struct LatestReport {
     report: Report,
     beyond: Beyond,
 }
@@ -106,7 +106,7 @@ struct Heard {
 /// The newest report of each worker.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
-    of: HashMap<WorkerId, Heard>,
+    of: HashMap<WorkerId, LatestReport>,
     /// When an estimate next changes for lack of a newer report.
     next_change: Option<Duration>,
     warned: HashSet<WorkerId>,
@@ -128,7 +128,7 @@ impl Reports {
     }
 
     fn get(&self, worker: WorkerId) -> Option<&Report> {
-        self.of.get(&worker).map(|heard| &heard.report)
+        self.of.get(&worker).map(|latest| &latest.report)
     }
 
     fn warn(&mut self, worker: &Worker, report: &Report, block_tokens: u32) {
@@ -163,7 +163,7 @@ impl Router {
     }
 
     /// The same, from another VM whose clock shows `at` now. The clocks need not agree.
-    pub fn hear_reports_told(&mut self, at: Duration, reports: &[Report]) {
+    pub fn hear_reports_at(&mut self, at: Duration, reports: &[Report]) {
         let now = self.ledger.now();
         let ago = |report: &Report| at.saturating_sub(report.at);
         self.hear_each(reports, |report| now.saturating_sub(ago(report)));
@@ -214,10 +214,12 @@ impl Router {
 
     fn hear_report(&mut self, worker: &Rc<Worker>, report: Report, at: Duration, mean_prompt: f64) {
         self.reports.warn(worker, &report, self.pool.block_tokens);
-        let earlier = self.reports.of.get(&worker.id).map(|heard| heard.beyond);
+        let earlier = self.reports.of.get(&worker.id).map(|latest| latest.beyond);
         let beyond = self.beyond(worker, &report, at, mean_prompt);
         let beyond = beyond.after(earlier.unwrap_or_default());
-        self.reports.of.insert(worker.id, Heard { report, beyond });
+        self.reports
+            .of
+            .insert(worker.id, LatestReport { report, beyond });
     }
 
     /// Estimates anew when a report has become stale.
@@ -240,10 +242,10 @@ impl Router {
             ledger,
             ..
         } = self;
-        let told = |id| reports.of.get(&id).map(|heard| heard.beyond);
-        let beliefs = Beliefs::new(fleet, told, ledger.now(), limits);
+        let reported = |id| reports.of.get(&id).map(|latest| latest.beyond);
+        let beliefs = Beliefs::new(fleet, reported, ledger.now(), limits);
         for worker in fleet.workers() {
-            set_foreign(ledger, worker, beliefs.of(worker, told(worker.id)));
+            set_foreign(ledger, worker, beliefs.of(worker, reported(worker.id)));
         }
         reports.next_change = beliefs.next_change;
     }
@@ -285,7 +287,7 @@ impl Router {
         };
         let queued_tokens = prefills.map(|prefills| f64::from(prefills) * mean_prompt);
         let blocks = self.blocks_beyond(worker, report, booked);
-        Beyond::told(at, requests, queued_tokens, blocks)
+        Beyond::reported(at, requests, queued_tokens, blocks)
     }
 
     /// External KV blocks; 0 on a prefill worker, whose own prompts are not booked as blocks.

@@ -145,12 +145,12 @@ impl Router {
     pub(super) fn overrides(
         &self,
         request: &Request<'_>,
-        told: PlanInput<'_>,
+        input: PlanInput<'_>,
     ) -> Result<RoutingOverrides, Refusal> {
         if !self.pool.trust_clients {
             return Ok(RoutingOverrides::default());
         }
-        let headers = told
+        let headers = input
             .headers
             .iter()
             .map(|(name, value)| (name.as_slice(), value.as_slice()));
@@ -174,10 +174,10 @@ impl Router {
         &self,
         request: &Request<'_>,
         overrides: &RoutingOverrides,
-        told: PlanInput<'_>,
+        input: PlanInput<'_>,
         adapter: Option<Rc<str>>,
     ) -> Demand {
-        let mut prompt = self.prompt(request, overrides, told, adapter.as_deref());
+        let mut prompt = self.prompt(request, overrides, input, adapter.as_deref());
         let most = self.pool.prefixes.max_blocks / ONE_PROMPTS_PART;
         prompt.blocks.sequence.truncate(most);
         Demand {
@@ -188,9 +188,9 @@ impl Router {
                 .expected_tokens
                 .or_else(|| request.max_tokens()),
             sequences: request.sequences().written(),
-            session: told.session.map(Rc::from),
+            session: input.session.map(Rc::from),
             adapter,
-            subset: told.subset.cloned().map(Rc::new),
+            subset: input.subset.cloned().map(Rc::new),
             weights: overrides.weights.over(self.pool.selection.kv),
             tracking: overrides.weights.tracking(),
         }
@@ -201,7 +201,7 @@ impl Router {
         &self,
         request: &Request<'_>,
         overrides: &RoutingOverrides,
-        told: PlanInput<'_>,
+        input: PlanInput<'_>,
         adapter: Option<&str>,
     ) -> Prompt {
         let reads = self.prefill_policy.reads().max(self.decode_policy.reads());
@@ -214,7 +214,7 @@ impl Router {
         let identity = Identity {
             model: &request.model,
             adapter,
-            cache_salt: told.tenant,
+            cache_salt: input.tenant,
             token_data: overrides.token_data.as_deref(),
             block_tokens: self.pool.block_tokens,
             grain: RunLength::of(self.pool.block_tokens),

@@ -77,8 +77,8 @@ impl Router {
         for waiter in &late {
             self.waiting.leave(*waiter);
         }
-        let told = |waiter| (waiter, Refusal::QueueDeadline { deadline_ms });
-        late.into_iter().map(told).collect()
+        let refused = |waiter| (waiter, Refusal::QueueDeadline { deadline_ms });
+        late.into_iter().map(refused).collect()
     }
 
     /// Removes a request whose client has left.

@@ -244,14 +244,18 @@ mod tests {
         let wanted = Subset::of(entries.into_iter());
         assert_eq!(Subset::of_metadata(&pack(&entries)), wanted);
         assert_eq!(Subset::of_metadata(entries.join(",").as_bytes()), wanted);
-        for nobody in [
+        for no_subset in [
             &pack(&[])[..],
             b"",
             &[0],
             &[255, 255, 255, 255, 0],
             &pack(&entries)[..40],
         ] {
-            assert_eq!(Subset::of_metadata(nobody), Subset::default(), "{nobody:?}");
+            assert_eq!(
+                Subset::of_metadata(no_subset),
+                Subset::default(),
+                "{no_subset:?}"
+            );
         }
     }
 }

@@ -143,7 +143,7 @@ pub(super) fn body(totals: &Totals, pools: &[PoolShares]) -> Vec<u8> {
     }
     heaviest.select_nth_unstable_by_key(MOST_SHARES, |(_, share)| Reverse(weight(share)));
     heaviest.truncate(MOST_SHARES);
-    let told = |(nth, pool): (usize, &PoolShares)| PoolShares {
+    let heaviest_of = |(nth, pool): (usize, &PoolShares)| PoolShares {
         pool: pool.pool,
         shares: heaviest
             .iter()
@@ -151,7 +151,7 @@ pub(super) fn body(totals: &Totals, pools: &[PoolShares]) -> Vec<u8> {
             .map(|(_, share)| *share)
             .collect(),
     };
-    let pools: Vec<PoolShares> = pools.iter().enumerate().map(told).collect();
+    let pools: Vec<PoolShares> = pools.iter().enumerate().map(heaviest_of).collect();
     whole_body(totals, &pools, MOST_SHARES)
 }
 

@@ -113,7 +113,7 @@ impl Follower {
         slot: u16,
         owner: u64,
         next: u64,
-        heard: &mut Vec<(u64, Decision)>,
+        out: &mut Vec<(u64, Decision)>,
     ) -> u64 {
         let oldest = next.saturating_sub(SEGMENTS);
         let is_new = self.wanted.is_none();
@@ -122,7 +122,7 @@ impl Follower {
         for number in wanted.max(oldest)..next {
             let read = board.read(&log_key(slot, number));
             match read.and_then(|(bytes, _)| decode(&bytes, owner, number)) {
-                Some(decisions) => heard.extend(decisions),
+                Some(decisions) => out.extend(decisions),
                 None => lost = lost.saturating_add(1),
             }
         }

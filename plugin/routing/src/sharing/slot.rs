@@ -79,7 +79,7 @@ impl ThreadSlot {
     pub(super) fn follow(
         &mut self,
         board: &dyn SharedStore,
-        heard: &mut Vec<(u64, Decision)>,
+        decisions: &mut Vec<(u64, Decision)>,
     ) -> u64 {
         let Some(head) = self.head else {
             return 0;
@@ -93,6 +93,6 @@ impl ThreadSlot {
             self.follower = Follower::default();
         }
         self.follower
-            .read(board, self.slot, owner, next_segment, heard)
+            .read(board, self.slot, owner, next_segment, decisions)
     }
 }

@@ -308,19 +308,19 @@ impl ThreadSync {
         self.sums.clear();
         let (tick, me) = (self.tick, self.owner);
         let living = self.others.iter().filter(|place| place.counts(tick, me));
-        for told in living.flat_map(|place| &place.pools) {
-            let known = pools.iter().position(|pool| pool.pool == told.pool);
+        for pool_shares in living.flat_map(|place| &place.pools) {
+            let known = pools.iter().position(|pool| pool.pool == pool_shares.pool);
             let nth = known.unwrap_or(pools.len());
             if known.is_none() {
                 pools.push(PoolShares {
-                    pool: told.pool,
-                    shares: Vec::with_capacity(told.shares.len()),
+                    pool: pool_shares.pool,
+                    shares: Vec::with_capacity(pool_shares.shares.len()),
                 });
             }
             let Some(PoolShares { shares, .. }) = pools.get_mut(nth) else {
                 continue;
             };
-            for share in &told.shares {
+            for share in &pool_shares.shares {
                 let at = *self.sums.entry((nth, share.key)).or_insert(shares.len());
                 match shares.get_mut(at) {
                     Some(sum) => sum.add(share),

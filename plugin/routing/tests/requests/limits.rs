@@ -83,7 +83,7 @@ fn foreign_json_of_any_depth_is_read_or_refused_without_a_stack() {
             etag: None,
             body: body.as_bytes(),
         };
-        source.heard(&answer).unwrap_err();
+        source.read_answer(&answer).unwrap_err();
     }
     let config = format!(r#"{{"pools":{deep}}}"#);
     Config::parse(config.as_bytes()).unwrap_err();
@@ -115,9 +115,9 @@ fn heard(pool: Value, body: &[u8]) -> Result<usize, SourceError> {
         etag: None,
         body,
     };
-    Ok(match source.heard(&answer)? {
-        discovery::Heard::Workers(workers, _) => workers.len(),
-        discovery::Heard::Unchanged => 0,
+    Ok(match source.read_answer(&answer)? {
+        discovery::SourceUpdate::Workers(workers, _) => workers.len(),
+        discovery::SourceUpdate::Unchanged => 0,
     })
 }
 

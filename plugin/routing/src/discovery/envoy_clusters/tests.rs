@@ -34,9 +34,9 @@ fn source(fields: &str) -> Clusters {
 }
 
 fn workers(source: &mut Clusters, body: &str) -> (Vec<Worker>, Vec<String>) {
-    match source.heard(&answer(body.as_bytes())).unwrap() {
-        Heard::Workers(workers, said) => (workers, said),
-        Heard::Unchanged => panic!("unchanged"),
+    match source.read_answer(&answer(body.as_bytes())).unwrap() {
+        SourceUpdate::Workers(workers, said) => (workers, said),
+        SourceUpdate::Unchanged => panic!("unchanged"),
     }
 }
 
@@ -71,7 +71,7 @@ fn the_hosts_of_the_named_clusters_are_the_workers() {
 fn who_lies_outside_the_networks_is_left_out() {
     let mut source =
         source(r#""destinations":{"original_dst":{"networks":["10.0.0.0/8","::1"]}},"#);
-    let (names, said) = names(source.heard(&answer(ANSWER.as_bytes())).unwrap());
+    let (names, said) = names(source.read_answer(&answer(ANSWER.as_bytes())).unwrap());
     assert_eq!(names, ["[::1]:59102", "10.0.0.1:8000", "10.0.0.2:8000"]);
     assert!(
         said.len() == 1 && said[0].contains("127.0.0.1:59101"),
@@ -89,7 +89,10 @@ fn an_answer_without_any_of_the_clusters_says_nothing_and_one_that_misses_one_sa
         "[]",
         "",
     ] {
-        assert!(source.heard(&answer(body.as_bytes())).is_err(), "{body}");
+        assert!(
+            source.read_answer(&answer(body.as_bytes())).is_err(),
+            "{body}"
+        );
     }
     let half = r#"{"cluster_statuses":[{"name":"decode"}]}"#;
     let (workers, said) = workers(&mut source, half);

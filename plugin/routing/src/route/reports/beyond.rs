@@ -35,14 +35,14 @@ pub(super) struct Beyond([Option<Reading>; FIGURES]);
 
 impl Beyond {
     /// The figures reported at one time; none: not reported.
-    pub(super) fn told(
+    pub(super) fn reported(
         at: Duration,
         requests: Option<u32>,
         queued_tokens: Option<f64>,
         decode_blocks: Option<f64>,
     ) -> Self {
-        let told = |value| Reading { value, at };
-        Self([requests.map(f64::from), queued_tokens, decode_blocks].map(|it| it.map(told)))
+        let reported = |value| Reading { value, at };
+        Self([requests.map(f64::from), queued_tokens, decode_blocks].map(|it| it.map(reported)))
     }
 
     /// Fills missing figures from an earlier report.
@@ -58,8 +58,9 @@ impl Beyond {
 
     /// The first time after `now` when a figure of it counts for less.
     fn next_change(&self, now: Duration, limits: Limits) -> Option<Duration> {
-        let times = self.0.iter().flatten().flat_map(|told| {
-            [limits.stale_after, limits.forgotten_after].map(|limit| told.at.saturating_add(limit))
+        let times = self.0.iter().flatten().flat_map(|reading| {
+            [limits.stale_after, limits.forgotten_after]
+                .map(|limit| reading.at.saturating_add(limit))
         });
         times.filter(|time| *time > now).min()
     }
@@ -96,22 +97,23 @@ pub(super) struct Beliefs<'w> {
 impl<'w> Beliefs<'w> {
     pub(super) fn new(
         fleet: &'w Fleet,
-        told: impl Fn(WorkerId) -> Option<Beyond>,
+        reported: impl Fn(WorkerId) -> Option<Beyond>,
         now: Duration,
         limits: Limits,
     ) -> Self {
         let mut known: HashMap<Peers<'w>, [Vec<f64>; FIGURES]> = HashMap::new();
         let mut next_change: Option<Duration> = None;
         for worker in fleet.workers() {
-            let Some(beyond) = told(worker.id) else {
+            let Some(beyond) = reported(worker.id) else {
                 continue;
             };
             let change = beyond.next_change(now, limits);
             next_change = next_change.into_iter().chain(change).min();
             let of_peers = known.entry(peers(worker)).or_default();
-            for (values, told) in of_peers.iter_mut().zip(beyond.0) {
-                let fresh = told.filter(|told| is_within(told.at, limits.stale_after, now));
-                values.extend(fresh.map(|told| told.value / ranks(worker)));
+            for (values, reading) in of_peers.iter_mut().zip(beyond.0) {
+                let fresh =
+                    reading.filter(|reading| is_within(reading.at, limits.stale_after, now));
+                values.extend(fresh.map(|reading| reading.value / ranks(worker)));
             }
         }
         let medians = known.into_iter();
@@ -129,18 +131,20 @@ impl<'w> Beliefs<'w> {
     pub(super) fn of(&self, worker: &'w Worker, beyond: Option<Beyond>) -> ExternalLoad {
         let medians = self.medians.get(&peers(worker)).copied();
         let medians = medians.unwrap_or_default();
-        let Beyond(told) = beyond.unwrap_or_default();
-        let believed = |(told, median): (Option<Reading>, f64)| {
+        let Beyond(readings) = beyond.unwrap_or_default();
+        let believed = |(reading, median): (Option<Reading>, f64)| {
             let median = median * ranks(worker);
-            match told {
-                Some(told) if is_within(told.at, self.limits.stale_after, self.now) => told.value,
-                Some(told) if is_within(told.at, self.limits.forgotten_after, self.now) => {
-                    told.value.max(median)
+            match reading {
+                Some(reading) if is_within(reading.at, self.limits.stale_after, self.now) => {
+                    reading.value
+                }
+                Some(reading) if is_within(reading.at, self.limits.forgotten_after, self.now) => {
+                    reading.value.max(median)
                 }
                 _ => median,
             }
         };
-        let [requests, queued, blocks] = told;
+        let [requests, queued, blocks] = readings;
         let [of_requests, of_queued, of_blocks] = medians;
         ExternalLoad {
             requests: believed((requests, of_requests)).ceil() as u32,
@@ -169,13 +173,13 @@ mod tests {
     #[test]
     fn each_figure_is_as_it_was_told_last() {
         let at = Duration::from_secs;
-        let first = Beyond::told(at(1), Some(3), Some(5.0), None);
+        let first = Beyond::reported(at(1), Some(3), Some(5.0), None);
         let Beyond([requests, queued, blocks]) =
-            Beyond::told(at(2), Some(4), None, None).after(first);
-        let told = |value, s| Some(Reading { value, at: at(s) });
+            Beyond::reported(at(2), Some(4), None, None).after(first);
+        let reading = |value, s| Some(Reading { value, at: at(s) });
         assert_eq!(
             (requests, queued, blocks),
-            (told(4.0, 2), told(5.0, 1), None)
+            (reading(4.0, 2), reading(5.0, 1), None)
         );
     }
 }
