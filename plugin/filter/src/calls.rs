@@ -85,8 +85,8 @@ impl Calls {
 ///
 /// # Errors
 /// If the host would not carry the message: the task is dropped.
-pub fn submit(gateway: &PoolRuntime, task: Task) -> Result<(), HostError> {
-    let mut calls = gateway.calls.borrow_mut();
+pub fn submit(runtime: &PoolRuntime, task: Task) -> Result<(), HostError> {
+    let mut calls = runtime.calls.borrow_mut();
     let queue = calls.queue()?;
     host::enqueue(queue, b"")?;
     calls.waiting.push_back(task);
@@ -94,17 +94,17 @@ pub fn submit(gateway: &PoolRuntime, task: Task) -> Result<(), HostError> {
 }
 
 /// Runs the waiting tasks. Called on the root, when its queue has a message.
-pub fn start_waiting(gateway: &PoolRuntime, queue: u32) {
+pub fn start_waiting(runtime: &PoolRuntime, queue: u32) {
     while host::dequeue(queue).is_some() {}
     loop {
-        let task = gateway.calls.borrow_mut().waiting.pop_front();
+        let task = runtime.calls.borrow_mut().waiting.pop_front();
         match task {
-            Some(Task::Prefill(job)) => prefill_call::start(gateway, *job),
+            Some(Task::Prefill(job)) => prefill_call::start(runtime, *job),
             Some(Task::Recover(client, failure, end)) => {
-                recovery::recover(gateway, &client, failure, end);
+                recovery::recover(runtime, &client, failure, end);
             }
             Some(Task::CleanUp(client, leg, prefill)) => {
-                cleanup::start(gateway, &client, &leg, &prefill);
+                cleanup::start(runtime, &client, &leg, &prefill);
             }
             None => break,
         }
@@ -112,8 +112,8 @@ pub fn start_waiting(gateway: &PoolRuntime, queue: u32) {
 }
 
 /// Handles the answer to a call; false if the token is another call's.
-pub fn answered(gateway: &PoolRuntime, token: u32, has_headers: bool) -> bool {
-    let call = gateway.calls.borrow_mut().running.remove(&token);
+pub fn answered(runtime: &PoolRuntime, token: u32, has_headers: bool) -> bool {
+    let call = runtime.calls.borrow_mut().running.remove(&token);
     let Some(call) = call else {
         return false;
     };
@@ -125,11 +125,11 @@ pub fn answered(gateway: &PoolRuntime, token: u32, has_headers: bool) -> bool {
         true => PrefillAnswer::whole(call_status(), &body),
         false => PrefillAnswer::Broken,
     };
-    gateway.advance();
+    runtime.advance();
     match call {
-        Call::Prefill(job) => prefill_call::answered(gateway, *job, answer),
-        Call::Decode(call) => recovery::answered(gateway, call, answer),
-        Call::CleanUp(leg) => cleanup::answered(gateway, &leg, answer),
+        Call::Prefill(job) => prefill_call::answered(runtime, *job, answer),
+        Call::Decode(call) => recovery::answered(runtime, call, answer),
+        Call::CleanUp(leg) => cleanup::answered(runtime, &leg, answer),
         // An abort's answer has no consequence.
         Call::Abort => {}
     }
@@ -160,7 +160,7 @@ pub fn headers_for_client() -> Vec<Header> {
 /// # Errors
 /// The outcome of a call that was not made.
 pub fn call_decode(
-    gateway: &PoolRuntime,
+    runtime: &PoolRuntime,
     dispatch: &Dispatch,
     request: &ClientRequest<'_>,
     timeout: Duration,
@@ -168,14 +168,14 @@ pub fn call_decode(
     let mut own = dispatch.headers.clone();
     own.extend(destination_headers(dispatch));
     own.push((headers::REQUEST_ID, request.id.to_owned()));
-    let sent = head(&gateway.pool, request.headers, &own);
+    let sent = head(&runtime.pool, request.headers, &own);
     let edited = dispatch
         .edits
         .as_ref()
         .map(|edits| edits.apply(request.body));
-    let cluster = gateway.router.borrow().pool().clusters.decode.clone();
+    let cluster = runtime.router.borrow().pool().clusters.decode.clone();
     // The root makes the call: the client's context may be gone when the answer comes.
-    host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
+    host::enter_context(runtime.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = edited.as_deref().unwrap_or(request.body);
     host::call(&cluster, sent, Some(body), timeout).map_err(not_made)
 }

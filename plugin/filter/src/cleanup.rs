@@ -27,10 +27,10 @@ pub struct CleanUp {
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes a prefill worker drop what it has computed for a request that was given up. Called on the root.
-pub fn abort_prefill(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: u64) {
-    let called = host::enter_context(gateway.root_id)
+pub fn abort_prefill(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg, blocks: u64) {
+    let called = host::enter_context(runtime.root_id)
         .ok()
-        .and_then(|()| send(gateway, client, leg));
+        .and_then(|()| send(runtime, client, leg));
     match called {
         Some(token) => {
             let call = Call::CleanUp(CleanUp {
@@ -38,15 +38,15 @@ pub fn abort_prefill(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg, blo
                 ids: client.ids().to_owned(),
                 _estate: None,
             });
-            gateway.calls.borrow_mut().run(token, call);
+            runtime.calls.borrow_mut().run(token, call);
         }
-        None => gateway.telemetry.handed_off(Fate::Leaked, blocks),
+        None => runtime.telemetry.handed_off(Fate::Leaked, blocks),
     }
 }
 
 /// Makes a worker drop a request, by a call from the present effective context.
-pub fn send(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
-    let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
+pub fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
+    let cluster = runtime.router.borrow().pool().clusters.prefill.clone();
     let destination = leg.destination.to_string();
     let own = [
         (":method", "POST".to_owned()),
@@ -56,7 +56,7 @@ pub fn send(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u3
         (headers::REQUEST_ID, client.request_id().to_owned()),
     ];
     let clients = client.headers();
-    let sent = calls::head(&gateway.pool, &clients, &own);
+    let sent = calls::head(&runtime.pool, &clients, &own);
     host::call(&cluster, sent, Some(leg.body.as_bytes()), PATIENCE)
         .inspect_err(|status| {
             let ids = client.ids();
@@ -66,12 +66,12 @@ pub fn send(gateway: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u3
 }
 
 /// Fetches blocks that are no longer needed. Called on the root.
-pub fn start(gateway: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
+pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
     let Some(estate) = client.estate.take() else {
-        leaked(gateway, client, leg.blocks, prefill);
+        leaked(runtime, client, leg.blocks, prefill);
         return;
     };
-    let timeout_ms = gateway.router.borrow().pool().cleanup.timeout_ms;
+    let timeout_ms = runtime.router.borrow().pool().cleanup.timeout_ms;
     let timeout = Duration::from_millis(u64::from(timeout_ms));
     // Decode may run under the request's own id at the same time, at the same worker.
     let id = format!("{}-left", client.request_id());
@@ -80,47 +80,47 @@ pub fn start(gateway: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
         headers: &estate.headers,
         body: &estate.body,
     };
-    let called = calls::call_decode(gateway, &leg.dispatch, &asked, timeout);
+    let called = calls::call_decode(runtime, &leg.dispatch, &asked, timeout);
     match called {
         Ok(token) => {
-            gateway.telemetry.cleaning_up();
+            runtime.telemetry.cleaning_up();
             let call = Call::CleanUp(CleanUp {
                 blocks: leg.blocks,
                 ids: client.ids().to_owned(),
                 _estate: Some(estate),
             });
-            gateway.calls.borrow_mut().run(token, call);
+            runtime.calls.borrow_mut().run(token, call);
         }
-        Err(_) => leaked(gateway, client, leg.blocks, prefill),
+        Err(_) => leaked(runtime, client, leg.blocks, prefill),
     }
 }
 
 /// Fetches and drops what prefill has computed for a decode leg that did not begin with it. Called from any effective context.
-pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>) {
+pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
     let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
     };
-    let is_unbegun = client.seat.borrow().staged_blocks().is_some();
-    let mut router = gateway.router.borrow_mut();
-    let leg = router.give_up_handoff(&mut client.seat.borrow_mut());
+    let is_unbegun = client.assignment.borrow().staged_blocks().is_some();
+    let mut router = runtime.router.borrow_mut();
+    let leg = router.give_up_handoff(&mut client.assignment.borrow_mut());
     drop(router);
-    let prefill = client.seat.borrow().prefill.clone();
+    let prefill = client.assignment.borrow().prefill.clone();
     let (Some(leg), Some(prefill)) = (leg, prefill) else {
         let fate = if is_unbegun { Fate::Leaked } else { fate };
-        gateway.telemetry.handed_off(fate, blocks);
+        runtime.telemetry.handed_off(fate, blocks);
         return;
     };
-    client.leave_copy(gateway);
+    client.leave_copy(runtime);
     let task = Task::CleanUp(Rc::clone(client), Box::new(leg), prefill);
-    if calls::submit(gateway, task).is_err() {
-        gateway.telemetry.handed_off(Fate::Leaked, blocks);
+    if calls::submit(runtime, task).is_err() {
+        runtime.telemetry.handed_off(Fate::Leaked, blocks);
     }
 }
 
 /// Handles the answer to a clean-up leg.
-pub fn answered(gateway: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>) {
     let fate = Fate::after_a_call(answer);
-    gateway.telemetry.handed_off(fate, leg.blocks);
+    runtime.telemetry.handed_off(fate, leg.blocks);
     if fate == Fate::Fetched {
         return;
     }
@@ -132,8 +132,8 @@ pub fn answered(gateway: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>)
 }
 
 /// Counts and logs blocks that cannot be fetched.
-pub fn leaked(gateway: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Worker) {
-    gateway.telemetry.handed_off(Fate::Leaked, blocks);
+pub fn leaked(runtime: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Worker) {
+    runtime.telemetry.handed_off(Fate::Leaked, blocks);
     log::info!(
         "[{}] nobody fetches what prefill computed: {blocks} blocks stay on {} until its lease ends",
         client.ids(),
@@ -142,11 +142,11 @@ pub fn leaked(gateway: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Wor
 }
 
 /// Counts the fate of the hand-off to a client's decode. Called when decode has ended.
-pub fn tell_of_handed(gateway: &PoolRuntime, client: &Stream) {
+pub fn tell_of_handed(runtime: &PoolRuntime, client: &Stream) {
     let Some(Handed { blocks, fate }) = client.handed.take() else {
         return;
     };
-    gateway.telemetry.handed_off(fate, blocks);
+    runtime.telemetry.handed_off(fate, blocks);
     if fate == Fate::Unknown {
         log::info!(
             "[{}] its decode ended before it answered: {blocks} blocks may stay until their lease ends",

@@ -24,7 +24,7 @@ pub struct StreamContext {
     id: u32,
     pools: Rc<Pools>,
     /// The pool that the stream's route belongs to, once that is known.
-    gateway: Rc<PoolRuntime>,
+    runtime: Rc<PoolRuntime>,
     stream: Option<Rc<Stream>>,
     /// A request to the registry, if the stream is one.
     visit: Option<RegistrationRequest>,
@@ -34,11 +34,11 @@ pub struct StreamContext {
 
 impl StreamContext {
     /// The context of a stream that has just begun.
-    pub fn new(id: u32, pools: Rc<Pools>, gateway: Rc<PoolRuntime>) -> Self {
+    pub fn new(id: u32, pools: Rc<Pools>, runtime: Rc<PoolRuntime>) -> Self {
         Self {
             id,
             pools,
-            gateway,
+            runtime,
             stream: None,
             visit: None,
             reading: Reading::default(),
@@ -55,17 +55,17 @@ impl StreamContext {
         }
         let own = self.give_id()?;
         let ids = Ids::new(find(received, headers::REQUEST_ID), own);
-        self.gateway.telemetry.stream_opened();
+        self.runtime.telemetry.stream_opened();
         let stream = Stream::new(self.id, ids, Rc::clone(received));
-        stream.came.set(self.gateway.tell_time());
+        stream.came.set(self.runtime.tell_time());
         let mut spoken = stream.spoken.borrow_mut();
-        if self.gateway.router.borrow().pool().trust_clients {
+        if self.runtime.router.borrow().pool().trust_clients {
             spoken.overrides = overrides.cloned().collect();
         }
         let value = |name: &str| find(received, name).map(<[u8]>::to_vec);
         spoken.tenant = value(headers::TENANT);
         spoken.session = self
-            .gateway
+            .runtime
             .session_headers
             .iter()
             .find_map(|name| value(name));
@@ -75,19 +75,19 @@ impl StreamContext {
 
     /// Sets a request id of our own for the engines, which may key hand-offs by it: a client may send its own id twice.
     fn give_id(&self) -> Result<String, HostError> {
-        let id = self.gateway.new_id();
+        let id = self.runtime.new_id();
         host::set_header(Map::Request, headers::REQUEST_ID, id.as_bytes())?;
         Ok(id)
     }
 
     /// Acts on the head of an opened request.
     fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
-        let kind = self.gateway.router.borrow().kind(head);
+        let kind = self.runtime.router.borrow().kind(head);
         let generation = match kind {
             Ok(Kind::Generation(generation)) => generation,
             Ok(Kind::Plain) => return self.forward_unread(stream),
             Err(refusal) => {
-                let next = planning::carry_out(&self.gateway, stream, Err(refusal), Vec::new());
+                let next = planning::carry_out(&self.runtime, stream, Err(refusal), Vec::new());
                 return action(next);
             }
         };
@@ -106,10 +106,10 @@ impl StreamContext {
     fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
         let outcome = {
             let subset = stream.spoken.borrow().subset();
-            self.gateway.router.borrow_mut().plain(subset.as_ref())
+            self.runtime.router.borrow_mut().plain(subset.as_ref())
         };
-        let plan = outcome.map(|(dispatch, seat)| Plan::Forward(dispatch, seat));
-        action(planning::carry_out(&self.gateway, stream, plan, Vec::new()))
+        let plan = outcome.map(|(dispatch, assignment)| Plan::Forward(dispatch, assignment));
+        action(planning::carry_out(&self.runtime, stream, plan, Vec::new()))
     }
 
     /// Prepares for a body. A request whose declared length is over the limit is refused at once.
@@ -121,7 +121,7 @@ impl StreamContext {
             stream,
             length.and_then(|length| length.parse().ok()).unwrap_or(0),
         ) {
-            self.pools.vm.receiving.begin(&self.gateway, stream);
+            self.pools.vm.receiving.begin(&self.runtime, stream);
         }
         Action::Pause
     }
@@ -131,7 +131,7 @@ impl StreamContext {
         let allowed_bytes = self.pools.config.limits.body_bytes;
         if bytes > allowed_bytes {
             self.pools.vm.receiving.end(stream.id());
-            stream.refuse(&self.gateway, &Refusal::TooLarge { allowed_bytes });
+            stream.refuse(&self.runtime, &Refusal::TooLarge { allowed_bytes });
         }
         bytes > allowed_bytes
     }
@@ -151,18 +151,18 @@ impl StreamContext {
     /// Routes a request whose body is complete.
     fn route(&self, stream: &Rc<Stream>) -> Action {
         self.pools.vm.receiving.end(stream.id());
-        let now = self.gateway.tell_time();
+        let now = self.runtime.tell_time();
         self.pools.vm.refresh(&self.pools.config.sharing, now);
         let next = match stream.stage.get() {
-            Stage::Reading(generation) => planning::plan(&self.gateway, stream, generation),
+            Stage::Reading(generation) => planning::plan(&self.runtime, stream, generation),
             _ => {
-                let mut router = self.gateway.router.borrow_mut();
-                router.advance(self.gateway.tell_time());
+                let mut router = self.runtime.router.borrow_mut();
+                router.advance(self.runtime.tell_time());
                 let subset = stream.spoken.borrow().subset();
                 let body = self.pools.vm.copy_body().unwrap_or_default();
                 let outcome = router.plan_encoded(&body, subset.as_ref());
                 drop(router);
-                planning::carry_out(&self.gateway, stream, outcome, body)
+                planning::carry_out(&self.runtime, stream, outcome, body)
             }
         };
         action(next)
@@ -193,9 +193,9 @@ impl StreamContext {
 
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
-            self.reading.settle(&self.gateway, &stream);
-            stream.settle(&self.gateway);
-            planning::call_waiting(&self.gateway);
+            self.reading.settle(&self.runtime, &stream);
+            stream.settle(&self.runtime);
+            planning::call_waiting(&self.runtime);
         }
     }
 }
@@ -226,19 +226,19 @@ impl HttpContext for StreamContext {
         if let Some(visit) = RegistrationRequest::of(&self.pools, head, &received) {
             return self.receive(visit, end_of_stream);
         }
-        let gateway = self.pools.of_route();
-        if let Some(gateway) = gateway {
-            gateway.request_came();
+        let runtime = self.pools.of_route();
+        if let Some(runtime) = runtime {
+            runtime.request_came();
         }
-        if endpoints::answer(&self.pools, gateway, head) {
+        if endpoints::answer(&self.pools, runtime, head) {
             return Action::Pause;
         }
-        let Some(gateway) = gateway else {
+        let Some(runtime) = runtime else {
             self.pools.vm.telemetry.refused(Refusal::NoPool.code());
             endpoints::refuse(&Refusal::NoPool);
             return Action::Pause;
         };
-        self.gateway = Rc::clone(gateway);
+        self.runtime = Rc::clone(runtime);
         let stream = match self.open(&received) {
             Ok(stream) => stream,
             Err(error) => {
@@ -269,9 +269,9 @@ impl HttpContext for StreamContext {
             false => Progress::Incomplete,
         };
         let receiving = &self.pools.vm.receiving;
-        if !receiving.hold(&self.gateway, &stream, size, progress) {
+        if !receiving.hold(&self.runtime, &stream, size, progress) {
             receiving.end(stream.id());
-            stream.refuse(&self.gateway, &Refusal::Busy);
+            stream.refuse(&self.runtime, &Refusal::Busy);
             return Action::Pause;
         }
         match end_of_stream {
@@ -295,7 +295,7 @@ impl HttpContext for StreamContext {
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         match &self.stream {
-            Some(stream) => self.reading.headers(&self.gateway, stream, end_of_stream),
+            Some(stream) => self.reading.headers(&self.runtime, stream, end_of_stream),
             None => Action::Continue,
         }
     }
@@ -304,7 +304,7 @@ impl HttpContext for StreamContext {
         match &self.stream {
             Some(stream) => self
                 .reading
-                .body(&self.gateway, stream, size, end_of_stream),
+                .body(&self.runtime, stream, size, end_of_stream),
             None => Action::Continue,
         }
     }
@@ -312,7 +312,7 @@ impl HttpContext for StreamContext {
     /// A response with trailers ends here: its body callbacks never report the end of the stream.
     fn on_http_response_trailers(&mut self, _count: usize) -> Action {
         match &self.stream {
-            Some(stream) => self.reading.trailers(&self.gateway, stream),
+            Some(stream) => self.reading.trailers(&self.runtime, stream),
             None => Action::Continue,
         }
     }

@@ -37,21 +37,21 @@ struct Leading {
 
 impl Poller {
     /// Polls if this VM leads and a poll is due. Called in each round.
-    pub fn tick(&mut self, gateway: &PoolRuntime) {
-        if !gateway.vm.leads() {
+    pub fn tick(&mut self, runtime: &PoolRuntime) {
+        if !runtime.vm.leads() {
             self.rest();
             return;
         }
         if self.leading.is_none() {
-            self.leading = Leading::over(gateway);
+            self.leading = Leading::over(runtime);
         }
         let Some(leading) = &mut self.leading else {
             return;
         };
-        if leading.call.is_none() && leading.is_due(gateway.now()) {
-            leading.ask(gateway);
+        if leading.call.is_none() && leading.is_due(runtime.now()) {
+            leading.ask(runtime);
         }
-        leading.look_at_silence(gateway);
+        leading.look_at_silence(runtime);
     }
 
     /// Stops polling: another VM leads, or another configuration acts. A late answer is out of date.
@@ -62,7 +62,7 @@ impl Poller {
     }
 
     /// Handles the answer to a poll; false if the token is another call's.
-    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &Rc<PoolRuntime>) -> bool {
+    pub fn answered(&mut self, token: u32, has_headers: bool, runtime: &Rc<PoolRuntime>) -> bool {
         if self
             .abandoned
             .take_if(|abandoned| *abandoned == token)
@@ -75,12 +75,12 @@ impl Poller {
             return false;
         };
         leading.call = None;
-        if !gateway.acts() {
+        if !runtime.acts() {
             return true;
         }
         match read_answer(has_headers, leading.source.as_mut()) {
-            Ok(update) => leading.good(gateway, update),
-            Err(problem) => leading.failed(gateway, &problem),
+            Ok(update) => leading.good(runtime, update),
+            Err(problem) => leading.failed(runtime, &problem),
         }
         true
     }
@@ -88,15 +88,15 @@ impl Poller {
 
 impl Leading {
     /// A new leader starts from the fleet that all VMs have adopted. `None` if there is nothing to poll.
-    fn over(gateway: &PoolRuntime) -> Option<Self> {
-        let router = gateway.router.borrow();
-        let source = discovery::source(&gateway.pool)?;
-        let keep_ms = gateway.pool.discovery.keep_stale_ms();
+    fn over(runtime: &PoolRuntime) -> Option<Self> {
+        let router = runtime.router.borrow();
+        let source = discovery::source(&runtime.pool)?;
+        let keep_ms = runtime.pool.discovery.keep_stale_ms();
         let known = router.fleet().workers().map(|worker| (**worker).clone());
         Some(Self {
             source,
             belief: PolledWorkers::starting_from(known.collect()),
-            staleness: Staleness::new(keep_ms, gateway.now()),
+            staleness: Staleness::new(keep_ms, runtime.now()),
             call: None,
             due: Duration::ZERO,
             place: 0,
@@ -108,98 +108,98 @@ impl Leading {
         now >= self.due
     }
 
-    fn ask(&mut self, gateway: &PoolRuntime) {
+    fn ask(&mut self, runtime: &PoolRuntime) {
         let Some(poll) = self.source.poll() else {
             return;
         };
         let interval = Duration::from_millis(poll.interval_ms);
-        self.due = gateway.now().saturating_add(interval);
+        self.due = runtime.now().saturating_add(interval);
         match call(&poll, self.place) {
             Ok(token) => self.call = Some(token),
-            Err(status) => self.failed(gateway, &format!("the call failed: {status:?}")),
+            Err(status) => self.failed(runtime, &format!("the call failed: {status:?}")),
         }
     }
 
-    fn good(&mut self, gateway: &PoolRuntime, update: SourceUpdate) {
+    fn good(&mut self, runtime: &PoolRuntime, update: SourceUpdate) {
         if self.staleness.is_stale() {
-            log::info!("pool {}: discovery answers again", gateway.pool.name);
+            log::info!("pool {}: discovery answers again", runtime.pool.name);
         }
-        self.staleness.good(gateway.now());
-        self.tell(gateway, None);
+        self.staleness.good(runtime.now());
+        self.tell(runtime, None);
         let SourceUpdate::Workers(workers, warnings) = update else {
             return;
         };
         for warning in warnings {
-            log::warn!("pool {}: {warning}", gateway.pool.name);
+            log::warn!("pool {}: {warning}", runtime.pool.name);
         }
         if let Believed::Changed(workers) = self.belief.hear(workers) {
-            publish(gateway, workers);
+            publish(runtime, workers);
         }
     }
 
     /// Handles a failed poll: the fleet stays, the next address is polled. Logged once, not at every poll.
-    fn failed(&mut self, gateway: &PoolRuntime, problem: &str) {
+    fn failed(&mut self, runtime: &PoolRuntime, problem: &str) {
         self.place = self.place.wrapping_add(1);
-        self.staleness.failed(gateway.now());
+        self.staleness.failed(runtime.now());
         if self.staleness.failures() == 1 {
             log::warn!(
                 "pool {}: the fleet stays as it is, since discovery got no answer: {problem}",
-                gateway.pool.name
+                runtime.pool.name
             );
         }
-        self.tell(gateway, Some(problem));
+        self.tell(runtime, Some(problem));
     }
 
     /// Expires the fleet of a source that has been silent for too long.
-    fn look_at_silence(&mut self, gateway: &PoolRuntime) {
-        if !self.staleness.gives_up(gateway.now()) {
+    fn look_at_silence(&mut self, runtime: &PoolRuntime) {
+        if !self.staleness.gives_up(runtime.now()) {
             return;
         }
         log::error!(
             "pool {}: discovery has given no answer for too long, its workers are given up",
-            gateway.pool.name
+            runtime.pool.name
         );
         if let Believed::Changed(workers) = self.belief.expire() {
-            publish(gateway, workers);
+            publish(runtime, workers);
         }
-        if let Some(source) = discovery::source(&gateway.pool) {
+        if let Some(source) = discovery::source(&runtime.pool) {
             self.source = source;
         }
-        self.tell(gateway, Some("given up"));
+        self.tell(runtime, Some("given up"));
     }
 
     /// Publishes the source's health to the other VMs, if it has changed.
-    fn tell(&mut self, gateway: &PoolRuntime, problem: Option<&str>) {
+    fn tell(&mut self, runtime: &PoolRuntime, problem: Option<&str>) {
         let now = SourceHealth {
             stale: self.staleness.is_stale(),
             given_up: self.staleness.is_given_up(),
             since_ms: match (self.staleness.last_good(), &self.published) {
                 (Some(last), _) if self.staleness.is_stale() => {
-                    gateway.vm.on_the_wall(last).as_millis() as u64
+                    runtime.vm.on_the_wall(last).as_millis() as u64
                 }
                 (_, published) => published.as_ref().map_or(0, |published| published.since_ms),
             },
             problem: problem.map(str::to_owned),
         };
         if self.published.as_ref() != Some(&now) {
-            shared::publish_source(&gateway.pool.name, &now);
+            shared::publish_source(&runtime.pool.name, &now);
             self.published = Some(now);
         }
     }
 }
 
 /// Publishes workers as the current fleet.
-pub fn publish(gateway: &PoolRuntime, workers: Vec<Worker>) {
-    let version = gateway.router.borrow().fleet().version().saturating_add(1);
+pub fn publish(runtime: &PoolRuntime, workers: Vec<Worker>) {
+    let version = runtime.router.borrow().fleet().version().saturating_add(1);
     let fleet = Fleet::new(version, workers);
     let count = fleet.workers().count();
     log::info!(
         "pool {}: fleet {version} has {count} workers",
-        gateway.pool.name
+        runtime.pool.name
     );
-    shared::publish_fleet(&gateway.pool.name, gateway.pool.discovery.name(), &fleet);
-    gateway.adopt_published();
-    gateway.tell_of_changes();
+    shared::publish_fleet(&runtime.pool.name, runtime.pool.discovery.name(), &fleet);
+    runtime.adopt_published();
+    runtime.tell_of_changes();
 }
 
 /// Polls the destination at index `place`, modulo the number of destinations; without any, the cluster picks.

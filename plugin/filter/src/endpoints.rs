@@ -33,7 +33,7 @@ pub fn answer(pools: &Pools, of_route: Option<&Rc<PoolRuntime>>, head: Head<'_>)
             return send_page();
         }
         _ if is_own(path) => Some(NOT_FOUND.clone()),
-        _ if is_read => of_route.and_then(|gateway| about_models(&gateway.router.borrow(), path)),
+        _ if is_read => of_route.and_then(|runtime| about_models(&runtime.router.borrow(), path)),
         _ => None,
     };
     let Some(answer) = answer else {
@@ -141,9 +141,9 @@ struct Ready {
 /// Whether any pool serves: a pool that cannot must not take the proxy out of service for the others.
 fn ready(pools: &Pools) -> Answer {
     let mut all = pools.all().iter();
-    let ready = all.any(|gateway| {
-        gateway.know_somebody();
-        gateway.router.borrow().can_serve_any()
+    let ready = all.any(|runtime| {
+        runtime.know_somebody();
+        runtime.router.borrow().can_serve_any()
     });
     Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
 }

@@ -82,13 +82,13 @@ pub enum Next {
 }
 
 /// Plans a request whose body is complete, and carries out the plan. The stream's context must be the effective one.
-pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
-    let body = gateway.vm.copy_body().unwrap_or_default();
-    let body = match renamed(gateway, stream, body) {
+pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
+    let body = runtime.vm.copy_body().unwrap_or_default();
+    let body = match renamed(runtime, stream, body) {
         Ok(body) => body,
         Err(error) => {
             log::error!("[{}] its model could not be renamed: {error}", stream.ids());
-            stream.refuse(gateway, &Refusal::Internal);
+            stream.refuse(runtime, &Refusal::Internal);
             return Next::Stays;
         }
     };
@@ -97,36 +97,36 @@ pub fn plan(gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
         let subset = spoken.subset();
         let input = PlanInput {
             headers: &spoken.overrides,
-            now: gateway.tell_time(),
+            now: runtime.tell_time(),
             session: spoken.session.as_deref(),
             tenant: spoken.tenant.as_deref(),
             subset: subset.as_ref(),
             explain: spoken.explain(),
         };
-        let mut router = gateway.router.borrow_mut();
+        let mut router = runtime.router.borrow_mut();
         let outcome = router.plan(generation, &body, input);
         explained(&mut router, stream, input.explain);
         outcome
     };
     match outcome {
-        Ok(Plan::Wait(ticket)) => wait(gateway, stream, *ticket, body),
-        outcome => carry_out(gateway, stream, outcome, body),
+        Ok(Plan::Wait(ticket)) => wait(runtime, stream, *ticket, body),
+        outcome => carry_out(runtime, stream, outcome, body),
     }
 }
 
 /// Queues a request with its body, which is not copied or read again before the request's turn.
 fn wait(
-    gateway: &Rc<PoolRuntime>,
+    runtime: &Rc<PoolRuntime>,
     stream: &Rc<Stream>,
     ticket: QueueTicket,
     body: Vec<u8>,
 ) -> Next {
     let waiter = ticket.waiter;
     match ticket.with_body(body) {
-        Some(queued) => gateway.wait(queued, stream),
+        Some(queued) => runtime.wait(queued, stream),
         None => {
-            gateway.router.borrow_mut().gives_up(waiter);
-            stream.refuse(gateway, &Refusal::Internal);
+            runtime.router.borrow_mut().gives_up(waiter);
+            stream.refuse(runtime, &Refusal::Internal);
         }
     }
     Next::Stays
@@ -141,13 +141,13 @@ fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
 }
 
 /// The body with the model's name as workers know it. Renamed once: a request that waits is not renamed again.
-fn renamed(gateway: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
+fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
     if stream.is_named.replace(true) {
         return Ok(body);
     }
     let renamed = {
         let spoken = stream.spoken.borrow();
-        let mut router = gateway.router.borrow_mut();
+        let mut router = runtime.router.borrow_mut();
         router.rename(&body, &spoken.overrides)
     };
     let Some(renamed) = renamed else {
@@ -164,27 +164,27 @@ fn renamed(gateway: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
 
 /// Carries out a plan.
 pub fn carry_out(
-    gateway: &Rc<PoolRuntime>,
+    runtime: &Rc<PoolRuntime>,
     stream: &Rc<Stream>,
     outcome: Result<Plan, Refusal>,
     body: Vec<u8>,
 ) -> Next {
     let done = match outcome {
-        Ok(Plan::Forward(dispatch, seat)) => {
-            if let Some(fallback) = seat.fallback {
+        Ok(Plan::Forward(dispatch, assignment)) => {
+            if let Some(fallback) = assignment.fallback {
                 log::info!("[{}] runs whole: {}", stream.ids(), fallback.name());
-                gateway.telemetry.fell_back(fallback);
+                runtime.telemetry.fell_back(fallback);
             }
-            stream.seat.replace(seat);
+            stream.assignment.replace(assignment);
             stream
-                .forward(gateway, &dispatch, body)
+                .forward(runtime, &dispatch, body)
                 .map(|()| Next::GoesOn)
         }
-        Ok(Plan::Prefill(phase, seat)) => {
-            stream.seat.replace(seat);
+        Ok(Plan::Prefill(phase, assignment)) => {
+            stream.assignment.replace(assignment);
             stream.stage.set(Stage::Prefilling);
-            let job = Job::new(gateway, phase, stream);
-            calls::submit(gateway, Task::Prefill(Box::new(job))).map(|()| Next::Stays)
+            let job = Job::new(runtime, phase, stream);
+            calls::submit(runtime, Task::Prefill(Box::new(job))).map(|()| Next::Stays)
         }
         Ok(Plan::Answer(answer)) => {
             let kind = (
@@ -198,7 +198,7 @@ pub fn carry_out(
         Ok(Plan::Wait(_)) => Ok(Next::Stays),
         Err(refusal) => {
             log::info!("[{}] refused: {refusal}", stream.ids());
-            stream.refuse(gateway, &refusal);
+            stream.refuse(runtime, &refusal);
             Ok(Next::Stays)
         }
     };
@@ -207,19 +207,19 @@ pub fn carry_out(
             "[{}] the request could not be forwarded: {error}",
             stream.ids()
         );
-        stream.refuse(gateway, &Refusal::Internal);
+        stream.refuse(runtime, &Refusal::Internal);
         Next::Stays
     })
 }
 
 /// Tries the waiting requests, in their order: a booking has ended, or the fleet has changed. If all of them could go, there may
 /// be room for more. Changes the effective context.
-pub fn call_waiting(gateway: &Rc<PoolRuntime>) {
+pub fn call_waiting(runtime: &Rc<PoolRuntime>) {
     loop {
-        let called = gateway.router.borrow().called();
+        let called = runtime.router.borrow().called();
         let tried: Vec<Outcome> = called
             .into_iter()
-            .map(|waiter| try_again(gateway, waiter))
+            .map(|waiter| try_again(runtime, waiter))
             .collect();
         if tried.is_empty() || tried.contains(&Outcome::Waits) {
             break;
@@ -236,53 +236,53 @@ enum Outcome {
     Waits,
 }
 
-fn try_again(gateway: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
-    let waits = gateway.waiting.borrow_mut().remove(&waiter);
+fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
+    let waits = runtime.waiting.borrow_mut().remove(&waiter);
     let Some(mut waits) = waits.filter(|waits| waits.stream.enter()) else {
-        gateway.router.borrow_mut().gives_up(waiter);
+        runtime.router.borrow_mut().gives_up(waiter);
         return Outcome::Decided;
     };
     let outcome = {
         let explain = waits.stream.spoken.borrow().explain();
-        let mut router = waits.gateway.router.borrow_mut();
-        let outcome = router.plan_queued(&mut waits.queued, waits.gateway.tell_time(), explain);
+        let mut router = waits.runtime.router.borrow_mut();
+        let outcome = router.plan_queued(&mut waits.queued, waits.runtime.tell_time(), explain);
         explained(&mut router, &waits.stream, explain);
         outcome
     };
     let Some(outcome) = outcome else {
-        gateway.waiting.borrow_mut().insert(waiter, waits);
+        runtime.waiting.borrow_mut().insert(waiter, waits);
         return Outcome::Waits;
     };
     let Waits {
         stream,
         queued,
-        gateway,
+        runtime,
     } = waits;
-    gateway.has_waited(&stream);
-    if carry_out(&gateway, &stream, outcome, queued.into_body()) == Next::GoesOn
+    runtime.has_waited(&stream);
+    if carry_out(&runtime, &stream, outcome, queued.into_body()) == Next::GoesOn
         && let Err(error) = host::resume_request()
     {
         log::error!("[{}] could not go on: {error}", stream.ids());
-        stream.refuse(&gateway, &Refusal::Internal);
+        stream.refuse(&runtime, &Refusal::Internal);
     }
     Outcome::Decided
 }
 
 /// Refuses requests that have waited too long.
-pub fn refuse_late(gateway: &Rc<PoolRuntime>) {
-    let late = gateway.router.borrow_mut().late(gateway.now());
+pub fn refuse_late(runtime: &Rc<PoolRuntime>) {
+    let late = runtime.router.borrow_mut().late(runtime.now());
     for (waiter, refusal) in late {
-        let waiting = gateway.waiting.borrow_mut().remove(&waiter);
+        let waiting = runtime.waiting.borrow_mut().remove(&waiter);
         if let Some(Waits {
-            stream, gateway, ..
+            stream, runtime, ..
         }) = waiting
         {
-            gateway.has_waited(&stream);
+            runtime.has_waited(&stream);
             if !stream.enter() {
                 continue;
             }
             log::info!("[{}] refused: {refusal}", stream.ids());
-            stream.refuse(&gateway, &refusal);
+            stream.refuse(&runtime, &refusal);
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct Waits {
     /// The parsed request, and its body.
     pub queued: QueuedRequest,
     /// The pool runtime that the request came to, possibly of an older configuration.
-    pub gateway: Rc<PoolRuntime>,
+    pub runtime: Rc<PoolRuntime>,
 }
 
 /// One pool under one configuration of this VM.
@@ -252,7 +252,7 @@ impl PoolRuntime {
         let waits = Waits {
             stream: Rc::clone(stream),
             queued,
-            gateway: Rc::clone(self),
+            runtime: Rc::clone(self),
         };
         self.waiting.borrow_mut().insert(waiter, waits);
     }

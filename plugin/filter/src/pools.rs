@@ -26,7 +26,7 @@ pub struct Pools {
     pub vm: Rc<Vm>,
     /// The configuration of the pools.
     pub config: Rc<Config>,
-    gateways: Vec<Rc<PoolRuntime>>,
+    runtimes: Vec<Rc<PoolRuntime>>,
     is_alive: Cell<bool>,
 }
 
@@ -35,12 +35,12 @@ impl Pools {
     pub fn new(root: u32, config: Config) -> Self {
         let vm = Vm::this();
         let config = Rc::new(config);
-        let gateway = |pool| Rc::new(PoolRuntime::new(root, &config, pool, &vm));
-        let gateways = config.pools.iter().map(gateway).collect();
+        let runtime = |pool| Rc::new(PoolRuntime::new(root, &config, pool, &vm));
+        let runtimes = config.pools.iter().map(runtime).collect();
         Self {
             vm,
             config,
-            gateways,
+            runtimes,
             is_alive: Cell::new(false),
         }
     }
@@ -49,28 +49,28 @@ impl Pools {
     /// configuration, as before an update, or after one that was taken back, follow this one now.
     pub fn activate(&self) {
         if !self.is_alive.replace(true) {
-            self.vm.register(&self.gateways);
+            self.vm.register(&self.runtimes);
         }
-        for gateway in &self.gateways {
-            gateway.follow();
+        for runtime in &self.runtimes {
+            runtime.follow();
         }
     }
 
     /// The runtimes of all pools.
     pub fn all(&self) -> &[Rc<PoolRuntime>] {
-        &self.gateways
+        &self.runtimes
     }
 
     /// The runtime of the pool with that name.
     pub fn named(&self, name: &[u8]) -> Option<&Rc<PoolRuntime>> {
-        let is_named = |gateway: &&Rc<PoolRuntime>| gateway.pool.name.as_bytes() == name;
-        self.gateways.iter().find(is_named)
+        let is_named = |runtime: &&Rc<PoolRuntime>| runtime.pool.name.as_bytes() == name;
+        self.runtimes.iter().find(is_named)
     }
 
     /// The pool of the present stream's route: by the route's metadata, else by its name. A single pool takes every route.
     /// Per-route configuration of a Wasm filter does not exist, so the route names its pool in this way.
     pub fn of_route(&self) -> Option<&Rc<PoolRuntime>> {
-        if let [only] = self.gateways.as_slice() {
+        if let [only] = self.runtimes.as_slice() {
             return Some(only);
         }
         match host::property(&IN_METADATA).filter(|name| !name.is_empty()) {

@@ -40,12 +40,12 @@ pub struct Job {
 
 impl Job {
     /// A leg for the client's present attempt.
-    pub fn new(gateway: &PoolRuntime, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
+    pub fn new(runtime: &PoolRuntime, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
         Self {
             phase,
             client: Rc::clone(client),
             attempt: client.attempt.get(),
-            since: gateway.now(),
+            since: runtime.now(),
             _share: client.share(),
         }
     }
@@ -56,7 +56,7 @@ impl Job {
 }
 
 /// Calls the job's prefill worker, unless the client has left. Called on the root.
-pub fn start(gateway: &PoolRuntime, job: Job) {
+pub fn start(runtime: &PoolRuntime, job: Job) {
     let is_due = matches!(
         job.client.stage.get(),
         Stage::Prefilling | Stage::Recovering
@@ -66,54 +66,54 @@ pub fn start(gateway: &PoolRuntime, job: Job) {
     }
     let racing = &job.client.racing;
     racing.set(racing.get().saturating_add(1));
-    let token = match make_call(gateway, &job) {
+    let token = match make_call(runtime, &job) {
         Ok(token) => token,
-        Err(answer) => return answered(gateway, job, answer),
+        Err(answer) => return answered(runtime, job, answer),
     };
-    gateway.telemetry.prefill_called();
-    decode_beside(gateway, &job);
+    runtime.telemetry.prefill_called();
+    decode_beside(runtime, &job);
     let call = Call::Prefill(Box::new(job));
-    gateway.calls.borrow_mut().run(token, call);
+    runtime.calls.borrow_mut().run(token, call);
 }
 
 /// Starts decode right after the call to prefill, if both legs run at once.
-fn decode_beside(gateway: &PoolRuntime, job: &Job) {
-    let dispatch = job.phase.decode_beside(&mut gateway.router.borrow_mut());
+fn decode_beside(runtime: &PoolRuntime, job: &Job) {
+    let dispatch = job.phase.decode_beside(&mut runtime.router.borrow_mut());
     if let Some(dispatch) = dispatch
         && job.client.enter()
     {
         job.client.beside.set(ConcurrentPrefill::Running);
         job.client.wants_logprobs.set(job.phase.wants_logprobs());
         job.client.abort.replace(job.phase.abort_leg());
-        decode(gateway, &job.client, &dispatch);
+        decode(runtime, &job.client, &dispatch);
     }
 }
 
 /// Starts decode: forwards the request or, if it was forwarded before, makes a call.
-fn decode(gateway: &PoolRuntime, client: &Rc<Stream>, dispatch: &Dispatch) {
+fn decode(runtime: &PoolRuntime, client: &Rc<Stream>, dispatch: &Dispatch) {
     match client.stage.get() {
         Stage::Recovering => {
             let failure = client.failure.take().unwrap_or(Failure::Unreached);
-            recovery::call_decode(gateway, client, dispatch, failure);
+            recovery::call_decode(runtime, client, dispatch, failure);
         }
-        _ => client.go_on(gateway, dispatch),
+        _ => client.go_on(runtime, dispatch),
     }
 }
 
-fn make_call(gateway: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
+fn make_call(runtime: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
     let destination = job.phase.destination();
     let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
-    let cluster = gateway.router.borrow().pool().clusters.prefill.clone();
-    let body = prefill_body(gateway, job);
+    let cluster = runtime.router.borrow().pool().clusters.prefill.clone();
+    let body = prefill_body(runtime, job);
     // The root makes the call: the client's context may be gone when the answer comes.
-    host::enter_context(gateway.root_id).map_err(|_| PrefillAnswer::NotSent)?;
+    host::enter_context(runtime.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = body.map_err(|_| PrefillAnswer::NotSent)?;
     let client_headers = job.client.headers();
 
     let mut own = job.phase.headers();
     own.push((headers::DESTINATION, destination));
     own.push((headers::REQUEST_ID, job.client.request_id().to_owned()));
-    let sent = calls::head(&gateway.pool, &client_headers, &own);
+    let sent = calls::head(&runtime.pool, &client_headers, &own);
     let called = host::call(&cluster, sent, Some(&body), job.phase.timeout());
     called
         .inspect_err(|status| {
@@ -127,88 +127,88 @@ fn make_call(gateway: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'sta
 }
 
 /// The prefill leg's body, made from the client's: the proxy has the client's body, unless the request was forwarded already.
-fn prefill_body(gateway: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostError> {
+fn prefill_body(runtime: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostError> {
     if let Some(spare) = &*job.client.spare.borrow() {
         return Ok(job.phase.body(&spare.body));
     }
-    let body = gateway.vm.copy_body()?;
+    let body = runtime.vm.copy_body()?;
     Ok(job.phase.body(&body))
 }
 
 /// Calls a second worker for each late prefill, if the pool is configured to hedge. Called in each round.
-pub fn hedge_late(gateway: &PoolRuntime) {
-    let Some(after_ms) = gateway.router.borrow().pool().prefill.hedge_after_ms else {
+pub fn hedge_late(runtime: &PoolRuntime) {
+    let Some(after_ms) = runtime.router.borrow().pool().prefill.hedge_after_ms else {
         return;
     };
     let after = Duration::from_millis(u64::from(after_ms));
-    let now = gateway.now();
-    for hedge in hedges(gateway, |job| now.saturating_sub(job.since) >= after) {
+    let now = runtime.now();
+    for hedge in hedges(runtime, |job| now.saturating_sub(job.since) >= after) {
         let (id, worker) = (hedge.client.ids(), hedge.phase.worker());
         log::info!("[{id}] its prefill is late, {} is called too", worker.name);
-        gateway.telemetry.hedged();
-        start(gateway, hedge);
+        runtime.telemetry.hedged();
+        start(runtime, hedge);
     }
 }
 
 /// Calls a second worker if the first has left the fleet. The first call cannot be taken back; if it is answered after all, that
 /// answer counts.
-pub fn replace_left(gateway: &PoolRuntime, left: &[WorkerId]) {
-    for next in hedges(gateway, |job| left.contains(&job.phase.worker().id)) {
+pub fn replace_left(runtime: &PoolRuntime, left: &[WorkerId]) {
+    for next in hedges(runtime, |job| left.contains(&job.phase.worker().id)) {
         let (id, worker) = (next.client.ids(), next.phase.worker());
         log::warn!(
             "[{id}] its prefill worker has left, {} is next",
             worker.name
         );
-        gateway.telemetry.prefill_retried();
-        start(gateway, next);
+        runtime.telemetry.prefill_retried();
+        start(runtime, next);
     }
 }
 
 /// Second calls for clients whose only call `is_due` picks, as far as there are other workers.
-fn hedges(gateway: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
-    let calls = gateway.calls.borrow();
+fn hedges(runtime: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
+    let calls = runtime.calls.borrow();
     let due = calls
         .prefills()
         .filter(|job| job.client.racing.get() == 1 && job.is_waited_for() && is_due(job));
     due.filter_map(|job| {
-        let phase = job.phase.hedge(&mut gateway.router.borrow_mut())?;
-        Some(Job::new(gateway, phase, &job.client))
+        let phase = job.phase.hedge(&mut runtime.router.borrow_mut())?;
+        Some(Job::new(runtime, phase, &job.client))
     })
     .collect()
 }
 
 /// Handles a call's answer. Called on the root.
-pub fn answered(gateway: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) {
     let is_waited_for = job.is_waited_for();
     if !is_waited_for {
-        return proceed(gateway, job, Client::Left, answer);
+        return proceed(runtime, job, Client::Left, answer);
     }
     let left = job.client.racing.get().saturating_sub(1);
     job.client.racing.set(left);
     if left == 0 {
-        return proceed(gateway, job, Client::Waits, answer);
+        return proceed(runtime, job, Client::Waits, answer);
     }
     match job
         .phase
-        .absorb_failure(answer, &mut gateway.router.borrow_mut())
+        .absorb_failure(answer, &mut runtime.router.borrow_mut())
     {
         Ok(()) => return,
         Err(phase) => job.phase = *phase,
     }
     let client = Rc::clone(&job.client);
-    proceed(gateway, job, Client::Waits, answer);
+    proceed(runtime, job, Client::Waits, answer);
     // Blocks that the other call computes must be fetched too.
-    client.leave_copy(gateway);
+    client.leave_copy(runtime);
 }
 
 /// Acts on an answer.
-fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer<'_>) {
+fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer<'_>) {
     let Job { phase, client, .. } = job;
     let worker = Rc::clone(phase.worker());
     let order = phase.order();
     let is_waited_for = waits == Client::Waits;
-    let cached = gateway.note_cached(answer);
-    let after = phase.answered(answer, waits, &mut gateway.router.borrow_mut());
+    let cached = runtime.note_cached(answer);
+    let after = phase.answered(answer, waits, &mut runtime.router.borrow_mut());
     if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Other calls of the same attempt are late now.
         client.next_attempt();
@@ -216,7 +216,7 @@ fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
     }
     match after {
         AfterPrefill::Again(phase) => {
-            try_another(gateway, Job::new(gateway, phase, &client), &worker, answer);
+            try_another(runtime, Job::new(runtime, phase, &client), &worker, answer);
         }
         AfterPrefill::Decode {
             dispatch,
@@ -225,18 +225,18 @@ fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
         } => {
             let blocks = staged.blocks();
             if !client.enter() {
-                gateway.telemetry.handed_off(Fate::Leaked, blocks);
+                runtime.telemetry.handed_off(Fate::Leaked, blocks);
                 return;
             }
-            gateway.router.borrow_mut().seat_decode(
-                &mut client.seat.borrow_mut(),
+            runtime.router.borrow_mut().assign_decode(
+                &mut client.assignment.borrow_mut(),
                 &worker,
                 key,
                 staged,
             );
             client.handed.set(Some(Handed::over(blocks)));
-            rewrite::report_cached(gateway, &client, cached);
-            decode(gateway, &client, &dispatch);
+            rewrite::report_cached(runtime, &client, cached);
+            decode(runtime, &client, &dispatch);
         }
         AfterPrefill::Whole { dispatch, fallback } => {
             log::warn!(
@@ -244,55 +244,55 @@ fn proceed(gateway: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
                 client.ids(),
                 fallback.name()
             );
-            gateway.telemetry.handoff_failed(Leg::Prefill);
-            gateway.telemetry.fell_back(fallback);
+            runtime.telemetry.handoff_failed(Leg::Prefill);
+            runtime.telemetry.fell_back(fallback);
             if client.enter() {
-                decode(gateway, &client, &dispatch);
+                decode(runtime, &client, &dispatch);
             }
         }
         AfterPrefill::Good => {
             rewrite::add_logprobs(&client, answer);
-            client.handed_beside(blocks_of(gateway, answer));
-            client.prefill_is_good(gateway);
-            recovery::deliver_held(gateway, &client);
+            client.handed_beside(blocks_of(runtime, answer));
+            client.prefill_is_good(runtime);
+            recovery::deliver_held(runtime, &client);
         }
         AfterPrefill::CallOff { leg, blocks } => {
-            cleanup::abort_prefill(gateway, &client, &leg, blocks)
+            cleanup::abort_prefill(runtime, &client, &leg, blocks)
         }
-        AfterPrefill::Answer => pass_on(gateway, &client, answer),
-        AfterPrefill::AnswerUnlessPair(end) => ask_another_pair(gateway, &client, answer, end),
-        AfterPrefill::Terminal(terminal) => end_here(gateway, &client, terminal),
+        AfterPrefill::Answer => pass_on(runtime, &client, answer),
+        AfterPrefill::AnswerUnlessPair(end) => ask_another_pair(runtime, &client, answer, end),
+        AfterPrefill::Terminal(terminal) => end_here(runtime, &client, terminal),
         AfterPrefill::TerminalStaged(terminal, rest) => {
-            client.leave_estate(gateway);
-            end_here(gateway, &client, terminal);
-            clean_up(gateway, &client, *rest, &worker);
+            client.leave_estate(runtime);
+            end_here(runtime, &client, terminal);
+            clean_up(runtime, &client, *rest, &worker);
         }
-        AfterPrefill::Refused(refusal) => refused(gateway, &client, refusal),
-        AfterPrefill::FailedBeside(refusal, end) => failed_beside(gateway, &client, refusal, end),
+        AfterPrefill::Refused(refusal) => refused(runtime, &client, refusal),
+        AfterPrefill::FailedBeside(refusal, end) => failed_beside(runtime, &client, refusal, end),
         rest @ (AfterPrefill::CleanUp(_) | AfterPrefill::Leaked { .. } | AfterPrefill::Nothing) => {
-            clean_up(gateway, &client, rest, &worker);
+            clean_up(runtime, &client, rest, &worker);
         }
     }
 }
 
 /// Cleans up blocks that a prefill has staged and no decode fetches.
-fn clean_up(gateway: &PoolRuntime, client: &Stream, after: AfterPrefill, worker: &Worker) {
+fn clean_up(runtime: &PoolRuntime, client: &Stream, after: AfterPrefill, worker: &Worker) {
     match after {
-        AfterPrefill::CleanUp(leg) => cleanup::start(gateway, client, &leg, worker),
-        AfterPrefill::Leaked { blocks } => cleanup::leaked(gateway, client, blocks, worker),
+        AfterPrefill::CleanUp(leg) => cleanup::start(runtime, client, &leg, worker),
+        AfterPrefill::Leaked { blocks } => cleanup::leaked(runtime, client, blocks, worker),
         _ => {}
     }
 }
 
 /// Blocks of a hand-off whose answer names none: those of its prompt.
-fn blocks_of(gateway: &PoolRuntime, answer: PrefillAnswer<'_>) -> u64 {
+fn blocks_of(runtime: &PoolRuntime, answer: PrefillAnswer<'_>) -> u64 {
     match answer {
-        PrefillAnswer::Whole { body, .. } => usage::prompt_blocks(body, gateway.pool.block_tokens),
+        PrefillAnswer::Whole { body, .. } => usage::prompt_blocks(body, runtime.pool.block_tokens),
         _ => 0,
     }
 }
 
-fn try_another(gateway: &PoolRuntime, job: Job, failed: &Worker, answer: PrefillAnswer<'_>) {
+fn try_another(runtime: &PoolRuntime, job: Job, failed: &Worker, answer: PrefillAnswer<'_>) {
     let next = Rc::clone(job.phase.worker());
     let id = job.client.ids();
     log::warn!(
@@ -301,33 +301,33 @@ fn try_another(gateway: &PoolRuntime, job: Job, failed: &Worker, answer: Prefill
         next.name
     );
     job.client.prefill_moved(next);
-    gateway.telemetry.handoff_failed(Leg::Prefill);
-    gateway.telemetry.prefill_retried();
-    start(gateway, job);
+    runtime.telemetry.handoff_failed(Leg::Prefill);
+    runtime.telemetry.prefill_retried();
+    start(runtime, job);
 }
 
 /// Passes the worker's answer to the client: the request was at fault. A decode answer that has begun gets a pending reset
 /// instead.
-fn pass_on(gateway: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
+fn pass_on(runtime: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>) {
     let PrefillAnswer::Whole { status, body } = answer else {
         return;
     };
     let kept = headers_for_client();
     if client.beside.get() == ConcurrentPrefill::Running && client.answer_has_begun() {
         let cause = PrefillFailure::Status(status);
-        doom(gateway, client, Refusal::PrefillFailed { tried: 1, cause });
+        doom(runtime, client, Refusal::PrefillFailed { tried: 1, cause });
         return;
     }
     client.beside.set(ConcurrentPrefill::Nothing);
     if client.enter() {
         client.answer(u32::from(status), &kept, body);
-        client.seat.borrow_mut().release();
+        client.assignment.borrow_mut().release();
     }
 }
 
 /// Asks another pair: prefill has refused the request while decode waits for it.
 fn ask_another_pair(
-    gateway: &PoolRuntime,
+    runtime: &PoolRuntime,
     client: &Rc<Stream>,
     answer: PrefillAnswer<'_>,
     end: PrefillEnd,
@@ -336,7 +336,7 @@ fn ask_another_pair(
         return;
     };
     if client.answer_has_begun() {
-        return pass_on(gateway, client, answer);
+        return pass_on(runtime, client, answer);
     }
     let failure = Failure::AnsweredWithError {
         status,
@@ -345,7 +345,7 @@ fn ask_another_pair(
     };
     client.beside.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
-    recovery::recover(gateway, client, failure, end_of(end));
+    recovery::recover(runtime, client, failure, end_of(end));
 }
 
 fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> End {
@@ -356,7 +356,7 @@ fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> End {
     }
 }
 
-fn end_here(gateway: &PoolRuntime, client: &Stream, terminal: Terminal) {
+fn end_here(runtime: &PoolRuntime, client: &Stream, terminal: Terminal) {
     if client.enter() {
         let kind = (
             b"content-type".to_vec(),
@@ -366,51 +366,51 @@ fn end_here(gateway: &PoolRuntime, client: &Stream, terminal: Terminal) {
         let mut reader = Reader::new(terminal.content_type.as_bytes(), None);
         reader.read(&terminal.body);
         reader.finish();
-        client.answered_whole(gateway, &reader);
+        client.answered_whole(runtime, &reader);
         let body = client.rewritten(&terminal.body, form);
         client.answer(200, &[kind], &body);
-        client.seat.borrow_mut().release();
+        client.assignment.borrow_mut().release();
     }
 }
 
 /// Ends a request whose prefill has failed for good.
-fn refused(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
+fn refused(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.ids());
-    gateway.telemetry.handoff_failed(Leg::Prefill);
+    runtime.telemetry.handoff_failed(Leg::Prefill);
     match client.stage.get() {
         Stage::Recovering => {
             let failure = client.failure.take();
             let failure = failure.unwrap_or(Failure::Refused(refusal));
-            recovery::give_up(gateway, client, &failure);
+            recovery::give_up(runtime, client, &failure);
         }
-        _ if client.enter() => client.refuse(gateway, &refusal),
+        _ if client.enter() => client.refuse(runtime, &refusal),
         _ => {}
     }
 }
 
 /// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
-fn failed_beside(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
+fn failed_beside(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
     if client.beside.replace(ConcurrentPrefill::Nothing) == ConcurrentPrefill::Nothing {
-        return refused(gateway, client, refusal);
+        return refused(runtime, client, refusal);
     }
     log::warn!("[{}] {refusal}", client.ids());
-    gateway.telemetry.handoff_failed(Leg::Prefill);
+    runtime.telemetry.handoff_failed(Leg::Prefill);
     if client.answer_has_begun() {
-        return doom(gateway, client, refusal);
+        return doom(runtime, client, refusal);
     }
     client.abort.replace(None);
-    recovery::recover(gateway, client, Failure::Refused(refusal), end_of(end));
+    recovery::recover(runtime, client, Failure::Refused(refusal), end_of(end));
 }
 
 /// Sets a pending reset: concurrent prefill has failed, and the client has begun to read. The answer must not end as a success.
-fn doom(gateway: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
+fn doom(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     client.beside.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
     client.doom.replace(Some(PendingReset {
         refusal,
         ticks: DOOMED_TICKS,
     }));
-    gateway.watch_over(client);
+    runtime.watch_over(client);
 }
 
 /// Rounds to wait for a chunk that may carry the error to the client.

@@ -92,31 +92,31 @@ pub struct DecodeCall {
 }
 
 /// Hands a failed decode leg to the root, and holds everything back meanwhile. Called from the stream's own callback.
-pub fn begin(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
+pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
     client.stage.set(Stage::Recovering);
-    let submitted = calls::submit(gateway, Task::Recover(Rc::clone(client), failure, end));
+    let submitted = calls::submit(runtime, Task::Recover(Rc::clone(client), failure, end));
     if let Err(error) = submitted {
         log::error!("[{}] cannot be recovered: {error}", client.ids());
-        client.refuse(gateway, &Refusal::Internal);
+        client.refuse(runtime, &Refusal::Internal);
     }
 }
 
 /// Routes the request again after this `end` of a leg. If that is not possible, the client gets the `failure`. Called on the
 /// root.
-pub fn recover(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
+pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
     if client.stage.get() == Stage::Ended {
         return;
     }
     client.stage.set(Stage::Recovering);
-    client.leave_pair(gateway);
+    client.leave_pair(runtime);
     if !client.enter() {
         return;
     }
-    if end.leg != Leg::Prefill && client.seat.borrow().prefill.is_some() {
-        gateway.telemetry.handoff_failed(telemetry::Leg::Decode);
+    if end.leg != Leg::Prefill && client.assignment.borrow().prefill.is_some() {
+        runtime.telemetry.handoff_failed(telemetry::Leg::Decode);
     }
-    let Some(plan) = plan(gateway, client, end) else {
-        give_up(gateway, client, &failure);
+    let Some(plan) = plan(runtime, client, end) else {
+        give_up(runtime, client, &failure);
         return;
     };
     let id = client.ids();
@@ -125,54 +125,54 @@ pub fn recover(gateway: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
         failure.name(),
         end.came
     );
-    gateway.telemetry.recovered();
+    runtime.telemetry.recovered();
     match plan {
-        Plan::Prefill(phase, seat) => {
-            client.sit(gateway, seat);
+        Plan::Prefill(phase, assignment) => {
+            client.sit(runtime, assignment);
             client.failure.replace(Some(failure));
-            prefill_call::start(gateway, Job::new(gateway, phase, client));
+            prefill_call::start(runtime, Job::new(runtime, phase, client));
         }
-        Plan::Forward(dispatch, seat) => {
-            client.sit(gateway, seat);
-            call_decode(gateway, client, &dispatch, failure);
+        Plan::Forward(dispatch, assignment) => {
+            client.sit(runtime, assignment);
+            call_decode(runtime, client, &dispatch, failure);
         }
-        Plan::Answer(_) | Plan::Wait(_) => give_up(gateway, client, &failure),
+        Plan::Answer(_) | Plan::Wait(_) => give_up(runtime, client, &failure),
     }
 }
 
-fn plan(gateway: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
+fn plan(runtime: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
     let spare = client.spare.borrow();
     let body = &spare.as_ref()?.body;
     let failed = Failed {
         leg: end.leg,
         meaning: end.meaning,
-        workers: &asked(gateway, client, end),
+        workers: &asked(runtime, client, end),
         frontends: &client.destinations.borrow(),
     };
-    let mut router = gateway.router.borrow_mut();
-    let mut seat = client.seat.borrow_mut();
-    router.recover(&mut seat, &failed, body, gateway.vm.now())
+    let mut router = runtime.router.borrow_mut();
+    let mut assignment = client.assignment.borrow_mut();
+    router.recover(&mut assignment, &failed, body, runtime.vm.now())
 }
 
 /// Workers that were asked for the failed leg, in their order.
-fn asked(gateway: &PoolRuntime, client: &Stream, end: End) -> Vec<WorkerId> {
-    let seat = client.seat.borrow();
+fn asked(runtime: &PoolRuntime, client: &Stream, end: End) -> Vec<WorkerId> {
+    let assignment = client.assignment.borrow();
     let worker = match (end.leg, end.came) {
-        (Leg::Prefill, _) => &seat.prefill,
+        (Leg::Prefill, _) => &assignment.prefill,
         (_, Came::Refused | Came::NotSent | Came::Reset | Came::Cut) => {
-            let router = gateway.router.borrow();
+            let router = runtime.router.borrow();
             return router.decoders_at(&client.destinations.borrow());
         }
         // A worker that has left is not picked.
         (_, Came::Left) => &None,
-        (_, _) => &seat.decode,
+        (_, _) => &assignment.decode,
     };
     worker.iter().map(|worker| worker.id).collect()
 }
 
 /// Calls a decode worker in place of the one that failed; prefill, if any, is done or under way. Called on the root.
 pub fn call_decode(
-    gateway: &PoolRuntime,
+    runtime: &PoolRuntime,
     client: &Rc<Stream>,
     dispatch: &Dispatch,
     failure: Failure,
@@ -184,14 +184,14 @@ pub fn call_decode(
         failure,
         _share: client.share(),
     };
-    match try_to_call(gateway, client, dispatch) {
-        Ok(token) => gateway.calls.borrow_mut().run(token, Call::Decode(call)),
-        Err(answer) => answered(gateway, call, answer),
+    match try_to_call(runtime, client, dispatch) {
+        Ok(token) => runtime.calls.borrow_mut().run(token, Call::Decode(call)),
+        Err(answer) => answered(runtime, call, answer),
     }
 }
 
 fn try_to_call(
-    gateway: &PoolRuntime,
+    runtime: &PoolRuntime,
     client: &Stream,
     dispatch: &Dispatch,
 ) -> Result<u32, PrefillAnswer<'static>> {
@@ -202,11 +202,11 @@ fn try_to_call(
         body: &spare.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
     };
     let timeout = dispatch.patience.whole.unwrap_or(LONGEST);
-    calls::call_decode(gateway, dispatch, &asked, timeout)
+    calls::call_decode(runtime, dispatch, &asked, timeout)
 }
 
 /// Handles the answer of a replacement worker. Called on the root.
-pub fn answered(gateway: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'_>) {
     let DecodeCall {
         client,
         attempt,
@@ -217,19 +217,19 @@ pub fn answered(gateway: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
         return;
     }
     let kept = headers_for_client();
-    let end = response::ended(gateway, &client, came(answer, &kept));
+    let end = response::ended(runtime, &client, came(answer, &kept));
     match (end.meaning.follows, end.came, answer) {
         (
             Follows::PassedOn,
             Came::Good | Came::Status(_),
             PrefillAnswer::Whole { status, body },
-        ) => reply(gateway, &client, status, kept, body),
+        ) => reply(runtime, &client, status, kept, body),
         (Follows::PassedOn, Came::Unsendable, _) => {
-            give_up(gateway, &client, &Failure::Refused(Refusal::Unsendable));
+            give_up(runtime, &client, &Failure::Refused(Refusal::Unsendable));
         }
         _ => {
             let failure = last(failure, end.came, answer, kept);
-            recover(gateway, &client, failure, end);
+            recover(runtime, &client, failure, end);
         }
     }
 }
@@ -244,18 +244,18 @@ pub struct HeldReply {
 
 /// Delivers an answer; a good one not before the concurrent prefill is known to be good.
 fn reply(
-    gateway: &PoolRuntime,
+    runtime: &PoolRuntime,
     client: &Rc<Stream>,
     status: u16,
     headers: Vec<Header>,
     body: &[u8],
 ) {
     if status >= 300 || client.beside.get() == ConcurrentPrefill::Nothing {
-        return deliver(gateway, client, status, headers, body);
+        return deliver(runtime, client, status, headers, body);
     }
-    let Some(share) = gateway.hold_spare(body.len()) else {
-        client.leave_pair(gateway);
-        return give_up(gateway, client, &Failure::Refused(Refusal::Busy));
+    let Some(share) = runtime.hold_spare(body.len()) else {
+        client.leave_pair(runtime);
+        return give_up(runtime, client, &Failure::Refused(Refusal::Busy));
     };
     client.held_reply.replace(Some(HeldReply {
         status,
@@ -266,39 +266,39 @@ fn reply(
 }
 
 /// Delivers the held answer, if there is one: the concurrent prefill is good.
-pub fn deliver_held(gateway: &PoolRuntime, client: &Rc<Stream>) {
+pub fn deliver_held(runtime: &PoolRuntime, client: &Rc<Stream>) {
     if let Some(held) = client.held_reply.take() {
-        deliver(gateway, client, held.status, held.headers, &held.body);
+        deliver(runtime, client, held.status, held.headers, &held.body);
     }
 }
 
 /// Delivers an answer to the client.
 fn deliver(
-    gateway: &PoolRuntime,
+    runtime: &PoolRuntime,
     client: &Rc<Stream>,
     status: u16,
     mut kept: Vec<Header>,
     body: &[u8],
 ) {
     match status {
-        ..300 => client.answer_begins(gateway),
-        300.. => cleanup::give_up(gateway, client),
+        ..300 => client.answer_begins(runtime),
+        300.. => cleanup::give_up(runtime, client),
     }
     client.next_attempt();
-    kept.extend(response::names(gateway, &client.seat.borrow()));
+    kept.extend(response::names(runtime, &client.assignment.borrow()));
     // Of several destinations, the one that the call has reached is not known.
-    if gateway.config.response_headers
+    if runtime.config.response_headers
         && let [address] = client.destinations.borrow().as_slice()
     {
         kept.push(response::served(*address));
     }
     if client.enter() {
         if status < 300 {
-            client.answered_whole(gateway, &read(&kept, body));
+            client.answered_whole(runtime, &read(&kept, body));
         }
         let body = client.rewritten(body, form(&kept));
         client.answer(u32::from(status), &kept, &body);
-        client.seat.borrow_mut().release();
+        client.assignment.borrow_mut().release();
     }
 }
 
@@ -352,7 +352,7 @@ fn read(headers: &[Header], body: &[u8]) -> Reader {
 }
 
 /// Ends a request that no other worker can take: the failure is the client's answer. Called on the root.
-pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
+pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
     if client.stage.get() == Stage::Ended || !client.enter() {
         return;
     }
@@ -366,7 +366,7 @@ pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
             client.stage.set(Stage::Forwarded);
             client.response.set(Response::Flowing);
             client.clock.mark_activity();
-            client.seat.borrow_mut().release();
+            client.assignment.borrow_mut().release();
             client.resume_response();
         }
         Failure::AnsweredWithError {
@@ -375,49 +375,49 @@ pub fn give_up(gateway: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
             body,
         } => {
             client.answer(u32::from(*status), headers, body);
-            client.seat.borrow_mut().release();
+            client.assignment.borrow_mut().release();
         }
-        Failure::Unreached | Failure::Broken => client.refuse(gateway, &unreached),
-        Failure::Silent => client.refuse(gateway, &Refusal::DecodeTimeout),
-        Failure::Empty => client.refuse(gateway, &Refusal::EmptyAnswer),
-        Failure::Left => client.refuse(gateway, &Refusal::WorkerLeft),
+        Failure::Unreached | Failure::Broken => client.refuse(runtime, &unreached),
+        Failure::Silent => client.refuse(runtime, &Refusal::DecodeTimeout),
+        Failure::Empty => client.refuse(runtime, &Refusal::EmptyAnswer),
+        Failure::Left => client.refuse(runtime, &Refusal::WorkerLeft),
         Failure::Unusable { status } => {
             let status = *status;
-            client.refuse(gateway, &Refusal::UnusableStatus { status });
+            client.refuse(runtime, &Refusal::UnusableStatus { status });
         }
-        Failure::Refused(refusal) => client.refuse(gateway, refusal),
+        Failure::Refused(refusal) => client.refuse(runtime, refusal),
     }
-    cleanup::give_up(gateway, client);
+    cleanup::give_up(runtime, client);
 }
 
 /// Handles streams whose workers are late, and streams with a pending reset. Called in each round.
-pub fn see_to_late(gateway: &PoolRuntime) {
-    for client in gateway.late_or_doomed() {
+pub fn see_to_late(runtime: &PoolRuntime) {
+    for client in runtime.late_or_doomed() {
         if !client.enter() {
             continue;
         }
         if client.doom.borrow().is_some() {
-            see_to_doomed(gateway, &client);
+            see_to_doomed(runtime, &client);
             continue;
         }
         response::note_asked(&client);
         match client.response.get() {
             Response::Awaited | Response::Held => {
-                let end = response::ended(gateway, &client, Came::TimedOut);
-                recover(gateway, &client, Failure::Silent, end);
+                let end = response::ended(runtime, &client, Came::TimedOut);
+                recover(runtime, &client, Failure::Silent, end);
             }
             Response::Complete | Response::Flowing | Response::EndHeld => {
-                response::ended(gateway, &client, silence(gateway, &client));
+                response::ended(runtime, &client, silence(runtime, &client));
                 log::warn!("[{}] its worker fell silent", client.ids());
-                client.break_off(gateway, "silent");
+                client.break_off(runtime, "silent");
             }
         }
     }
 }
 
 /// Meaning of a stream's silence: if other streams of its worker have moved since, its client may read slowly.
-fn silence(gateway: &PoolRuntime, client: &Stream) -> Came {
-    match gateway.has_moved_since(client) {
+fn silence(runtime: &PoolRuntime, client: &Stream) -> Came {
+    match runtime.has_moved_since(client) {
         true => Came::Unread,
         false => Came::Silent,
     }
@@ -425,28 +425,28 @@ fn silence(gateway: &PoolRuntime, client: &Stream) -> Came {
 
 /// Recovers streams whose clients have read nothing and wait for a worker that has left the fleet, without waiting for its
 /// deadline.
-pub fn see_to_left(gateway: &PoolRuntime) {
-    let left = gateway.departed_workers();
+pub fn see_to_left(runtime: &PoolRuntime) {
+    let left = runtime.departed_workers();
     if left.is_empty() {
         return;
     }
-    prefill_call::replace_left(gateway, &left);
-    if !gateway.router.borrow().can_serve_any() {
+    prefill_call::replace_left(runtime, &left);
+    if !runtime.router.borrow().can_serve_any() {
         // No worker could take over, and an answer may still come.
         return;
     }
-    for client in gateway.waiting_for(&left) {
+    for client in runtime.waiting_for(&left) {
         if client.may_recover() && client.enter() {
-            let end = response::ended(gateway, &client, Came::Left);
-            recover(gateway, &client, Failure::Left, end);
+            let end = response::ended(runtime, &client, Came::Left);
+            recover(runtime, &client, Failure::Left, end);
         }
     }
 }
 
-fn see_to_doomed(gateway: &PoolRuntime, client: &Stream) {
+fn see_to_doomed(runtime: &PoolRuntime, client: &Stream) {
     let doom = client.doom.take();
     match doom {
-        Some(PendingReset { refusal, ticks: 0 }) => client.break_off(gateway, refusal.code()),
+        Some(PendingReset { refusal, ticks: 0 }) => client.break_off(runtime, refusal.code()),
         Some(PendingReset { refusal, ticks }) => {
             let ticks = ticks.saturating_sub(1);
             client.doom.replace(Some(PendingReset { refusal, ticks }));
@@ -457,26 +457,26 @@ fn see_to_doomed(gateway: &PoolRuntime, client: &Stream) {
 
 impl Stream {
     /// Assigns the request anew; the facts that it is counted under stay.
-    fn sit(&self, gateway: &PoolRuntime, mut seat: Assignment) {
-        seat.facts = std::mem::take(&mut self.seat.borrow_mut().facts);
-        let kept = seat.staged_blocks();
+    fn sit(&self, runtime: &PoolRuntime, mut assignment: Assignment) {
+        assignment.facts = std::mem::take(&mut self.assignment.borrow_mut().facts);
+        let kept = assignment.staged_blocks();
         if kept.is_none() {
-            cleanup::tell_of_handed(gateway, self);
+            cleanup::tell_of_handed(runtime, self);
         }
         self.handed.set(kept.map(Handed::over));
-        self.seat.replace(seat);
+        self.assignment.replace(assignment);
     }
 
     /// Leaves the present workers, and calls off what they are doing for the request. Changes the effective context.
-    fn leave_pair(&self, gateway: &PoolRuntime) {
+    fn leave_pair(&self, runtime: &PoolRuntime) {
         self.next_attempt();
         self.beside.set(ConcurrentPrefill::Nothing);
         // The root makes the call, so that the answer finds its caller.
         if self.abort.borrow().is_some()
-            && host::enter_context(gateway.root_id).is_ok()
-            && let Some(token) = self.abort_prefill(gateway)
+            && host::enter_context(runtime.root_id).is_ok()
+            && let Some(token) = self.abort_prefill(runtime)
         {
-            gateway.calls.borrow_mut().run(token, Call::Abort);
+            runtime.calls.borrow_mut().run(token, Call::Abort);
         }
     }
 }

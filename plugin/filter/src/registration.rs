@@ -108,10 +108,10 @@ impl RegistrationRequest {
 
 fn list(pools: &Pools, registration_pool: &RegistrationPool<'_>) -> Reply {
     let registry = read(&Registry::key(&registration_pool.pool.name)).0;
-    let Some(gateway) = pools.named(registration_pool.pool.name.as_bytes()) else {
+    let Some(runtime) = pools.named(registration_pool.pool.name.as_bytes()) else {
         return registration_pool.list(&registry, &Leases::default(), 0, 0);
     };
-    let roll = gateway.roll.borrow();
+    let roll = runtime.roll.borrow();
     let round = u64::try_from(roll.round.as_millis()).unwrap_or(0);
     registration_pool.list(&registry, &roll.leases, roll.rounds, round)
 }
@@ -172,23 +172,23 @@ const LOOKS: u64 = 10;
 
 impl Registrar {
     /// The registrar of a pool that takes registrations; `None` for other pools.
-    pub fn new(gateway: &PoolRuntime) -> Option<Self> {
-        let Discovery::Registration(rules) = &gateway.pool.discovery else {
+    pub fn new(runtime: &PoolRuntime) -> Option<Self> {
+        let Discovery::Registration(rules) = &runtime.pool.discovery else {
             return None;
         };
         Some(Self {
             rules: rules.clone(),
-            key: Registry::key(&gateway.pool.name),
+            key: Registry::key(&runtime.pool.name),
             seen: None,
         })
     }
 
     /// Called in each round; `round` is the length of one.
-    pub fn tick(&mut self, gateway: &Rc<PoolRuntime>, round: Duration) {
-        let mut roll = gateway.roll.borrow_mut();
+    pub fn tick(&mut self, runtime: &Rc<PoolRuntime>, round: Duration) {
+        let mut roll = runtime.roll.borrow_mut();
         roll.rounds = roll.rounds.wrapping_add(1);
         roll.round = round;
-        let leads = gateway.vm.leads();
+        let leads = runtime.vm.leads();
         if !leads {
             self.seen = None;
         }
@@ -210,16 +210,16 @@ impl Registrar {
             (Some(version), false) => {
                 log::warn!(
                     "pool {}: {} leases are over",
-                    gateway.pool.name,
+                    runtime.pool.name,
                     expired.len()
                 );
                 self.take_out(roll.registry.clone(), expired, version);
             }
-            (Some(_), true) => self.make_fleet(gateway, &roll.registry),
+            (Some(_), true) => self.make_fleet(runtime, &roll.registry),
         }
     }
 
-    fn make_fleet(&mut self, gateway: &PoolRuntime, registry: &Registry) {
+    fn make_fleet(&mut self, runtime: &PoolRuntime, registry: &Registry) {
         let revision = registry.revision();
         if revision == 0 {
             // No worker has ever registered: workers known from before stay.
@@ -228,13 +228,13 @@ impl Registrar {
         if self.seen.replace(revision) == Some(revision) {
             return;
         }
-        let router = gateway.router.borrow();
+        let router = runtime.router.borrow();
         let workers = registry.workers(&router.pool().destinations);
         let known = router.fleet().workers().map(|worker| &**worker);
         let is_new = !known.eq(workers.iter());
         drop(router);
         if is_new {
-            publish(gateway, workers);
+            publish(runtime, workers);
         }
     }
 

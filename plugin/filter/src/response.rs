@@ -42,7 +42,7 @@ pub struct Reading {
 
 impl Reading {
     /// Handles the response's headers.
-    pub fn headers(&mut self, gateway: &PoolRuntime, stream: &Rc<Stream>, end: bool) -> Action {
+    pub fn headers(&mut self, runtime: &PoolRuntime, stream: &Rc<Stream>, end: bool) -> Action {
         match stream.stage.get() {
             Stage::Forwarded => {}
             // A late answer of a worker that is being replaced.
@@ -55,8 +55,8 @@ impl Reading {
         let status = received.first(":status").unwrap_or_default();
         stream.code.set(first_digit(status));
         let action = match status.first() {
-            Some(b'2') => self.success(gateway, stream, &received, end),
-            _ => self.error(gateway, stream, status, end),
+            Some(b'2') => self.success(runtime, stream, &received, end),
+            _ => self.error(runtime, stream, status, end),
         };
         if action == Action::Continue {
             stream.response.set(Response::Flowing);
@@ -67,15 +67,15 @@ impl Reading {
 
     fn success(
         &mut self,
-        gateway: &PoolRuntime,
+        runtime: &PoolRuntime,
         stream: &Rc<Stream>,
         received: &Headers,
         end: bool,
     ) -> Action {
-        mark(gateway, stream);
+        mark(runtime, stream);
         let is_changed = stream.change.borrow().is_some();
-        if stream.seat.borrow().decode.is_none() && !is_changed {
-            stream.answer_begins(gateway);
+        if stream.assignment.borrow().decode.is_none() && !is_changed {
+            stream.answer_begins(runtime);
             return Action::Continue;
         }
         let kind = received.first("content-type").unwrap_or_default();
@@ -88,40 +88,40 @@ impl Reading {
         }
         self.reader = Some(Reader::new(kind, received.first("content-encoding")));
         // An unknown path may well answer nothing.
-        let expects_tokens = stream.seat.borrow().expects_tokens();
+        let expects_tokens = stream.assignment.borrow().expects_tokens();
         match (expects_tokens, end) {
             // The headers contain the length, which the edits change.
             (false, false) if is_changed && form == Form::Whole => {
-                hold_to_change(gateway, stream, received)
+                hold_to_change(runtime, stream, received)
             }
             (false, _) => Action::Continue,
-            (true, true) => self.empty(gateway, stream),
+            (true, true) => self.empty(runtime, stream),
             (true, false) => Action::Pause,
         }
     }
 
     /// Recovers from an answer that has ended without content.
-    fn empty(&mut self, gateway: &PoolRuntime, stream: &Rc<Stream>) -> Action {
+    fn empty(&mut self, runtime: &PoolRuntime, stream: &Rc<Stream>) -> Action {
         log::warn!("[{}] its worker answered nothing", stream.ids());
-        let end = ended(gateway, stream, Came::Empty);
-        recovery::begin(gateway, stream, Failure::Empty, end);
+        let end = ended(runtime, stream, Came::Empty);
+        recovery::begin(runtime, stream, Failure::Empty, end);
         Action::Pause
     }
 
     fn error(
         &mut self,
-        gateway: &PoolRuntime,
+        runtime: &PoolRuntime,
         stream: &Rc<Stream>,
         status: &[u8],
         end: bool,
     ) -> Action {
         let details = host::property(&["response", "code_details"]).unwrap_or_default();
         if details == b"via_upstream" {
-            mark(gateway, stream);
+            mark(runtime, stream);
             let code = code(status);
-            let ended = ended(gateway, stream, Came::Status(code));
+            let ended = ended(runtime, stream, Came::Status(code));
             // Neither a redirect nor a switch of protocols is an answer to a request for text.
-            let is_unusable = code < 400 && stream.seat.borrow().expects_tokens();
+            let is_unusable = code < 400 && stream.assignment.borrow().expects_tokens();
             let failure = match is_unusable {
                 true => Failure::Unusable { status: code },
                 false => Failure::Status,
@@ -129,28 +129,28 @@ impl Reading {
             let is_to_be_replaced =
                 ended.meaning.follows != Follows::PassedOn && stream.may_recover();
             if is_unusable || is_to_be_replaced {
-                recovery::begin(gateway, stream, failure, ended);
+                recovery::begin(runtime, stream, failure, ended);
                 return Action::Pause;
             }
-            cleanup::give_up(gateway, stream);
+            cleanup::give_up(runtime, stream);
         } else if status.first() == Some(&b'5') {
-            let (failure, ended) = blame(gateway, stream, &details);
+            let (failure, ended) = blame(runtime, stream, &details);
             if stream.may_recover() {
-                recovery::begin(gateway, stream, failure, ended);
+                recovery::begin(runtime, stream, failure, ended);
                 return Action::Pause;
             }
             if status == b"503" && !end {
-                self.nobody_reached(gateway, stream);
+                self.nobody_reached(runtime, stream);
             }
         }
         // An error says nothing about the worker's speed.
-        stream.seat.borrow_mut().release();
+        stream.assignment.borrow_mut().release();
         Action::Continue
     }
 
     /// The proxy reached no worker: the error gets the shape of the filter's other errors.
-    fn nobody_reached(&mut self, gateway: &PoolRuntime, stream: &Stream) {
-        let what = match gateway.router.borrow().pool().protocol.reaches_workers() {
+    fn nobody_reached(&mut self, runtime: &PoolRuntime, stream: &Stream) {
+        let what = match runtime.router.borrow().pool().protocol.reaches_workers() {
             false => "frontend",
             true => "decode worker",
         };
@@ -158,7 +158,7 @@ impl Reading {
             what,
             tried: stream.destinations.borrow().len(),
         };
-        gateway.note_refusal(stream.ids(), &refusal);
+        runtime.note_refusal(stream.ids(), &refusal);
         log::warn!("[{}] {refusal}", stream.ids());
         let json = refusal.to_json();
         let length = json.len().to_string();
@@ -178,7 +178,7 @@ impl Reading {
     /// Handles a piece of the body; while pieces are held back, all of them together.
     pub fn body(
         &mut self,
-        gateway: &Rc<PoolRuntime>,
+        runtime: &Rc<PoolRuntime>,
         stream: &Rc<Stream>,
         size: usize,
         end: bool,
@@ -196,20 +196,23 @@ impl Reading {
             stream.clock.mark_activity();
             return Action::Continue;
         }
-        if passes_unread(gateway, stream) {
+        if passes_unread(runtime, stream) {
             stream.clock.mark_activity();
             // Any piece renews a booking, whatever it contains.
-            stream.seat.borrow_mut().generated(stream.tokens.get());
+            stream
+                .assignment
+                .borrow_mut()
+                .generated(stream.tokens.get());
             return Action::Continue;
         }
         let bytes = match size {
             0 => Vec::new(),
             _ => host::buffer(Buffer::Response).unwrap_or_default(),
         };
-        self.read(gateway, stream, &bytes, end);
+        self.read(runtime, stream, &bytes, end);
         match stream.response.get() {
-            Response::Awaited | Response::Held => self.held(gateway, stream, bytes, end),
-            Response::Flowing => self.flowing(gateway, stream, bytes, end),
+            Response::Awaited | Response::Held => self.held(runtime, stream, bytes, end),
+            Response::Flowing => self.flowing(runtime, stream, bytes, end),
             Response::Complete | Response::EndHeld => Action::Pause,
         }
     }
@@ -227,7 +230,7 @@ impl Reading {
     }
 
     /// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
-    fn read(&mut self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
+    fn read(&mut self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
         let Some(reader) = &mut self.reader else {
             return;
         };
@@ -242,18 +245,18 @@ impl Reading {
             reader.finish();
         }
         let has_begun_now = reader.has_begun() && !had_begun;
-        let mut seat = stream.seat.borrow_mut();
+        let mut assignment = stream.assignment.borrow_mut();
         stream.tokens.set(reader.tokens());
-        seat.generated(reader.tokens());
+        assignment.generated(reader.tokens());
         if has_begun_now {
-            let now = gateway.vm.now();
-            seat.first_token(now);
-            drop(seat);
+            let now = runtime.vm.now();
+            assignment.first_token(now);
+            drop(assignment);
             stream.first_token.set(now);
-            gateway
+            runtime
                 .metrics
                 .first_token(now.saturating_sub(stream.came.get()));
-            planning::call_waiting(gateway);
+            planning::call_waiting(runtime);
             stream.enter();
         }
     }
@@ -261,22 +264,22 @@ impl Reading {
     /// Handles a piece while nothing of the answer has reached the client.
     fn held(
         &mut self,
-        gateway: &Rc<PoolRuntime>,
+        runtime: &Rc<PoolRuntime>,
         stream: &Rc<Stream>,
         bytes: Vec<u8>,
         end: bool,
     ) -> Action {
         match self.verdict() {
-            Verdict::Empty if stream.seat.borrow().expects_tokens() => {
-                return self.empty(gateway, stream);
+            Verdict::Empty if stream.assignment.borrow().expects_tokens() => {
+                return self.empty(runtime, stream);
             }
             Verdict::Nothing if !end && bytes.len() < MOST_HELD => return Action::Pause,
             // The worker reports a failure in its answer in place of a status.
             Verdict::Failed(_) if stream.may_recover() => {
-                let end = ended(gateway, stream, Came::FailedInside);
+                let end = ended(runtime, stream, Came::FailedInside);
                 // The outcome is recorded above: `settle` must not judge the worker again.
                 self.reader = None;
-                recovery::begin(gateway, stream, Failure::Status, end);
+                recovery::begin(runtime, stream, Failure::Status, end);
                 return Action::Pause;
             }
             _ => {}
@@ -292,20 +295,20 @@ impl Reading {
         if !end && (waits_for_prefill || waits_for_end || self.must_wait(stream)) {
             return Action::Pause;
         }
-        stream.answer_begins(gateway);
+        stream.answer_begins(runtime);
         stream.response.set(Response::Flowing);
         self.pass(stream, &bytes, end)
     }
 
     fn flowing(
         &mut self,
-        gateway: &PoolRuntime,
+        runtime: &PoolRuntime,
         stream: &Rc<Stream>,
         bytes: Vec<u8>,
         end: bool,
     ) -> Action {
         if stream.doom.borrow().is_some() {
-            return self.doomed(gateway, stream, end);
+            return self.doomed(runtime, stream, end);
         }
         if stream.beside.get() == ConcurrentPrefill::Running && (end || self.is_over()) {
             stream.response.set(Response::EndHeld);
@@ -326,7 +329,7 @@ impl Reading {
 
     /// Carries out a pending reset: an error event replaces one that would pass; the connection breaks with the next, or in a
     /// later round. An event that is written together with the break would be lost.
-    fn doomed(&mut self, gateway: &PoolRuntime, stream: &Stream, end: bool) -> Action {
+    fn doomed(&mut self, runtime: &PoolRuntime, stream: &Stream, end: bool) -> Action {
         let doom = stream.doom.borrow();
         let Some(refusal) = doom.as_ref().map(|doom| &doom.refusal) else {
             return Action::Pause;
@@ -340,14 +343,14 @@ impl Reading {
         }
         let reason = refusal.code();
         drop(doom);
-        stream.break_off(gateway, reason);
+        stream.break_off(runtime, reason);
         Action::Pause
     }
 
     /// Handles trailers, which end the answer in place of a last piece of its body.
-    pub fn trailers(&mut self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
+    pub fn trailers(&mut self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
         // The held part of the body is still in the proxy's buffer.
-        self.body(gateway, stream, self.read, true)
+        self.body(runtime, stream, self.read, true)
     }
 
     fn verdict(&self) -> Verdict {
@@ -372,24 +375,24 @@ impl Reading {
     }
 
     /// Judges the worker by the ended answer. Not earlier: a worker that breaks every answer off begins all of them well.
-    pub fn settle(&self, gateway: &PoolRuntime, stream: &Stream) {
+    pub fn settle(&self, runtime: &PoolRuntime, stream: &Stream) {
         let has_begun = self.reader.as_ref().map(Reader::has_begun);
         match (stream.stage.get(), has_begun) {
             (Stage::Forwarded, Some(_)) if matches!(self.verdict(), Verdict::Failed(_)) => {
-                ended(gateway, stream, Came::FailedInside);
+                ended(runtime, stream, Came::FailedInside);
             }
             (Stage::Forwarded, Some(_)) if self.has_ended => {
-                ended(gateway, stream, Came::Good);
+                ended(runtime, stream, Came::Good);
             }
-            (Stage::Forwarded, Some(_)) if is_broken_off(gateway, stream) => {
-                ended(gateway, stream, Came::Cut);
+            (Stage::Forwarded, Some(_)) if is_broken_off(runtime, stream) => {
+                ended(runtime, stream, Came::Cut);
             }
             (Stage::Forwarded, Some(true)) => {
-                ended(gateway, stream, Came::Good);
+                ended(runtime, stream, Came::Good);
             }
             // The worker at fault is known already.
             (Stage::Recovering, _) => {
-                is_broken_off(gateway, stream);
+                is_broken_off(runtime, stream);
             }
             _ => {}
         }
@@ -398,8 +401,8 @@ impl Reading {
 
 /// Whether the rest of an answer can pass unread: the client reads already, nothing is edited, nothing else is under way for the
 /// request, and its tokens are not counted.
-fn passes_unread(gateway: &PoolRuntime, stream: &Stream) -> bool {
-    !gateway.pool.output.accounting
+fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
+    !runtime.pool.output.accounting
         && stream.response.get() == Response::Flowing
         && stream.beside.get() == ConcurrentPrefill::Nothing
         && stream.doom.borrow().is_none()
@@ -408,35 +411,35 @@ fn passes_unread(gateway: &PoolRuntime, stream: &Stream) -> bool {
 }
 
 /// Whether the stream has ended because its worker broke the answer off; counted if so.
-fn is_broken_off(gateway: &PoolRuntime, stream: &Stream) -> bool {
+fn is_broken_off(runtime: &PoolRuntime, stream: &Stream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
     let is_so = details.starts_with(b"upstream_reset_after_response_started");
     if is_so {
         log::warn!("[{}] its worker broke the answer off", stream.ids());
-        gateway.telemetry.reset("broken_off");
+        runtime.telemetry.reset("broken_off");
     }
     is_so
 }
 
 /// Records how the leg that the client waits for has ended, and what that means.
-pub fn ended(gateway: &PoolRuntime, stream: &Stream, came: Came) -> End {
-    let mut router = gateway.router.borrow_mut();
-    let mut seat = stream.seat.borrow_mut();
-    let leg = seat.leg(router.pool().protocol);
-    let meaning = router.leg_ended(&mut seat, came);
+pub fn ended(runtime: &PoolRuntime, stream: &Stream, came: Came) -> End {
+    let mut router = runtime.router.borrow_mut();
+    let mut assignment = stream.assignment.borrow_mut();
+    let leg = assignment.leg(router.pool().protocol);
+    let meaning = router.leg_ended(&mut assignment, came);
     End { leg, came, meaning }
 }
 
 /// Holds an unstreamed answer that generates nothing, such as embeddings, until it can be edited; an answer that may be too long
 /// to be held passes unedited.
-fn hold_to_change(gateway: &PoolRuntime, stream: &Stream, received: &Headers) -> Action {
+fn hold_to_change(runtime: &PoolRuntime, stream: &Stream, received: &Headers) -> Action {
     let length = received.first("content-length");
     let length = length.and_then(|length| std::str::from_utf8(length).ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length <= MOST_CHANGED) {
         return Action::Pause;
     }
     stream.change.replace(None);
-    stream.answer_begins(gateway);
+    stream.answer_begins(runtime);
     Action::Continue
 }
 
@@ -454,16 +457,16 @@ fn code(status: &[u8]) -> u16 {
 }
 
 /// Adds headers for people to a worker's answer, and notes which worker gave it.
-fn mark(gateway: &PoolRuntime, stream: &Stream) {
+fn mark(runtime: &PoolRuntime, stream: &Stream) {
     if let Some(explanation) = stream.explanation.take() {
         // For people only, as the names are: a response without the header is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
     }
-    if stream.destinations.borrow().len() > 1 || gateway.config.response_headers {
-        note_server(gateway, stream);
+    if stream.destinations.borrow().len() > 1 || runtime.config.response_headers {
+        note_server(runtime, stream);
     }
-    let mut extra = names(gateway, &stream.seat.borrow());
-    if gateway.config.response_headers
+    let mut extra = names(runtime, &stream.assignment.borrow());
+    if runtime.config.response_headers
         && let Some(address) = last_tried()
     {
         extra.push(served(address));
@@ -483,12 +486,12 @@ pub fn served(address: SocketAddr) -> Header {
 }
 
 /// The headers that name the workers, if configured.
-pub fn names(gateway: &PoolRuntime, seat: &Assignment) -> Vec<Header> {
+pub fn names(runtime: &PoolRuntime, assignment: &Assignment) -> Vec<Header> {
     let pair = [
-        (headers::PREFILL, &seat.prefill),
-        (headers::DECODE, &seat.decode),
+        (headers::PREFILL, &assignment.prefill),
+        (headers::DECODE, &assignment.decode),
     ];
-    let wanted = pair.iter().filter(|_| gateway.config.response_headers);
+    let wanted = pair.iter().filter(|_| runtime.config.response_headers);
     let named = wanted.filter_map(|(name, worker)| {
         let worker = worker.as_ref()?;
         Some((name.as_bytes().to_vec(), worker.name.as_bytes().to_vec()))
@@ -517,7 +520,7 @@ fn note_asked_until(stream: &Stream, last: SocketAddr) {
 }
 
 /// Notes the destination that answered. Those before it in the list took no connection.
-fn note_server(gateway: &PoolRuntime, stream: &Stream) {
+fn note_server(runtime: &PoolRuntime, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
@@ -526,23 +529,23 @@ fn note_server(gateway: &PoolRuntime, stream: &Stream) {
     if refused.is_empty() {
         return;
     }
-    let mut router = gateway.router.borrow_mut();
+    let mut router = runtime.router.borrow_mut();
     router.took_no_connection(&refused);
-    router.served_by(&mut stream.seat.borrow_mut(), address);
+    router.served_by(&mut stream.assignment.borrow_mut(), address);
     let id = stream.ids();
     log::warn!("[{id}] {refused:?} took no connection, {address} answers");
-    gateway.telemetry.decode_retried();
+    runtime.telemetry.decode_retried();
 }
 
 /// Judges a request without an answer from a worker: destinations before the last tried took no connection; the proxy's details
 /// say what became of the last.
-fn blame(gateway: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, End) {
+fn blame(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, End) {
     let last = last_tried();
     if let Some(last) = last {
-        let mut router = gateway.router.borrow_mut();
+        let mut router = runtime.router.borrow_mut();
         if router.pool().protocol.reaches_workers() {
             router.took_no_connection(&stream.tried_before(last));
-            router.served_by(&mut stream.seat.borrow_mut(), last);
+            router.served_by(&mut stream.assignment.borrow_mut(), last);
         }
     }
     // Destinations behind it in the list have not been tried.
@@ -557,5 +560,5 @@ fn blame(gateway: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, En
         Came::TimedOut => Failure::Silent,
         _ => Failure::Broken,
     };
-    (failure, ended(gateway, stream, came))
+    (failure, ended(runtime, stream, came))
 }

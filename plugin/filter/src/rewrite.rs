@@ -35,8 +35,8 @@ impl Change {
 }
 
 /// Adds the number of tokens that the prefill worker had cached to the answer's edits, if clients get it.
-pub fn report_cached(gateway: &PoolRuntime, client: &Rc<Stream>, cached: u64) {
-    if gateway.router.borrow().pool().report_cached_tokens {
+pub fn report_cached(runtime: &PoolRuntime, client: &Rc<Stream>, cached: u64) {
+    if runtime.router.borrow().pool().report_cached_tokens {
         client.change_by(EventEdit::CachedTokens(cached));
     }
 }

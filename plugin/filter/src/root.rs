@@ -46,7 +46,7 @@ struct ConfiguredRoot {
 
 /// Periodic work of the root for one pool: discovery, registration, metrics of engines, questions to workers.
 struct BackgroundTasks {
-    gateway: Rc<PoolRuntime>,
+    runtime: Rc<PoolRuntime>,
     poller: Poller,
     registrar: Option<Registrar>,
     scraper: Option<Scraper>,
@@ -54,12 +54,12 @@ struct BackgroundTasks {
 }
 
 impl BackgroundTasks {
-    fn of(gateway: &Rc<PoolRuntime>) -> Self {
-        let pool = &gateway.pool;
+    fn of(runtime: &Rc<PoolRuntime>) -> Self {
+        let pool = &runtime.pool;
         Self {
-            gateway: Rc::clone(gateway),
+            runtime: Rc::clone(runtime),
             poller: Poller::default(),
-            registrar: Registrar::new(gateway),
+            registrar: Registrar::new(runtime),
             scraper: Scraper::new(pool),
             asker: must_ask(pool).then(Asker::default),
         }
@@ -67,52 +67,52 @@ impl BackgroundTasks {
 
     /// Handles the answer to a call; false if the token is another call's.
     fn answered(&mut self, token: u32, has_headers: bool) -> bool {
-        let gateway = &self.gateway;
-        let is_taken = self.poller.answered(token, has_headers, gateway)
+        let runtime = &self.runtime;
+        let is_taken = self.poller.answered(token, has_headers, runtime)
             || self
                 .scraper
                 .as_mut()
-                .is_some_and(|scraper| scraper.answered(token, has_headers, gateway))
+                .is_some_and(|scraper| scraper.answered(token, has_headers, runtime))
             || self
                 .asker
                 .as_mut()
-                .is_some_and(|asker| asker.answered(token, has_headers, gateway))
-            || calls::answered(gateway, token, has_headers);
+                .is_some_and(|asker| asker.answered(token, has_headers, runtime))
+            || calls::answered(runtime, token, has_headers);
         if is_taken {
-            planning::call_waiting(gateway);
+            planning::call_waiting(runtime);
         }
         is_taken
     }
 
     /// Does what is due in each round for the pool, if this pool runtime acts for it.
     fn run_periodic(&mut self, round: Duration) {
-        let gateway = &self.gateway;
-        if !gateway.acts() {
+        let runtime = &self.runtime;
+        if !runtime.acts() {
             self.poller.rest();
             return;
         }
         // An earlier caller may have left a stream's context in effect, and a call made there would end with that stream.
-        if host::enter_context(gateway.root_id).is_err() {
+        if host::enter_context(runtime.root_id).is_err() {
             return;
         }
-        gateway.adopt_published();
-        self.poller.tick(gateway);
+        runtime.adopt_published();
+        self.poller.tick(runtime);
         if let Some(registrar) = &mut self.registrar {
-            registrar.tick(gateway, round);
+            registrar.tick(runtime, round);
         }
         if let Some(scraper) = &mut self.scraper {
-            scraper.tick(gateway);
-            gateway.hear_reports();
+            scraper.tick(runtime);
+            runtime.hear_reports();
         }
         if let Some(asker) = &mut self.asker {
-            asker.tick(gateway);
+            asker.tick(runtime);
         }
-        gateway.tell_of_changes();
-        gateway.tell_of_health();
-        gateway.tell_of_handoffs();
-        planning::refuse_late(gateway);
+        runtime.tell_of_changes();
+        runtime.tell_of_health();
+        runtime.tell_of_handoffs();
+        planning::refuse_late(runtime);
         // The fleet may have changed.
-        planning::call_waiting(gateway);
+        planning::call_waiting(runtime);
     }
 }
 
@@ -168,8 +168,8 @@ impl ConfiguredRoot {
 
     fn run_periodic(&mut self, root: u32) {
         journal::follow_host();
-        for gateway in self.pools.all() {
-            gateway.advance();
+        for runtime in self.pools.all() {
+            runtime.advance();
         }
         let vm = Rc::clone(&self.pools.vm);
         if vm.is_driven_by(root) {
@@ -177,17 +177,17 @@ impl ConfiguredRoot {
             #[cfg(feature = "trap")]
             crate::trap::spring(&vm);
         }
-        for gateway in self.pools.all() {
-            vm.receiving.refuse_late(gateway);
+        for runtime in self.pools.all() {
+            vm.receiving.refuse_late(runtime);
         }
         for errands in &mut self.errands {
             errands.run_periodic(self.round);
         }
         // A root of an older configuration goes on serving its own streams.
-        for gateway in self.pools.all() {
-            prefill_call::hedge_late(gateway);
-            recovery::see_to_late(gateway);
-            recovery::see_to_left(gateway);
+        for runtime in self.pools.all() {
+            prefill_call::hedge_late(runtime);
+            recovery::see_to_late(runtime);
+            recovery::see_to_left(runtime);
         }
         if vm.is_driven_by(root) {
             vm.tell_of_fleets();
@@ -254,8 +254,8 @@ impl RootContext for Root {
 
     fn on_queue_ready(&mut self, queue: u32) {
         if let Some(site) = &self.site {
-            for gateway in site.pools.all() {
-                calls::start_waiting(gateway, queue);
+            for runtime in site.pools.all() {
+                calls::start_waiting(runtime, queue);
             }
         }
     }

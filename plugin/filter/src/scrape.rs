@@ -16,7 +16,7 @@ use crate::shared;
 /// Asks the workers of a pool while this VM leads.
 pub struct Scraper {
     rules: EngineMetrics,
-    asked: HashMap<u32, Incarnation>,
+    pending: HashMap<u32, Incarnation>,
     reports: HashMap<Incarnation, Report>,
     /// Index in the fleet of the next worker to ask.
     turn: usize,
@@ -33,7 +33,7 @@ impl Scraper {
         let rules = pool.engine_metrics.clone()?;
         pool.protocol.reaches_workers().then(|| Self {
             rules,
-            asked: HashMap::new(),
+            pending: HashMap::new(),
             reports: HashMap::new(),
             turn: 0,
             allowance: 0.0,
@@ -43,21 +43,21 @@ impl Scraper {
     }
 
     /// Asks the workers whose turn it is, if this VM leads, and publishes new reports. Called in each round.
-    pub fn tick(&mut self, gateway: &PoolRuntime) {
-        if !gateway.vm.leads() {
+    pub fn tick(&mut self, runtime: &PoolRuntime) {
+        if !runtime.vm.leads() {
             self.last_round = None;
             return;
         }
-        self.publish(gateway);
+        self.publish(runtime);
         let fleet: Vec<Rc<Worker>> = {
-            let router = gateway.router.borrow();
+            let router = runtime.router.borrow();
             let reachable = router.fleet().workers().filter(|w| w.address.is_some());
             reachable.cloned().collect()
         };
-        let due = self.due(fleet.len(), gateway.now());
+        let due = self.due(fleet.len(), runtime.now());
         for place in (self.turn..).take(due) {
             if let Some(worker) = place.checked_rem(fleet.len()).and_then(|at| fleet.get(at)) {
-                self.ask(gateway, worker);
+                self.ask(runtime, worker);
             }
         }
         self.turn = self
@@ -79,17 +79,17 @@ impl Scraper {
         due as usize
     }
 
-    fn ask(&mut self, gateway: &PoolRuntime, worker: &Worker) {
+    fn ask(&mut self, runtime: &PoolRuntime, worker: &Worker) {
         let Some(address) = worker.address else {
             return;
         };
         let life = worker.incarnation();
-        if self.asked.values().any(|asked| *asked == life) {
+        if self.pending.values().any(|asked| *asked == life) {
             return;
         }
         let timeout = Duration::from_millis(self.rules.timeout_ms);
         let cluster = {
-            let router = gateway.router.borrow();
+            let router = runtime.router.borrow();
             let clusters = &router.pool().clusters;
             match worker.role {
                 Role::Prefill => clusters.prefill.clone(),
@@ -98,30 +98,30 @@ impl Scraper {
         };
         // A worker that cannot be asked reports nothing: its last figures grow old.
         if let Ok(token) = calls::get(&cluster, Some(address), &self.rules.path, &[], timeout) {
-            self.asked.insert(token, life);
+            self.pending.insert(token, life);
         }
     }
 
     /// Handles an answer; false if the token is another call's.
-    pub fn answered(&mut self, token: u32, has_headers: bool, gateway: &PoolRuntime) -> bool {
-        let Some(life) = self.asked.remove(&token) else {
+    pub fn answered(&mut self, token: u32, has_headers: bool, runtime: &PoolRuntime) -> bool {
+        let Some(life) = self.pending.remove(&token) else {
             return false;
         };
         if let Some(text) = calls::good_answer(has_headers) {
             let figures = engine_metrics::parse(&text);
             self.reports
-                .insert(life, Report::of(life.id, gateway.now(), figures));
+                .insert(life, Report::of(life.id, runtime.now(), figures));
             self.has_news = true;
         }
         true
     }
 
-    fn publish(&mut self, gateway: &PoolRuntime) {
+    fn publish(&mut self, runtime: &PoolRuntime) {
         if !std::mem::take(&mut self.has_news) {
             return;
         }
-        let router = gateway.router.borrow();
+        let router = runtime.router.borrow();
         self.reports.retain(|life, _| router.fleet().lives(life));
-        shared::publish_reports(&gateway.pool.name, gateway.now(), self.reports.values());
+        shared::publish_reports(&runtime.pool.name, runtime.now(), self.reports.values());
     }
 }

@@ -114,7 +114,7 @@ pub struct Stream {
     /// Terms of the selection, for a caller that asked for them.
     pub explanation: RefCell<Option<String>>,
     /// Workers and charges that the request occupies.
-    pub seat: RefCell<Assignment>,
+    pub assignment: RefCell<Assignment>,
     /// The hand-off from prefill to this request's decode, and the fate to report if the stream ended now.
     pub handed: Cell<Option<Handed>>,
     /// Destinations that the request was forwarded to, in order.
@@ -174,7 +174,7 @@ impl Stream {
             beside: Cell::new(ConcurrentPrefill::Nothing),
             spoken: RefCell::default(),
             explanation: RefCell::default(),
-            seat: RefCell::default(),
+            assignment: RefCell::default(),
             handed: Cell::new(None),
             destinations: RefCell::default(),
             spare: RefCell::default(),
@@ -202,8 +202,8 @@ impl Stream {
     /// Whether this answer has moved since another one of the same worker last did.
     pub fn has_moved_since(&self, other: &Self) -> bool {
         let is_same = |(one, other): (&Rc<Worker>, &Rc<Worker>)| one.id == other.id;
-        let (seat, others) = (self.seat.borrow(), other.seat.borrow());
-        let is_same = seat
+        let (assignment, others) = (self.assignment.borrow(), other.assignment.borrow());
+        let is_same = assignment
             .decode
             .as_ref()
             .zip(others.decode.as_ref())
@@ -220,10 +220,12 @@ impl Stream {
     pub fn awaits(&self, workers: &[WorkerId]) -> bool {
         let is_open = self.stage.get() == Stage::Forwarded
             && matches!(self.response.get(), Response::Awaited | Response::Held);
-        let seat = self.seat.borrow();
+        let assignment = self.assignment.borrow();
         let is_among =
             |worker: &Option<Rc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
-        is_open && (is_among(&seat.decode) || self.prefills_beside() && is_among(&seat.prefill))
+        is_open
+            && (is_among(&assignment.decode)
+                || self.prefills_beside() && is_among(&assignment.prefill))
     }
 
     fn prefills_beside(&self) -> bool {
@@ -268,7 +270,7 @@ impl Stream {
 
     /// Whether another worker may take the place of one that fails.
     pub fn may_recover(&self) -> bool {
-        self.spare.borrow().is_some() && self.seat.borrow().may_recover()
+        self.spare.borrow().is_some() && self.assignment.borrow().may_recover()
     }
 
     /// Destinations that were tried before this address.
@@ -297,19 +299,19 @@ impl Stream {
 
     /// Notes that another prefill worker has taken over.
     pub fn prefill_moved(&self, worker: Rc<Worker>) {
-        self.seat.borrow_mut().prefill = Some(worker);
+        self.assignment.borrow_mut().prefill = Some(worker);
     }
 
     /// Forwards a request that waited for its prefill. The stream's context must be the effective one.
-    pub fn go_on(self: &Rc<Self>, gateway: &PoolRuntime, dispatch: &Dispatch) {
-        let forwarded = gateway
+    pub fn go_on(self: &Rc<Self>, runtime: &PoolRuntime, dispatch: &Dispatch) {
+        let forwarded = runtime
             .vm
             .copy_body()
-            .and_then(|body| self.forward(gateway, dispatch, body))
+            .and_then(|body| self.forward(runtime, dispatch, body))
             .and_then(|()| host::resume_request());
         if let Err(error) = forwarded {
             log::error!("[{}] decode could not be dispatched: {error}", self.ids());
-            self.refuse(gateway, &Refusal::Internal);
+            self.refuse(runtime, &Refusal::Internal);
         }
     }
 
@@ -334,21 +336,21 @@ impl Stream {
     }
 
     /// Answers a request with a refusal. The stream's context must be the effective one.
-    pub fn refuse(&self, gateway: &PoolRuntime, refusal: &Refusal) {
-        gateway.note_refusal(self.ids(), refusal);
+    pub fn refuse(&self, runtime: &PoolRuntime, refusal: &Refusal) {
+        runtime.note_refusal(self.ids(), refusal);
         let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
         let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
         sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
         let dropped = refusal.dropped_reason();
         sent.extend(dropped.map(|why| (headers::DROPPED.as_bytes().to_vec(), why.into())));
         self.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
-        self.seat.borrow_mut().release();
+        self.assignment.borrow_mut().release();
     }
 
     /// Writes a dispatch into the request, which may then go on. The body is kept if the request may have to be routed again.
     pub fn forward(
         self: &Rc<Self>,
-        gateway: &PoolRuntime,
+        runtime: &PoolRuntime,
         dispatch: &Dispatch,
         body: Vec<u8>,
     ) -> Result<(), HostError> {
@@ -364,10 +366,10 @@ impl Stream {
         self.destinations.replace(dispatch.destinations.clone());
         self.stage.set(Stage::Forwarded);
         self.body.replace(None);
-        self.keep_spare(gateway, body);
-        self.clock.start(dispatch.patience, gateway.now());
-        if self.clock.runs() || self.seat.borrow().decode.is_some() {
-            gateway.watch_over(self);
+        self.keep_spare(runtime, body);
+        self.clock.start(dispatch.patience, runtime.now());
+        if self.clock.runs() || self.assignment.borrow().decode.is_some() {
+            runtime.watch_over(self);
         }
         Ok(())
     }
@@ -384,9 +386,9 @@ impl Stream {
         Ok(())
     }
 
-    fn keep_spare(&self, gateway: &PoolRuntime, body: Vec<u8>) {
-        if self.seat.borrow().may_recover() {
-            let share = gateway.hold_spare(body.len());
+    fn keep_spare(&self, runtime: &PoolRuntime, body: Vec<u8>) {
+        if self.assignment.borrow().may_recover() {
+            let share = runtime.hold_spare(body.len());
             let spare = share.map(|share| ReplayBuffer {
                 body,
                 share: Rc::new(share),
@@ -396,12 +398,12 @@ impl Stream {
     }
 
     /// Notes that the client has begun to read: no other worker can take over any more.
-    pub fn answer_begins(&self, gateway: &PoolRuntime) {
+    pub fn answer_begins(&self, runtime: &PoolRuntime) {
         self.handed.set(self.handed.get().map(Handed::fetched));
         self.spare.replace(None);
         self.headers.replace(Rc::default());
-        let mut router = gateway.router.borrow_mut();
-        router.answer_begins(&mut self.seat.borrow_mut());
+        let mut router = runtime.router.borrow_mut();
+        router.answer_begins(&mut self.assignment.borrow_mut());
         drop(router);
         // While a concurrent prefill runs, a client that leaves aborts it; afterwards decode has fetched its blocks.
         if self.beside.get() == ConcurrentPrefill::Nothing {
@@ -410,7 +412,7 @@ impl Stream {
     }
 
     /// Ends a concurrent prefill that was good: what was held back of the answer goes on.
-    pub fn prefill_is_good(&self, gateway: &PoolRuntime) {
+    pub fn prefill_is_good(&self, runtime: &PoolRuntime) {
         self.beside.set(ConcurrentPrefill::Nothing);
         if self.answer_has_begun() {
             self.abort.replace(None);
@@ -420,7 +422,7 @@ impl Stream {
             Response::Awaited | Response::Held | Response::Flowing => false,
         };
         if is_there && self.enter() {
-            self.answer_begins(gateway);
+            self.answer_begins(runtime);
             self.rewrite_rest();
             self.response.set(Response::Flowing);
             self.resume_response();
@@ -447,8 +449,8 @@ impl Stream {
 
     /// Breaks off an answer that has begun, so that the client sees that it is incomplete. The stream's context must be the
     /// effective one.
-    pub fn break_off(&self, gateway: &PoolRuntime, reason: &'static str) {
-        gateway.telemetry.reset(reason);
+    pub fn break_off(&self, runtime: &PoolRuntime, reason: &'static str) {
+        runtime.telemetry.reset(reason);
         self.stage.set(Stage::Answered);
         if let Err(error) = host::reset_response() {
             log::error!(
@@ -460,42 +462,42 @@ impl Stream {
 
     /// Ends the stream: the client has left, or was answered. Frees what the stream holds, and cleans up what its workers hold
     /// for it. Called in the stream's own context.
-    pub fn settle(&self, gateway: &PoolRuntime) {
+    pub fn settle(&self, runtime: &PoolRuntime) {
         let stage = self.stage.replace(Stage::Ended);
-        gateway.vm.receiving.end(self.id);
-        cleanup::tell_of_handed(gateway, self);
+        runtime.vm.receiving.end(self.id);
+        cleanup::tell_of_handed(runtime, self);
         match stage {
-            Stage::Prefilling | Stage::Recovering => self.leave_estate(gateway),
-            Stage::Waiting(waiter) => gateway.waits_no_more(waiter),
+            Stage::Prefilling | Stage::Recovering => self.leave_estate(runtime),
+            Stage::Waiting(waiter) => runtime.waits_no_more(waiter),
             _ => {}
         }
         self.beside.set(ConcurrentPrefill::Nothing);
-        self.abort_prefill(gateway);
-        self.tell_of_end(gateway, stage);
-        self.seat.borrow_mut().release();
-        let mut router = gateway.router.borrow_mut();
-        router.request_ended(&self.seat.borrow());
+        self.abort_prefill(runtime);
+        self.tell_of_end(runtime, stage);
+        self.assignment.borrow_mut().release();
+        let mut router = runtime.router.borrow_mut();
+        router.request_ended(&self.assignment.borrow());
         drop(router);
         self.body.replace(None);
         self.spare.replace(None);
         self.held_reply.replace(None);
-        gateway.watch_no_more(self);
-        gateway.telemetry.stream_closed();
+        runtime.watch_no_more(self);
+        runtime.telemetry.stream_closed();
     }
 
     /// Records the tokens and the time to first token of an answer that is complete at once.
-    pub fn answered_whole(&self, gateway: &PoolRuntime, reader: &Reader) {
+    pub fn answered_whole(&self, runtime: &PoolRuntime, reader: &Reader) {
         self.tokens.set(reader.tokens());
-        let took = gateway.vm.now().saturating_sub(self.came.get());
-        gateway.metrics.first_token(took);
+        let took = runtime.vm.now().saturating_sub(self.came.get());
+        runtime.metrics.first_token(took);
     }
 
-    fn tell_of_end(&self, gateway: &PoolRuntime, stage: Stage) {
+    fn tell_of_end(&self, runtime: &PoolRuntime, stage: Stage) {
         let tokens = self.tokens.get();
         // An answer that was held back did not reach the client.
         let is_answered = stage == Stage::Answered || self.answer_has_begun();
-        gateway.metrics.ended(&Ended {
-            facts: &self.seat.borrow().facts,
+        runtime.metrics.ended(&Ended {
+            facts: &self.assignment.borrow().facts,
             output_tokens: tokens,
             code: if is_answered { self.code.get() } else { 0 },
         });
@@ -503,20 +505,20 @@ impl Stream {
         let further = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
         // An unstreamed answer has all of its tokens at once.
         if self.form.get() == Form::Events && further > 0 && !begun.is_zero() {
-            let lasted = gateway.vm.now().saturating_sub(begun);
-            gateway
+            let lasted = runtime.vm.now().saturating_sub(begun);
+            runtime
                 .metrics
                 .between_tokens(lasted.checked_div(further).unwrap_or_default());
         }
     }
 
     /// Copies the request for the clean-up leg, while its client is still being served: more was computed than the client needs.
-    pub fn leave_copy(&self, gateway: &PoolRuntime) {
+    pub fn leave_copy(&self, runtime: &PoolRuntime) {
         let spare = self.spare.borrow();
         let Some(spare) = spare.as_ref().filter(|_| self.estate.borrow().is_none()) else {
             return;
         };
-        let share = gateway.hold_estate(spare.body.len());
+        let share = runtime.hold_estate(spare.body.len());
         self.estate.replace(share.map(|share| CleanupRequest {
             headers: self.headers(),
             body: spare.body.clone(),
@@ -525,14 +527,14 @@ impl Stream {
     }
 
     /// Keeps the request for the clean-up leg, if the budget allows. Enters the stream's context.
-    pub fn leave_estate(&self, gateway: &PoolRuntime) {
+    pub fn leave_estate(&self, runtime: &PoolRuntime) {
         self.enter();
         let spare = self.spare.take().map(|spare| Ok(spare.body));
-        let body = spare.unwrap_or_else(|| gateway.vm.copy_body());
+        let body = spare.unwrap_or_else(|| runtime.vm.copy_body());
         let Ok(body) = body else {
             return;
         };
-        let Some(share) = gateway.hold_estate(body.len()) else {
+        let Some(share) = runtime.hold_estate(body.len()) else {
             return;
         };
         self.estate.replace(Some(CleanupRequest {
@@ -544,9 +546,9 @@ impl Stream {
 
     /// Makes the prefill worker drop the request, if it can be aborted and holds anything. Returns the call's token, if one is
     /// made. An answer to a call made from a stream that is gone is dropped.
-    pub fn abort_prefill(&self, gateway: &PoolRuntime) -> Option<u32> {
+    pub fn abort_prefill(&self, runtime: &PoolRuntime) -> Option<u32> {
         let abort = self.abort.take()?;
-        cleanup::send(gateway, self, &abort)
+        cleanup::send(runtime, self, &abort)
     }
 }
 

@@ -58,28 +58,28 @@ impl ThreadSyncDriver {
     /// VMs together if anything was read.
     pub fn tick(
         &mut self,
-        gateways: &[Rc<PoolRuntime>],
+        runtimes: &[Rc<PoolRuntime>],
         rules: &Sharing,
         round: TickKind,
         now: Duration,
     ) -> Option<ThreadUpdate> {
         self.ticked_ms = self.ticked_ms.wrapping_add(rules.interval_ms);
-        let own = totals(gateways);
+        let own = totals(runtimes);
         let is_busy = own != Totals::default();
         let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
         if !is_busy && !was_busy && round == TickKind::GoesOn {
             return None;
         }
         let shares = match rules.load {
-            true => gateways.iter().map(|gateway| shares(gateway)).collect(),
+            true => runtimes.iter().map(|runtime| shares(runtime)).collect(),
             false => Vec::new(),
         };
         let mut decisions = Vec::new();
-        for gateway in gateways {
+        for runtime in runtimes {
             // Taken even if decisions are not shared: otherwise they would pile up.
-            let taken = gateway.router.borrow_mut().take_decisions();
+            let taken = runtime.router.borrow_mut().take_decisions();
             if rules.decisions {
-                let key = pool_number(&gateway.pool.name);
+                let key = pool_number(&runtime.pool.name);
                 decisions.extend(taken.into_iter().map(|decision| (key, decision)));
             }
         }
@@ -87,7 +87,7 @@ impl ThreadSyncDriver {
             .desk
             .get_or_insert_with(|| ThreadSync::new(shared::unique_number()));
         desk.publish(&SharedData, &own, &shares, &decisions);
-        self.hear(gateways, now)
+        self.hear(runtimes, now)
     }
 
     /// Whether the other VMs were read too long ago for a choice made `now`: an idle VM reads seldom.
@@ -97,17 +97,17 @@ impl ThreadSyncDriver {
     }
 
     /// Reads the other VMs, and applies their loads and decisions.
-    pub fn hear(&mut self, gateways: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
+    pub fn hear(&mut self, runtimes: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
         let desk = self.desk.as_mut()?;
         let update = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
-        for gateway in gateways {
-            let key = pool_number(&gateway.pool.name);
+        for runtime in runtimes {
+            let key = pool_number(&runtime.pool.name);
             let others = update.shares.iter().find(|pool| pool.pool == key);
             let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
-            gateway.router.borrow_mut().hear_shares(shares);
+            runtime.router.borrow_mut().hear_shares(shares);
             // The leading VM serves no requests, as a rule: prefix decisions are of no use there.
-            if gateway.vm.serves() || !gateway.vm.leads() {
-                learn(gateway, key, &update);
+            if runtime.vm.serves() || !runtime.vm.leads() {
+                learn(runtime, key, &update);
             }
         }
         self.update_at = now;
@@ -120,31 +120,31 @@ impl ThreadSyncDriver {
     }
 }
 
-fn learn(gateway: &PoolRuntime, key: u64, update: &ThreadUpdate) {
-    let mut router = gateway.router.borrow_mut();
+fn learn(runtime: &PoolRuntime, key: u64, update: &ThreadUpdate) {
+    let mut router = runtime.router.borrow_mut();
     for (_, decision) in update.decisions.iter().filter(|(pool, _)| *pool == key) {
         router.hear_decision(decision);
     }
 }
 
-fn shares(gateway: &PoolRuntime) -> PoolShares {
+fn shares(runtime: &PoolRuntime) -> PoolShares {
     PoolShares {
-        pool: pool_number(&gateway.pool.name),
-        shares: gateway.router.borrow().shares(),
+        pool: pool_number(&runtime.pool.name),
+        shares: runtime.router.borrow().shares(),
     }
 }
 
 /// Work under way in this VM.
-fn totals(gateways: &[Rc<PoolRuntime>]) -> Totals {
-    let streams = gateways
+fn totals(runtimes: &[Rc<PoolRuntime>]) -> Totals {
+    let streams = runtimes
         .first()
-        .map_or(0, |gateway| gateway.telemetry.streams());
+        .map_or(0, |runtime| runtime.telemetry.streams());
     let none = Totals {
         streams,
         ..Totals::default()
     };
-    gateways.iter().fold(none, |sum, gateway| {
-        let router = gateway.router.borrow();
+    runtimes.iter().fold(none, |sum, runtime| {
+        let router = runtime.router.borrow();
         let load = router.total_load();
         Totals {
             prefills: sum.prefills.saturating_add(load.prefills),

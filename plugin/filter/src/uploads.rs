@@ -22,15 +22,15 @@ pub struct Receiving {
 /// A request whose body is being received.
 struct Request {
     stream: Rc<Stream>,
-    gateway: Rc<PoolRuntime>,
+    runtime: Rc<PoolRuntime>,
 }
 
 impl Receiving {
     /// Notes that a body is to come.
-    pub fn begin(&self, gateway: &Rc<PoolRuntime>, stream: &Rc<Stream>) {
+    pub fn begin(&self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>) {
         let request = Request {
             stream: Rc::clone(stream),
-            gateway: Rc::clone(gateway),
+            runtime: Rc::clone(runtime),
         };
         self.requests.borrow_mut().insert(stream.id(), request);
         self.uploads
@@ -47,16 +47,16 @@ impl Receiving {
     /// Holds `bytes` of a body in total, in place of other bodies if necessary. False if there is no room.
     pub fn hold(
         &self,
-        gateway: &PoolRuntime,
+        runtime: &PoolRuntime,
         stream: &Stream,
         bytes: usize,
         progress: Progress,
     ) -> bool {
         stream.body.replace(None);
         self.uploads.borrow_mut().received(stream.id(), bytes);
-        let held = gateway.hold_body(bytes).or_else(|| {
-            self.make_way(gateway, stream, bytes, progress)?;
-            gateway.hold_body(bytes)
+        let held = runtime.hold_body(bytes).or_else(|| {
+            self.make_way(runtime, stream, bytes, progress)?;
+            runtime.hold_body(bytes)
         });
         let is_held = held.is_some();
         stream.body.replace(held.map(Rc::new));
@@ -65,13 +65,13 @@ impl Receiving {
 
     fn make_way(
         &self,
-        gateway: &PoolRuntime,
+        runtime: &PoolRuntime,
         stream: &Stream,
         bytes: usize,
         progress: Progress,
     ) -> Option<()> {
-        let lacking = gateway.lacks_for_bodies(bytes);
-        let now = gateway.tell_time();
+        let lacking = runtime.lacks_for_bodies(bytes);
+        let now = runtime.tell_time();
         let ways = self
             .uploads
             .borrow()
@@ -84,12 +84,12 @@ impl Receiving {
 
     /// Refuses the requests of a pool runtime whose bodies are late. Called in each round, after the pool runtime has read the
     /// clock. Changes the effective context.
-    pub fn refuse_late(&self, gateway: &Rc<PoolRuntime>) {
-        let deadline_ms = gateway.config.limits.body_timeout_ms;
+    pub fn refuse_late(&self, runtime: &Rc<PoolRuntime>) {
+        let deadline_ms = runtime.config.limits.body_timeout_ms;
         let limit = Duration::from_millis(deadline_ms);
-        let late = self.uploads.borrow().late(gateway.now(), limit);
+        let late = self.uploads.borrow().late(runtime.now(), limit);
         for stream in late {
-            let is_its = |request: &Request| Rc::ptr_eq(&request.gateway, gateway);
+            let is_its = |request: &Request| Rc::ptr_eq(&request.runtime, runtime);
             let is_due = self.requests.borrow().get(&stream).is_some_and(is_its);
             if is_due {
                 self.refuse(stream, &Refusal::BodyTimeout { deadline_ms });
@@ -100,13 +100,13 @@ impl Receiving {
     fn refuse(&self, stream: u32, refusal: &Refusal) {
         let request = self.requests.borrow_mut().remove(&stream);
         self.uploads.borrow_mut().end(stream);
-        let Some(Request { stream, gateway }) = request else {
+        let Some(Request { stream, runtime }) = request else {
             return;
         };
         stream.body.replace(None);
         if stream.enter() {
             log::info!("[{}] refused: {refusal}", stream.ids());
-            stream.refuse(&gateway, refusal);
+            stream.refuse(&runtime, refusal);
         }
     }
 }

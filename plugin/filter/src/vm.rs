@@ -132,47 +132,47 @@ impl Vm {
     }
 
     /// Registers the pool runtimes of a root, at its first tick or first request.
-    pub fn register(&self, gateways: &[Rc<PoolRuntime>]) {
+    pub fn register(&self, runtimes: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
-        for gateway in gateways {
-            let of_pool = alive.entry(gateway.pool.name.clone()).or_default();
-            of_pool.push(Rc::clone(gateway));
-            of_pool.sort_by_key(|gateway| gateway.root_id);
+        for runtime in runtimes {
+            let of_pool = alive.entry(runtime.pool.name.clone()).or_default();
+            of_pool.push(Rc::clone(runtime));
+            of_pool.sort_by_key(|runtime| runtime.root_id);
         }
     }
 
     /// Deregisters the pool runtimes of a root that is gone: its configuration was refused after all, or its streams have
     /// drained. State of pools that no other root has is dropped.
-    pub fn deregister(&self, root: u32, gateways: &[Rc<PoolRuntime>]) {
+    pub fn deregister(&self, root: u32, runtimes: &[Rc<PoolRuntime>]) {
         let mut alive = self.alive.borrow_mut();
         for of_pool in alive.values_mut() {
-            of_pool.retain(|gateway| gateway.root_id != root);
+            of_pool.retain(|runtime| runtime.root_id != root);
         }
         alive.retain(|_, of_pool| !of_pool.is_empty());
         // References of the map and of the root that is gone; a root that has not had its first tick yet holds further ones.
         const NOBODY_ELSE: usize = 2;
         let mut pools = self.pools.borrow_mut();
-        for gateway in gateways {
-            let is_last = Rc::strong_count(&gateway.router) <= NOBODY_ELSE;
-            if is_last && !alive.contains_key(&gateway.pool.name) {
-                pools.remove(&gateway.pool.name);
+        for runtime in runtimes {
+            let is_last = Rc::strong_count(&runtime.router) <= NOBODY_ELSE;
+            if is_last && !alive.contains_key(&runtime.pool.name) {
+                pools.remove(&runtime.pool.name);
             }
         }
     }
 
     /// Whether a pool runtime acts for its pool: of several, the one with the latest root.
-    pub fn acts(&self, gateway: &PoolRuntime) -> bool {
+    pub fn acts(&self, runtime: &PoolRuntime) -> bool {
         let alive = self.alive.borrow();
         let last = alive
-            .get(&gateway.pool.name)
-            .and_then(|gateways| gateways.last());
-        last.is_some_and(|last| last.root_id == gateway.root_id)
+            .get(&runtime.pool.name)
+            .and_then(|runtimes| runtimes.last());
+        last.is_some_and(|last| last.root_id == runtime.root_id)
     }
 
     /// Whether a root acts for the VM: the latest one does.
     pub fn is_driven_by(&self, root: u32) -> bool {
         let alive = self.alive.borrow();
-        let roots = alive.values().flatten().map(|gateway| gateway.root_id);
+        let roots = alive.values().flatten().map(|runtime| runtime.root_id);
         roots.max() == Some(root)
     }
 
@@ -242,9 +242,9 @@ impl Vm {
     pub fn tell_of_fleets(&self) {
         self.refusals.publish();
         self.telemetry.bodies_copied(self.copied.take());
-        for gateway in self.acting() {
-            let tally = gateway.router.borrow_mut().take_tally();
-            gateway.metrics.decided(tally);
+        for runtime in self.acting() {
+            let tally = runtime.router.borrow_mut().take_tally();
+            runtime.metrics.decided(tally);
         }
         if !self.leads() {
             return;
@@ -257,10 +257,10 @@ impl Vm {
             },
             ..Census::default()
         };
-        for gateway in self.acting() {
-            let router = gateway.router.borrow();
+        for runtime in self.acting() {
+            let router = runtime.router.borrow();
             census.add(&router);
-            gateway.metrics.census(&router);
+            runtime.metrics.census(&router);
         }
         self.telemetry.census(census);
     }

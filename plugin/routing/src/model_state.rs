@@ -30,7 +30,7 @@ impl ModelKey {
 pub struct ModelState {
     /// Worker counts. All zero where no worker of this very model key takes new requests: workers of any model do not count
     /// then.
-    pub census: WorkerCounts,
+    pub counts: WorkerCounts,
     /// State that follows from the counts.
     pub state: State,
     /// Whether a worker of this very model key takes new requests. Only then does the model key decide how requests are served.
@@ -75,13 +75,13 @@ impl ModelStates {
         let mut transitions = Vec::new();
         for place in now {
             let is_inhabited = members.get(&place).is_some_and(|here| !here.is_empty());
-            let census = match is_inhabited {
-                true => census(&place, &members, &is_bound, &runs_whole),
+            let counts = match is_inhabited {
+                true => counts(&place, &members, &is_bound, &runs_whole),
                 false => WorkerCounts::default(),
             };
             let before = self.places.get(&place).copied();
             let was_active = before.is_some_and(|before| before.was_active);
-            let state = State::of(census, was_active);
+            let state = State::of(counts, was_active);
             if before.map(|before| before.state) != Some(state) {
                 transitions.push(Transition {
                     place: place.clone(),
@@ -90,7 +90,7 @@ impl ModelStates {
                 });
             }
             let known = ModelState {
-                census,
+                counts,
                 state,
                 is_inhabited,
                 was_active: was_active || state == State::Active,
@@ -163,16 +163,16 @@ impl ModelState {
     }
 
     /// How a request of this model key is served.
-    pub fn verdict(
+    pub fn decision(
         &self,
         mode: Mode,
         on_prefill_absent: crate::config::OnPrefillAbsent,
     ) -> ServingDecision {
         let rules = Rules {
             on_prefill_absent,
-            whole_workers: self.census.whole_workers > 0,
+            whole_workers: self.counts.whole_workers > 0,
         };
-        self.state.verdict(mode, rules)
+        self.state.decision(mode, rules)
     }
 
     /// Whether a normal request would be served now; otherwise the reason.
@@ -183,7 +183,7 @@ impl ModelState {
         &self,
         on_prefill_absent: crate::config::OnPrefillAbsent,
     ) -> Result<(), NotServed> {
-        match self.verdict(Mode::Normal, on_prefill_absent) {
+        match self.decision(Mode::Normal, on_prefill_absent) {
             ServingDecision::Refused(reason) => Err(reason),
             ServingDecision::Pair | ServingDecision::Whole => Ok(()),
         }
@@ -208,7 +208,7 @@ fn by_place(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
     members
 }
 
-fn census(
+fn counts(
     place: &ModelKey,
     members: &HashMap<ModelKey, Vec<&Worker>>,
     is_bound: &impl Fn(WorkerId) -> bool,

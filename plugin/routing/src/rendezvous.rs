@@ -54,14 +54,14 @@ impl State {
     ];
 
     /// The state that the counts give. `was_active` separates *deactivated* from *decode waiting*, for people.
-    pub fn of(census: WorkerCounts, was_active: bool) -> Self {
-        match (census.prefill_sets, census.decode_sets) {
+    pub fn of(counts: WorkerCounts, was_active: bool) -> Self {
+        match (counts.prefill_sets, counts.decode_sets) {
             (0, 0) => Self::Vacant,
             (prefill, decode) if prefill > 1 || decode > 1 => Self::Ambiguous,
             (0, _) if was_active => Self::Deactivated,
             (0, _) => Self::DecodeWaiting,
             (_, 0) => Self::PrefillReady,
-            _ if census.bound_prefills == 0 => Self::Pending,
+            _ if counts.bound_prefills == 0 => Self::Pending,
             _ => Self::Active,
         }
     }
@@ -80,7 +80,7 @@ impl State {
     }
 
     /// How a request is served.
-    pub fn verdict(self, mode: Mode, rules: Rules) -> ServingDecision {
+    pub fn decision(self, mode: Mode, rules: Rules) -> ServingDecision {
         match (self, mode) {
             (Self::Active, _) => ServingDecision::Pair,
             // A binding that is still being built is needed to run a request, not to name the workers.

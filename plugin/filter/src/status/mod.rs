@@ -149,13 +149,13 @@ pub fn status(pools: &Pools) -> Answer {
         version: env!("CARGO_PKG_VERSION"),
         refusals: pools.vm.refusals.of_all(),
         leads: pools.vm.leads(),
-        pools: all.filter_map(|gateway| pool_status(gateway)).collect(),
+        pools: all.filter_map(|runtime| pool_status(runtime)).collect(),
     };
     Answer::of(200, &status)
 }
 
-fn pool_status(gateway: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>> {
-    let router = &*gateway.router.borrow();
+fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>> {
+    let router = &*runtime.router.borrow();
     let pool = router.pool();
     let absent = router.absent_policy();
     let mut places: Vec<(&ModelKey, &ModelState)> = router.places().collect();
@@ -188,7 +188,7 @@ fn pool_status(gateway: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>
         workers: router
             .fleet()
             .workers()
-            .map(|worker| worker_status(router, worker, &gateway.vm))
+            .map(|worker| worker_status(router, worker, &runtime.vm))
             .collect(),
     };
     serde_json::value::to_raw_value(&status).ok()

@@ -168,7 +168,7 @@ impl PoolTelemetry {
         let absent = router.absent_policy();
         let disaggregates = router
             .places()
-            .any(|(_, place)| place.verdict(Mode::Normal, absent) == ServingDecision::Pair);
+            .any(|(_, place)| place.decision(Mode::Normal, absent) == ServingDecision::Pair);
         let now = (router.fleet().version(), disaggregates);
         if self.exported.replace(Some(now)) != Some(now) {
             self.fleet_version.record(now.0);

@@ -1,7 +1,7 @@
 //! Owns the sources of workers: one file per source, and which of a source's answers are accepted.
 //!
-//! A source names its next request ([`Source::poll`]) and reads the answer ([`Source::read_answer`]); sending and timing are the
-//! caller's. The workers read are not yet the fleet: [`PolledWorkers`] decides which answers count, and [`Staleness`] how
+//! A source names its next request ([`Source::poll`]) and reads the answer ([`Source::read_answer`]); sending and timing are
+//! the caller's. The workers read are not yet the fleet: [`PolledWorkers`] decides which answers count, and [`Staleness`] how
 //! long a fleet outlives a silent source.
 
 mod document;

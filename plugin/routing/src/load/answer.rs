@@ -97,7 +97,7 @@ impl Answer {
 /// The booking of one answer.
 #[derive(Debug)]
 pub(super) struct Booking {
-    books: Rc<LoadTable>,
+    table: Rc<LoadTable>,
     slot: usize,
     key: TargetKey,
     answer: Answer,
@@ -112,10 +112,10 @@ impl Booking {
         let held = self.answer.held(self.generated.get());
         match self.counted.get() {
             Some(before) => {
-                self.books.change_answer(self.slot, before, held);
+                self.table.change_answer(self.slot, before, held);
                 self.counted.set(Some(held));
             }
-            None if self.books.begin_answer(self.slot, self.key, held) => {
+            None if self.table.begin_answer(self.slot, self.key, held) => {
                 self.counted.set(Some(held));
             }
             None => {}
@@ -131,7 +131,7 @@ impl Booking {
 
     fn end(&self) {
         if let Some(held) = self.counted.take() {
-            self.books.end_answer(self.slot, held);
+            self.table.end_answer(self.slot, held);
         }
     }
 }
@@ -150,18 +150,18 @@ pub struct DecodeCharge {
 }
 
 impl DecodeCharge {
-    pub(super) fn new(books: &Rc<LoadTable>, slot: usize, key: TargetKey, answer: Answer) -> Self {
+    pub(super) fn new(table: &Rc<LoadTable>, slot: usize, key: TargetKey, answer: Answer) -> Self {
         let booking = Rc::new(Booking {
-            books: Rc::clone(books),
+            table: Rc::clone(table),
             slot,
             key,
             answer,
             generated: Cell::new(0),
-            renewed: Cell::new(books.now()),
+            renewed: Cell::new(table.now()),
             counted: Cell::new(None),
         });
         booking.count();
-        books.lease(Rc::downgrade(&booking));
+        table.lease(Rc::downgrade(&booking));
         Self { booking }
     }
 
@@ -173,7 +173,7 @@ impl DecodeCharge {
     /// Renews the lease on a new piece of the answer; `generated`: output tokens so far.
     pub fn renew(&self, generated: u64) {
         let booking = &self.booking;
-        booking.renewed.set(booking.books.now());
+        booking.renewed.set(booking.table.now());
         let grew = booking.generated.replace(generated) != generated;
         if grew || booking.counted.get().is_none() {
             booking.count();

@@ -33,7 +33,7 @@ pub struct Ledger {
     retired: Vec<usize>,
     /// Slots on which other VMs have bookings, as last received.
     shared_slots: Vec<usize>,
-    books: Rc<LoadTable>,
+    table: Rc<LoadTable>,
 }
 
 impl Ledger {
@@ -42,28 +42,28 @@ impl Ledger {
         if let Some(slot) = self.slots.get(&key) {
             return *slot;
         }
-        let slot = self.free.pop().unwrap_or_else(|| self.books.add());
-        self.books.open(slot, key);
+        let slot = self.free.pop().unwrap_or_else(|| self.table.add());
+        self.table.open(slot, key);
         self.slots.insert(key, slot);
         slot
     }
 
     /// Advances the clock to `now`, since 1970. Charges not renewed for `patience` stop counting.
     pub fn advance(&self, now: Duration, patience: Duration) {
-        self.books.advance(now, patience);
+        self.table.advance(now, patience);
     }
 
     /// The ledger's clock, since 1970.
     pub fn now(&self) -> Duration {
-        self.books.now()
+        self.table.now()
     }
 
     /// Books the `tokens` of a prompt that must be computed on a prefill worker.
     pub fn charge_prefill(&mut self, key: TargetKey, tokens: u64) -> PrefillCharge {
         let slot = self.slot(key);
         PrefillCharge {
-            ticket: self.books.push(slot, tokens),
-            books: Rc::clone(&self.books),
+            ticket: self.table.push(slot, tokens),
+            table: Rc::clone(&self.table),
             slot,
         }
     }
@@ -71,14 +71,14 @@ impl Ledger {
     /// Books an answer on a decode worker.
     pub fn charge_decode(&mut self, key: TargetKey, answer: Answer) -> DecodeCharge {
         let slot = self.slot(key);
-        DecodeCharge::new(&self.books, slot, key, answer)
+        DecodeCharge::new(&self.table, slot, key, answer)
     }
 
     /// This VM's bookings on `key`.
     pub fn load(&self, key: TargetKey) -> Load {
         self.slots
             .get(&key)
-            .map(|slot| self.books.load(*slot))
+            .map(|slot| self.table.load(*slot))
             .unwrap_or_default()
     }
 
@@ -90,22 +90,22 @@ impl Ledger {
 
     /// The common prefill rate of the workers of these slots; none without any observation.
     pub fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
-        self.books.pace(slots)
+        self.table.pace(slots)
     }
 
     /// How many times slower than `pace` the worker of a slot is.
     pub fn slowness(&self, slot: usize, pace: Option<PrefillRate>) -> f64 {
-        self.books.slowness(slot, pace)
+        self.table.slowness(slot, pace)
     }
 
     /// The load of all slots now, at the common `pace`. Nothing may be booked while the result is held.
     pub fn standings(&self, pace: Option<PrefillRate>) -> Standings<'_> {
-        self.books.standings(pace)
+        self.table.standings(pace)
     }
 
     /// This VM's bookings on all workers, including those that left.
     pub fn total(&self) -> Load {
-        self.books.total()
+        self.table.total()
     }
 
     /// Whether `slot` is the rank's slot.
@@ -116,12 +116,12 @@ impl Ledger {
     /// Forgets workers that left and have no bookings any more.
     pub fn keep(&mut self, fleet: &Fleet) {
         let Self {
-            slots, free, books, ..
+            slots, free, table, ..
         } = self;
         slots.retain(|key, slot| {
-            let stays = fleet.contains(key.worker) || !books.load(*slot).is_idle();
+            let stays = fleet.contains(key.worker) || !table.load(*slot).is_idle();
             if !stays {
-                books.close(*slot);
+                table.close(*slot);
                 free.push(*slot);
             }
             stays
@@ -134,13 +134,13 @@ impl Ledger {
         let Self {
             slots,
             retired,
-            books,
+            table,
             ..
         } = self;
         slots.retain(|key, slot| {
             let stays = !ended.contains(&key.worker);
             if !stays {
-                books.close(*slot);
+                table.close(*slot);
                 retired.push(*slot);
             }
             stays
@@ -152,11 +152,11 @@ impl Ledger {
         let Self {
             retired,
             free,
-            books,
+            table,
             ..
         } = self;
         retired.retain(|slot| {
-            let is_idle = books.load(*slot).is_idle();
+            let is_idle = table.load(*slot).is_idle();
             if is_idle {
                 free.push(*slot);
             }
@@ -169,7 +169,7 @@ impl Ledger {
 #[derive(Debug)]
 #[must_use = "dropping a charge ends it"]
 pub struct PrefillCharge {
-    books: Rc<LoadTable>,
+    table: Rc<LoadTable>,
     slot: usize,
     ticket: Ticket,
 }
@@ -177,13 +177,13 @@ pub struct PrefillCharge {
 impl PrefillCharge {
     /// Ends the charge at the first token, seen at `now`, and records a sample of the worker's prefill rate.
     pub fn finish(self, now: Duration) {
-        self.books.finish(self.slot, self.ticket, now);
+        self.table.finish(self.slot, self.ticket, now);
     }
 }
 
 impl Drop for PrefillCharge {
     fn drop(&mut self) {
-        self.books.cancel(self.slot, self.ticket);
+        self.table.cancel(self.slot, self.ticket);
     }
 }
 

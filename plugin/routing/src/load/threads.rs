@@ -106,17 +106,17 @@ impl ThreadLoads {
 impl Ledger {
     /// This VM's bookings on every rank that has any, with the tokens left at the prefill rate and slowness of its slot.
     pub fn shares(&self, pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64)) -> Vec<ThreadLoad> {
-        self.books.shares(pace_of)
+        self.table.shares(pace_of)
     }
 
     /// Replaces the bookings of other VMs. Ranks unknown here are skipped.
     pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
         for slot in self.shared_slots.drain(..) {
-            self.books.hear_nothing(slot);
+            self.table.hear_nothing(slot);
         }
         for share in others {
             if let Some(slot) = self.slots.get(&share.key) {
-                self.books.hear(*slot, share);
+                self.table.hear(*slot, share);
                 self.shared_slots.push(*slot);
             }
         }
@@ -125,13 +125,13 @@ impl Ledger {
     /// Replaces the external load of a rank, which no VM of this proxy has booked.
     pub fn set_foreign(&mut self, key: TargetKey, foreign: ExternalLoad) {
         if let Some(slot) = self.slots.get(&key) {
-            self.books.set_foreign(*slot, foreign);
+            self.table.set_foreign(*slot, foreign);
         }
     }
 
     /// Bookings of other VMs on a worker, over all its ranks.
     pub fn worker_load_elsewhere(&self, worker: &Rc<Worker>) -> Load {
-        self.sum(worker, |slot| self.books.elsewhere(slot).load())
+        self.sum(worker, |slot| self.table.elsewhere(slot).load())
     }
 
     /// Load of a rank from all sources: prompt tokens as booked by any VM, the rest with the external load.
@@ -147,12 +147,12 @@ impl Ledger {
 
     /// Mean tokens of the prompts read lately; 0 if none was.
     pub fn mean_prompt_tokens(&self) -> f64 {
-        self.books.mean_prompt_tokens()
+        self.table.mean_prompt_tokens()
     }
 
     fn in_all(&self, slot: usize) -> Load {
-        let elsewhere = self.books.elsewhere(slot).load_with_foreign();
-        self.books.load(slot).plus(elsewhere)
+        let elsewhere = self.table.elsewhere(slot).load_with_foreign();
+        self.table.load(slot).plus(elsewhere)
     }
 
     fn sum(&self, worker: &Rc<Worker>, load: impl Fn(usize) -> Load) -> Load {

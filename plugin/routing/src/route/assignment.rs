@@ -122,25 +122,25 @@ impl Assignment {
 
 impl Router {
     /// Moves the charge to the worker that actually answered, if the proxy went on to another one of the list.
-    pub fn served_by(&mut self, seat: &mut Assignment, address: SocketAddr) {
-        let Some(charge) = seat.decode_charge.take() else {
+    pub fn served_by(&mut self, assignment: &mut Assignment, address: SocketAddr) {
+        let Some(charge) = assignment.decode_charge.take() else {
             return;
         };
         let served = self
             .fleet
             .at(address, &[Role::Decode, Role::Aggregated])
             .cloned();
-        seat.decode_charge = Some(match served {
+        assignment.decode_charge = Some(match served {
             Some(worker) if worker.id != charge.target().worker => {
-                if seat.prefill.is_none() {
+                if assignment.prefill.is_none() {
                     // The first worker was to read the prompt: the answer of another one says nothing about its speed.
-                    seat.prefill_charge = None;
+                    assignment.prefill_charge = None;
                 }
                 let target = TargetKey {
                     worker: worker.id,
                     rank: charge.target().rank,
                 };
-                seat.decode = Some(worker);
+                assignment.decode = Some(worker);
                 charge.moved_to(target, &mut self.ledger)
             }
             _ => charge,
@@ -149,23 +149,26 @@ impl Router {
 
     /// Records how the leg that the client waits for has ended: before any of the answer was read or, if good, after.
     /// Updates the health of the workers concerned, and returns the meaning.
-    pub fn leg_ended(&mut self, seat: &mut Assignment, came: Came) -> Meaning {
-        let leg = seat.leg(self.pool.protocol);
-        let trail = seat.trail.clone().unwrap_or_default();
+    pub fn leg_ended(&mut self, assignment: &mut Assignment, came: Came) -> Meaning {
+        let leg = assignment.leg(self.pool.protocol);
+        let trail = assignment.trail.clone().unwrap_or_default();
         let meaning = judge(leg, came, trail.borrow().before(leg));
-        if let Some(recovery) = &mut seat.recovery
+        if let Some(recovery) = &mut assignment.recovery
             && !came.proves_unbegun()
         {
             recovery.staged = None;
         }
-        let Some(worker) = &seat.decode else {
+        let Some(worker) = &assignment.decode else {
             return meaning;
         };
         let worker = worker.incarnation();
-        let partner = seat.prefill.as_ref().map(|worker| worker.incarnation());
+        let partner = assignment
+            .prefill
+            .as_ref()
+            .map(|worker| worker.incarnation());
         self.hold(meaning.held, leg, worker, partner, came, &trail);
         trail.borrow_mut().ended(leg, worker.id, came);
-        if seat.trail.is_none() {
+        if assignment.trail.is_none() {
             self.settle_trail(&trail);
         }
         meaning
@@ -173,13 +176,13 @@ impl Router {
 
     /// The answer has begun, and its client reads it. Earlier failures were not the request's fault, and the two workers of
     /// a pair work with each other.
-    pub fn answer_begins(&mut self, seat: &mut Assignment) {
-        seat.recovery = None;
-        let leg = seat.leg(self.pool.protocol);
-        if let Some(trail) = &seat.trail {
+    pub fn answer_begins(&mut self, assignment: &mut Assignment) {
+        assignment.recovery = None;
+        let leg = assignment.leg(self.pool.protocol);
+        if let Some(trail) = &assignment.trail {
             self.leg_succeeded(trail, leg);
         }
-        if let (Some(prefill), Some(decode)) = (&seat.prefill, &seat.decode)
+        if let (Some(prefill), Some(decode)) = (&assignment.prefill, &assignment.decode)
             && leg != Leg::Frontend
         {
             self.pair_worked(prefill, decode);
@@ -187,25 +190,25 @@ impl Router {
     }
 
     /// The request has ended, in any way: its open suspicions are settled.
-    pub fn request_ended(&mut self, seat: &Assignment) {
-        if let Some(trail) = &seat.trail {
+    pub fn request_ended(&mut self, assignment: &Assignment) {
+        if let Some(trail) = &assignment.trail {
             self.settle_trail(trail);
         }
     }
 
     /// The leg that fetches a hand-off with which certainly no decode worker has begun; none if there is none, its lease is
     /// over, or no worker could fetch it. Prefers a worker other than those that have refused it.
-    pub fn give_up_handoff(&mut self, seat: &mut Assignment) -> Option<CleanUpLeg> {
+    pub fn give_up_handoff(&mut self, assignment: &mut Assignment) -> Option<CleanUpLeg> {
         let now = self.ledger.now();
-        let recovery = seat.recovery.as_mut()?;
+        let recovery = assignment.recovery.as_mut()?;
         let staged = recovery.staged.take();
         let staged = staged.filter(|staged| !staged.has_expired(now))?;
-        let errand = recovery.errand();
-        let prefill = seat.prefill.clone()?;
-        let [_, left_out] = self.excluded(&errand, Leg::Decode);
+        let snapshot = recovery.snapshot();
+        let prefill = assignment.prefill.clone()?;
+        let [_, left_out] = self.excluded(&snapshot, Leg::Decode);
         let (decode, others) = [left_out.as_slice(), &[]].iter().find_map(|excluded| {
-            let case = errand.case(self, excluded);
-            self.replace_decode(&case, &prefill).ok()
+            let context = snapshot.context(self, excluded);
+            self.replace_decode(&context, &prefill).ok()
         })?;
         let mut dispatch = self.dispatch_to(&decode.target, &others);
         dispatch.edits = Some(staged.cleanup);
@@ -235,19 +238,19 @@ impl Router {
 
     /// Records the decode worker, if it has changed since the request was planned, and moves the charge there. The hand-off
     /// is kept as long as the leg is not known to have begun.
-    pub fn seat_decode(
+    pub fn assign_decode(
         &mut self,
-        seat: &mut Assignment,
+        assignment: &mut Assignment,
         worker: &Rc<Worker>,
         target: TargetKey,
         staged: Staged,
     ) {
-        if let Some(recovery) = &mut seat.recovery {
+        if let Some(recovery) = &mut assignment.recovery {
             recovery.staged = Some(staged);
         }
-        if let Some(charge) = seat.decode_charge.take() {
-            seat.decode_charge = Some(charge.moved_to(target, &mut self.ledger));
-            seat.decode = Some(Rc::clone(worker));
+        if let Some(charge) = assignment.decode_charge.take() {
+            assignment.decode_charge = Some(charge.moved_to(target, &mut self.ledger));
+            assignment.decode = Some(Rc::clone(worker));
         }
     }
 }

@@ -87,11 +87,11 @@ pub(super) enum Step {
 
 impl Router {
     /// Decides how the request is handed over. If it is not, nothing is picked or booked.
-    fn resolve(&mut self, case: &SelectionContext<'_>) -> Result<Resolution, Refusal> {
-        if let Some(backpressure) = self.backpressure(case) {
+    fn resolve(&mut self, context: &SelectionContext<'_>) -> Result<Resolution, Refusal> {
+        if let Some(backpressure) = self.backpressure(context) {
             return Ok(backpressure);
         }
-        let pair = self.pick_pair(case)?;
+        let pair = self.pick_pair(context)?;
         if !self.pool.protocol.needs_binding() {
             return Ok(Resolution::NoBootstrapEndpoint { pair });
         }
@@ -105,9 +105,9 @@ impl Router {
     /// The pair, and the binding of its prefill worker where the protocol needs one.
     pub(super) fn resolved(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
     ) -> Result<(Pair, Option<Binding>), Refusal> {
-        match self.resolve(case)? {
+        match self.resolve(context)? {
             Resolution::Resolved { pair, binding } => Ok((pair, Some(binding))),
             Resolution::NoBootstrapEndpoint { pair } => Ok((pair, None)),
             Resolution::Backpressure {
@@ -122,24 +122,24 @@ impl Router {
 
     /// Whether too many prompt tokens wait on the eligible prefill workers. A request that names its worker is exempt, and
     /// so is one that was admitted already.
-    fn backpressure(&self, case: &SelectionContext<'_>) -> Option<Resolution> {
+    fn backpressure(&self, context: &SelectionContext<'_>) -> Option<Resolution> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
-        let pin = case.overrides.prefill_pin();
-        if pin.worker.is_some() || case.admit == Admit::Anyone {
+        let pin = context.overrides.prefill_pin();
+        if pin.worker.is_some() || context.admit == Admit::Anyone {
             return None;
         }
-        let members = case.roster.of_role(Role::Prefill);
-        let decode = self.named_decode(case);
+        let members = context.roster.of_role(Role::Prefill);
+        let decode = self.named_decode(context);
         // If no worker is left, the choice itself gives the reason.
-        let eligible = self.prefill_candidates(case, decode.as_ref(), Step::Commit);
-        let eligible = eligible.and_then(|left| allowed(case, Role::Prefill, left));
+        let eligible = self.prefill_candidates(context, decode.as_ref(), Step::Commit);
+        let eligible = eligible.and_then(|left| allowed(context, Role::Prefill, left));
         let eligible = eligible.and_then(|left| on_rank(members, Role::Prefill, pin, left));
         let eligible = eligible.ok()?;
         let candidates = eligible.indexes().filter_map(|index| members.get(index));
         let queued_tokens: u64 = candidates
             .map(|member| self.ledger.load_in_all(member.target.key()).prefill_tokens)
             .sum();
-        let after = queued_tokens.saturating_add(case.asked.prompt_tokens);
+        let after = queued_tokens.saturating_add(context.demand.prompt_tokens);
         (after > allowed_tokens && queued_tokens > 0).then_some(Resolution::Backpressure {
             queued_tokens,
             allowed_tokens,
@@ -147,33 +147,43 @@ impl Router {
     }
 
     /// Picks a pair and takes it.
-    pub(super) fn pick_pair(&mut self, case: &SelectionContext<'_>) -> Result<Pair, Refusal> {
-        self.choose_pair(case, Step::Commit)
+    pub(super) fn pick_pair(&mut self, context: &SelectionContext<'_>) -> Result<Pair, Refusal> {
+        self.choose_pair(context, Step::Commit)
     }
 
     /// The pair that would be picked; no cursor moves.
     pub(super) fn look_at_pair(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
     ) -> Result<(Target, Target), Refusal> {
-        let pair = self.choose_pair(case, Step::Peek)?;
+        let pair = self.choose_pair(context, Step::Peek)?;
         Ok((pair.prefill.target, pair.decode.target))
     }
 
-    fn choose_pair(&mut self, case: &SelectionContext<'_>, step: Step) -> Result<Pair, Refusal> {
-        let decode = self.named_decode(case);
-        let prefill = self.choose_prefill(case, decode.as_ref(), step)?;
-        let constraints = constraints(case, &prefill.target.worker)?;
-        let (decode, others) = self.choose_decode(case, &constraints)?;
+    fn choose_pair(&mut self, context: &SelectionContext<'_>, step: Step) -> Result<Pair, Refusal> {
+        let decode = self.named_decode(context);
+        let prefill = self.choose_prefill(context, decode.as_ref(), step)?;
+        let constraints = constraints(context, &prefill.target.worker)?;
+        let (decode, others) = self.choose_decode(context, &constraints)?;
         // A worker in back-off is the last choice: all others are full as well, and the prefilled KV would not be fetched.
-        let is_named = case.overrides.decode_pin().worker.is_some();
+        let is_named = context.overrides.decode_pin().worker.is_some();
         if !is_named && self.is_in_back_off(decode.target.worker.id) {
             return Err(Refusal::Overloaded { role: Role::Decode });
         }
         // Only now: a request that is refused for lack of the other worker uses up no turn.
         if step == Step::Commit {
-            self.take(Role::Prefill, case, case.overrides.prefill_pin(), &prefill);
-            self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
+            self.take(
+                Role::Prefill,
+                context,
+                context.overrides.prefill_pin(),
+                &prefill,
+            );
+            self.take(
+                Role::Decode,
+                context,
+                context.overrides.decode_pin(),
+                &decode,
+            );
         }
         Ok(Pair {
             prefill,
@@ -185,24 +195,24 @@ impl Router {
     /// The prefill worker that would be picked; no cursor moves.
     pub(super) fn look_at_prefill(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
     ) -> Result<Chosen, Refusal> {
-        let decode = self.named_decode(case);
-        self.choose_prefill(case, decode.as_ref(), Step::Commit)
+        let decode = self.named_decode(context);
+        self.choose_prefill(context, decode.as_ref(), Step::Commit)
     }
 
     /// The decode worker that would be picked, for any prefill worker; no cursor moves.
     pub(super) fn look_at_decode(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        self.choose_decode(case, &case.overrides.constraints)
+        self.choose_decode(context, &context.overrides.constraints)
     }
 
     /// The decode worker named by the caller, if it is one: only a prefill worker that may hand over to it is eligible.
-    fn named_decode(&self, case: &SelectionContext<'_>) -> Option<Rc<Worker>> {
-        let worker = self.fleet.get(case.overrides.decode_pin().worker?)?;
-        (worker.role == Role::Decode && case.place.holds(worker)).then(|| Rc::clone(worker))
+    fn named_decode(&self, context: &SelectionContext<'_>) -> Option<Rc<Worker>> {
+        let worker = self.fleet.get(context.overrides.decode_pin().worker?)?;
+        (worker.role == Role::Decode && context.place.holds(worker)).then(|| Rc::clone(worker))
     }
 
     /// Takes a choice: moves the cursor on, and begins the trial of an ejected worker, unless the caller named the worker,
@@ -210,7 +220,7 @@ impl Router {
     pub(super) fn take(
         &mut self,
         role: Role,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         pin: Pin,
         chosen: &Chosen,
     ) {
@@ -222,9 +232,9 @@ impl Router {
                 Role::Decode | Role::Aggregated => self.decode_policy.commit(chosen.key()),
             }
         }
-        self.count(role, case, chosen);
+        self.count(role, context, chosen);
         if self.remembers(role) {
-            self.remember(chosen, &case.asked.blocks);
+            self.remember(chosen, &context.demand.blocks);
         }
     }
 
@@ -251,11 +261,18 @@ impl Router {
     /// Another prefill worker, for a decode worker that has been picked already.
     pub(super) fn choose_next_prefill(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         decode: &Rc<Worker>,
     ) -> Option<Chosen> {
-        let next = self.choose_prefill(case, Some(decode), Step::Commit).ok()?;
-        self.take(Role::Prefill, case, case.overrides.prefill_pin(), &next);
+        let next = self
+            .choose_prefill(context, Some(decode), Step::Commit)
+            .ok()?;
+        self.take(
+            Role::Prefill,
+            context,
+            context.overrides.prefill_pin(),
+            &next,
+        );
         Some(next)
     }
 
@@ -263,19 +280,19 @@ impl Router {
     /// over to; if decode has been picked already, exactly that one.
     fn choose_prefill(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Chosen, Refusal> {
-        let pin = case.overrides.prefill_pin();
-        let eligible = self.prefill_candidates(case, decode, step)?;
+        let pin = context.overrides.prefill_pin();
+        let eligible = self.prefill_candidates(context, decode, step)?;
         let pinned = Pinned::new(
             Role::Prefill,
             "prefill_worker_id",
-            case.overrides.prefill,
+            context.overrides.prefill,
             pin,
         );
-        let chosen = self.choose(case, eligible, pinned, &Constraints::default())?;
+        let chosen = self.choose(context, eligible, pinned, &Constraints::default())?;
         chosen
             .map(|(chosen, _)| chosen)
             .ok_or(Refusal::NotServed(NotServed::NotActivated))
@@ -284,29 +301,29 @@ impl Router {
     /// The prefill workers that may be picked, before the limits of the gateway and the caller.
     fn prefill_candidates(
         &self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         decode: Option<&Rc<Worker>>,
         step: Step,
     ) -> Result<Eligible, Refusal> {
-        let pin = case.overrides.prefill_pin();
-        let members = case.roster.of_role(Role::Prefill);
+        let pin = context.overrides.prefill_pin();
+        let members = context.roster.of_role(Role::Prefill);
         let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
         let mut unreachable = None;
         let eligible = Eligible::all(members.len())
             .and_then(|all| self.narrow_to_bound(all, members, pin, step))
-            .and_then(|bound| Self::not_excluded(case, members, bound))
-            .and_then(|left| match is_restricted(case) {
+            .and_then(|bound| Self::not_excluded(context, members, bound))
+            .and_then(|left| match is_restricted(context) {
                 false => Ok(left),
                 true => left.narrow(Filter::Taints, |index| {
                     worker(index).is_some_and(|worker| {
-                        hands_over(worker, case, decode)
+                        hands_over(worker, context, decode)
                             .map_err(|problem| unreachable.get_or_insert(problem).clone())
                             .is_ok()
                     })
                 }),
             });
         eligible.map_err(|filter| match (filter, unreachable.take()) {
-            (Filter::Taints, Some(problem)) if case.roster.has_topology => {
+            (Filter::Taints, Some(problem)) if context.roster.has_topology => {
                 Refusal::Topology { problem }
             }
             (Filter::Taints, Some(_)) => Refusal::NoneEligible {
@@ -324,13 +341,13 @@ impl Router {
 
     fn choose_decode(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         constraints: &Constraints,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        let members = case.roster.of_role(Role::Decode);
-        let (eligible, pinned) = Self::decoders(case, constraints)?;
+        let members = context.roster.of_role(Role::Decode);
+        let (eligible, pinned) = Self::decoders(context, constraints)?;
         let (decode, eligible) = self
-            .choose(case, eligible, pinned, constraints)?
+            .choose(context, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NoDecode))?;
         let others = self.others(members, &eligible, &decode, pinned.pin, constraints);
         Ok((decode, others))
@@ -339,22 +356,27 @@ impl Router {
     /// Another decode worker, after the picked one has left before its leg was dispatched.
     pub(super) fn replace_decode(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         prefill: &Rc<Worker>,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        let constraints = constraints(case, prefill)?;
-        let (decode, others) = self.choose_decode(case, &constraints)?;
-        self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
+        let constraints = constraints(context, prefill)?;
+        let (decode, others) = self.choose_decode(context, &constraints)?;
+        self.take(
+            Role::Decode,
+            context,
+            context.overrides.decode_pin(),
+            &decode,
+        );
         Ok((decode, others))
     }
 
     /// Picks and takes a worker that runs the request aggregated.
-    pub(super) fn pick_whole(&mut self, case: &SelectionContext<'_>) -> Result<Whole, Refusal> {
-        let constraints = &case.overrides.constraints;
-        let members = case.roster.of_role(Role::Aggregated);
-        let pin = case.overrides.decode_pin();
+    pub(super) fn pick_whole(&mut self, context: &SelectionContext<'_>) -> Result<Whole, Refusal> {
+        let constraints = &context.overrides.constraints;
+        let members = context.roster.of_role(Role::Aggregated);
+        let pin = context.overrides.decode_pin();
         let eligible = admitted(members, constraints)
-            .and_then(|admitted| Self::not_excluded(case, members, admitted))
+            .and_then(|admitted| Self::not_excluded(context, members, admitted))
             .map_err(|filter| match filter {
                 Filter::Role | Filter::Failed => Refusal::NotServed(NotServed::NotActivated),
                 filter => Refusal::NoneEligible {
@@ -365,14 +387,14 @@ impl Router {
         let pinned = Pinned::new(
             Role::Aggregated,
             "decode_worker_id",
-            case.overrides.decode,
+            context.overrides.decode,
             pin,
         );
         let (decode, eligible) = self
-            .choose(case, eligible, pinned, constraints)?
+            .choose(context, eligible, pinned, constraints)?
             .ok_or(Refusal::NotServed(NotServed::NotActivated))?;
-        if !case.overrides.query {
-            self.take(Role::Aggregated, case, pin, &decode);
+        if !context.overrides.query {
+            self.take(Role::Aggregated, context, pin, &decode);
         }
         let others = self.others(members, &eligible, &decode, pin, constraints);
         Ok(Whole { decode, others })
@@ -381,26 +403,27 @@ impl Router {
     /// The pinned worker, or the one that the role's policy picks, and all that were eligible; none without any. No cursor moves.
     fn choose(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         eligible: Eligible,
         pinned: Pinned,
         wanted: &Constraints,
     ) -> Result<Option<(Chosen, Eligible)>, Refusal> {
-        let members = case.roster.of_role(pinned.role);
-        let Narrowed { eligible, free } = self.narrowed(case, eligible, pinned)?;
+        let members = context.roster.of_role(pinned.role);
+        let Narrowed { eligible, free } = self.narrowed(context, eligible, pinned)?;
         if pinned.role == Role::Prefill {
-            self.somebody_decodes(case)?;
+            self.somebody_decodes(context)?;
         }
-        let reads_overlap = self.remembers(pinned.role) && !case.asked.blocks.sequence.is_empty();
+        let reads_overlap =
+            self.remembers(pinned.role) && !context.demand.blocks.sequence.is_empty();
         if reads_overlap {
             self.prefixes
-                .depths(&case.asked.blocks, self.ledger.now(), &mut self.depths);
+                .depths(&context.demand.blocks, self.ledger.now(), &mut self.depths);
         } else {
             self.depths.clear();
         }
         let index = match pinned.pin.worker {
             Some(_) => pinned.least_busy(members, &free, &self.ledger),
-            None => self.pick(case, members, free, pinned.role, wanted)?,
+            None => self.pick(context, members, free, pinned.role, wanted)?,
         };
         let Some(member) = index.and_then(|index| members.get(index)) else {
             return Ok(None);
@@ -426,7 +449,7 @@ impl Router {
     /// The index of the policy's pick among these, which are not too busy.
     fn pick(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         members: &[RankSlot],
         mut eligible: Eligible,
         role: Role,
@@ -446,7 +469,7 @@ impl Router {
         if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
             eligible = most_preferred(members, eligible, wanted);
         }
-        let (pace, slowness) = case.roster.pace(role, &self.ledger);
+        let (pace, slowness) = context.roster.pace(role, &self.ledger);
         let look = CandidateBuilder {
             standings: self.ledger.standings(pace),
             depths: &self.depths,
@@ -454,7 +477,7 @@ impl Router {
             prefers: !wanted.preferred_taints.is_empty(),
         };
         let of_index = |index: &usize| Some((members.get(*index)?, slowness.get(*index)?));
-        let task = task(case, role, pace, decode_credit, self.pool.block_tokens);
+        let task = task(context, role, pace, decode_credit, self.pool.block_tokens);
         if policy.goes_by_cost() && self.explained.is_none() {
             let picked = match &eligible {
                 Eligible::All(_) => {
@@ -569,7 +592,7 @@ impl CandidateBuilder<'_> {
 
 /// The task that a worker is picked for.
 fn task<'c>(
-    case: &'c SelectionContext<'_>,
+    context: &'c SelectionContext<'_>,
     role: Role,
     pace: Option<PrefillRate>,
     decode_credit: DecodeCredit,
@@ -577,12 +600,12 @@ fn task<'c>(
 ) -> Task<'c> {
     Task {
         role,
-        prompt_tokens: case.asked.prompt_tokens,
+        prompt_tokens: context.demand.prompt_tokens,
         block_tokens,
-        blocks: &case.asked.blocks,
-        session: case.asked.session.as_deref(),
-        weights: case.asked.weights,
-        tracking: case.asked.tracking,
+        blocks: &context.demand.blocks,
+        session: context.demand.session.as_deref(),
+        weights: context.demand.weights,
+        tracking: context.demand.tracking,
         decode_credit,
         pace,
     }

@@ -11,47 +11,58 @@ use crate::fleet::Role;
 
 impl Router {
     /// Takes the decode worker that is to run the request aggregated; none if a pair is to.
-    pub(super) fn stays(&mut self, case: &SelectionContext<'_>) -> Option<Whole> {
+    pub(super) fn stays(&mut self, context: &SelectionContext<'_>) -> Option<Whole> {
         let conditional = self.pool.conditional.clone()?;
-        if case.overrides.query || case.overrides.prefill_pin().worker.is_some() {
+        if context.overrides.query || context.overrides.prefill_pin().worker.is_some() {
             return None;
         }
         // The path through a pair reports any problem with the request.
-        let Ok((decode, others)) = self.look_at_decode(case) else {
+        let Ok((decode, others)) = self.look_at_decode(context) else {
             return None;
         };
-        if self.vetoes(&conditional, case, &decode) {
+        if self.vetoes(&conditional, context, &decode) {
             return None;
         }
-        let by_length = self.is_short(&conditional, case, &decode);
+        let by_length = self.is_short(&conditional, context, &decode);
         let stays = match conditional.policy {
             ConditionalPolicy::IslBounding => by_length,
-            ConditionalPolicy::PrefillLoad => self.prefill_is_busy(&conditional, case),
-            ConditionalPolicy::IslOrLoad => by_length || self.prefill_is_busy(&conditional, case),
+            ConditionalPolicy::PrefillLoad => self.prefill_is_busy(&conditional, context),
+            ConditionalPolicy::IslOrLoad => {
+                by_length || self.prefill_is_busy(&conditional, context)
+            }
         };
         if !stays {
             return None;
         }
-        self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
+        self.take(
+            Role::Decode,
+            context,
+            context.overrides.decode_pin(),
+            &decode,
+        );
         Some(Whole { decode, others })
     }
 
     fn is_short(
         &self,
         conditional: &Conditional,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         decode: &Chosen,
     ) -> bool {
-        let prompt = case.asked.prompt_tokens;
-        let uncached = self.uncached_tokens(decode, case.asked);
+        let prompt = context.demand.prompt_tokens;
+        let uncached = self.uncached_tokens(decode, context.demand);
         let is_small_share = (uncached as f64) < conditional.uncached_share * prompt as f64;
         uncached < conditional.short_tokens
             || (uncached < conditional.uncached_tokens && is_small_share)
     }
 
     /// Whether the prefill worker that would be picked is too busy. A refusal because all are overloaded counts as busy.
-    fn prefill_is_busy(&mut self, conditional: &Conditional, case: &SelectionContext<'_>) -> bool {
-        let prefill = match self.look_at_prefill(case) {
+    fn prefill_is_busy(
+        &mut self,
+        conditional: &Conditional,
+        context: &SelectionContext<'_>,
+    ) -> bool {
+        let prefill = match self.look_at_prefill(context) {
             Ok(prefill) => prefill,
             Err(refusal) => return matches!(refusal, Refusal::Overloaded { .. }),
         };
@@ -67,7 +78,7 @@ impl Router {
     fn vetoes(
         &self,
         conditional: &Conditional,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         decode: &Chosen,
     ) -> bool {
         let Some(fraction) = conditional.decode_busy_fraction else {
@@ -78,7 +89,7 @@ impl Router {
             return true;
         };
         let block_tokens = u64::from(self.pool.block_tokens.max(1));
-        let own = case.asked.prompt_tokens.div_ceil(block_tokens);
+        let own = context.demand.prompt_tokens.div_ceil(block_tokens);
         let used = self
             .ledger
             .load_in_all(decode.key())

@@ -52,31 +52,31 @@ impl Router {
 
     /// Keeps workers that have not failed this request already.
     pub(super) fn not_excluded(
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         members: &[RankSlot],
         eligible: Eligible,
     ) -> Result<Eligible, Filter> {
-        if case.excluded.is_empty() {
+        if context.excluded.is_empty() {
             return Ok(eligible);
         }
         eligible.narrow(Filter::Failed, |index| {
             members
                 .get(index)
-                .is_some_and(|member| !case.excluded.contains(&member.target.worker.id))
+                .is_some_and(|member| !context.excluded.contains(&member.target.worker.id))
         })
     }
 
     /// The filters that are the same for all roles and do not apply to a worker that the caller names.
     pub(super) fn narrow_further(
         &self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         eligible: Eligible,
         pinned: Pinned,
     ) -> Result<Eligible, Refusal> {
-        let members = case.roster.of_role(pinned.role);
+        let members = context.roster.of_role(pinned.role);
         let target = |index: usize| members.get(index).map(|member| &member.target);
         let mut left = on_rank(members, pinned.role, pinned.pin, eligible)?;
-        if case.roster.has_unhealthy {
+        if context.roster.has_unhealthy {
             let is_ready =
                 |index| target(index).is_some_and(|t| t.worker.condition == Condition::Ready);
             left = left.prefer(is_ready);
@@ -88,11 +88,11 @@ impl Router {
             let least = left.indexes().filter_map(held).min();
             left = left.prefer(|index| held(index) == least);
         }
-        if let Some(adapter) = case
-            .asked
+        if let Some(adapter) = context
+            .demand
             .adapter
             .as_deref()
-            .filter(|_| case.roster.has_adapters)
+            .filter(|_| context.roster.has_adapters)
         {
             // Any worker can load the adapter, at a cost.
             let has = |index| {
@@ -105,13 +105,13 @@ impl Router {
 
     /// The decode workers that could be picked, and the caller's pin.
     pub(super) fn decoders(
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         constraints: &Constraints,
     ) -> Result<(Eligible, Pinned), Refusal> {
-        let members = case.roster.of_role(Role::Decode);
-        let pin = case.overrides.decode_pin();
+        let members = context.roster.of_role(Role::Decode);
+        let pin = context.overrides.decode_pin();
         let eligible = admitted(members, constraints)
-            .and_then(|admitted| Self::not_excluded(case, members, admitted))
+            .and_then(|admitted| Self::not_excluded(context, members, admitted))
             .map_err(|filter| match filter {
                 Filter::Role | Filter::Taints | Filter::Failed => {
                     Refusal::NotServed(NotServed::NoDecode)
@@ -121,19 +121,24 @@ impl Router {
                     filter,
                 },
             })?;
-        let pinned = Pinned::new(Role::Decode, "decode_worker_id", case.overrides.decode, pin);
+        let pinned = Pinned::new(
+            Role::Decode,
+            "decode_worker_id",
+            context.overrides.decode,
+            pin,
+        );
         Ok((eligible, pinned))
     }
 
     /// Fails if all decode workers that could be picked are too busy: a request that waits for one of them is not compared
     /// with the blocks of the prefill workers, which takes longer for a longer prompt. Other problems are reported later.
-    pub(super) fn somebody_decodes(&self, case: &SelectionContext<'_>) -> Result<(), Refusal> {
+    pub(super) fn somebody_decodes(&self, context: &SelectionContext<'_>) -> Result<(), Refusal> {
         let has_threshold = self.pool.admission.has_threshold(Role::Decode);
-        if !has_threshold || case.admit == Admit::Anyone {
+        if !has_threshold || context.admit == Admit::Anyone {
             return Ok(());
         }
-        let found = Self::decoders(case, &case.overrides.constraints)
-            .and_then(|(eligible, pinned)| self.narrowed(case, eligible, pinned));
+        let found = Self::decoders(context, &context.overrides.constraints)
+            .and_then(|(eligible, pinned)| self.narrowed(context, eligible, pinned));
         match found {
             Err(overloaded @ Refusal::Overloaded { .. }) => Err(overloaded),
             _ => Ok(()),
@@ -143,34 +148,34 @@ impl Router {
     /// The workers of one role left by the filters that do not depend on the prompt.
     pub(super) fn narrowed(
         &self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         eligible: Eligible,
         pinned: Pinned,
     ) -> Result<Narrowed, Refusal> {
-        let members = case.roster.of_role(pinned.role);
-        let eligible = allowed(case, pinned.role, eligible)?;
+        let members = context.roster.of_role(pinned.role);
+        let eligible = allowed(context, pinned.role, eligible)?;
         if let Some(id) = pinned.pin.worker {
             let ranks = pinned.ranks(id, members, &eligible, &self.fleet)?;
-            let free = self.not_busy(case, ranks, pinned.role)?;
+            let free = self.not_busy(context, ranks, pinned.role)?;
             return Ok(Narrowed { eligible, free });
         }
-        let eligible = self.narrow_further(case, eligible, pinned)?;
-        let free = self.not_busy(case, eligible.clone(), pinned.role)?;
+        let eligible = self.narrow_further(context, eligible, pinned)?;
+        let free = self.not_busy(context, eligible.clone(), pinned.role)?;
         Ok(Narrowed { eligible, free })
     }
 
     /// Keeps workers that are not busier than the role's threshold.
     pub(super) fn not_busy(
         &self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         eligible: Eligible,
         role: Role,
     ) -> Result<Eligible, Refusal> {
         let admission = &self.pool.admission;
-        if !admission.has_threshold(role) || case.admit == Admit::Anyone {
+        if !admission.has_threshold(role) || context.admit == Admit::Anyone {
             return Ok(eligible);
         }
-        let members = case.roster.of_role(role);
+        let members = context.roster.of_role(role);
         let standings = self.ledger.standings(None);
         let is_free = |index: usize| {
             members.get(index).is_some_and(|member| {
@@ -184,21 +189,21 @@ impl Router {
 }
 
 /// Whether any constraint applies to a pair.
-pub(super) fn is_restricted(case: &SelectionContext<'_>) -> bool {
-    case.roster.has_topology || !case.overrides.constraints.required_taints.is_empty()
+pub(super) fn is_restricted(context: &SelectionContext<'_>) -> bool {
+    context.roster.has_topology || !context.overrides.constraints.required_taints.is_empty()
 }
 
 /// The constraints on the decode worker from the transfer from `prefill`, and from the request itself.
 pub(super) fn constraints(
-    case: &SelectionContext<'_>,
+    context: &SelectionContext<'_>,
     prefill: &Worker,
 ) -> Result<Constraints, Refusal> {
-    if !case.roster.has_topology {
-        return Ok(case.overrides.constraints.clone());
+    if !context.roster.has_topology {
+        return Ok(context.overrides.constraints.clone());
     }
-    let here = case.roster.workers.iter().map(|worker| &**worker);
+    let here = context.roster.workers.iter().map(|worker| &**worker);
     match topology::constraints(prefill, here) {
-        Ok(derived) => Ok(case.overrides.constraints.clone().merged(derived)),
+        Ok(derived) => Ok(context.overrides.constraints.clone().merged(derived)),
         Err(error) => Err(Refusal::Topology {
             problem: error.to_string(),
         }),
@@ -207,18 +212,18 @@ pub(super) fn constraints(
 
 /// Keeps workers that the gateway and the caller allow: a worker named by the caller must be among them too.
 pub(super) fn allowed(
-    case: &SelectionContext<'_>,
+    context: &SelectionContext<'_>,
     role: Role,
     eligible: Eligible,
 ) -> Result<Eligible, Refusal> {
-    let members = case.roster.of_role(role);
+    let members = context.roster.of_role(role);
     let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
     let mut left = Ok(eligible);
-    if let Some(subset) = &case.asked.subset {
+    if let Some(subset) = &context.demand.subset {
         let holds = |index| worker(index).is_some_and(|worker| subset.holds(worker.address));
         left = left.and_then(|left| left.narrow(Filter::Subset, holds));
     }
-    if let Some(ids) = &case.overrides.allowed {
+    if let Some(ids) = &context.overrides.allowed {
         let holds = |index| worker(index).is_some_and(|worker| ids.contains(&worker.id));
         left = left.and_then(|left| left.narrow(Filter::Allowed, holds));
     }
@@ -264,16 +269,17 @@ pub(super) fn admitted(
 /// gives the reason.
 pub(super) fn hands_over(
     prefill: &Rc<Worker>,
-    case: &SelectionContext<'_>,
+    context: &SelectionContext<'_>,
     decode: Option<&Rc<Worker>>,
 ) -> Result<(), String> {
-    let ModelWorkers { workers, .. } = &*case.roster;
+    let ModelWorkers { workers, .. } = &*context.roster;
     let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
         .map_err(|error| error.to_string())?;
-    let demanded = case.overrides.constraints.clone().merged(derived);
+    let demanded = context.overrides.constraints.clone().merged(derived);
     let is_allowed = |worker: &Worker| {
-        let subset = case.asked.subset.as_ref();
-        subset.is_none_or(|subset| subset.holds(worker.address)) && case.overrides.allows(worker.id)
+        let subset = context.demand.subset.as_ref();
+        subset.is_none_or(|subset| subset.holds(worker.address))
+            && context.overrides.allows(worker.id)
     };
     let found = match decode {
         Some(decode) => demanded.admit(decode),

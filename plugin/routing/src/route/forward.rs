@@ -18,7 +18,7 @@ impl Router {
     pub(super) fn forward_pair(
         &mut self,
         pair: Pair,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         request: Option<&Request<'_>>,
     ) -> Plan {
         let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
@@ -32,14 +32,21 @@ impl Router {
         };
         dispatch.edits = self.unheard(request);
         let prefill_key = pair.prefill.key();
-        let seat = self.seat_pair(pair, case.asked);
-        self.forward(dispatch, seat, case, request, Way::Pair, prefill_key)
+        let assignment = self.assign_pair(pair, context.demand);
+        self.forward(
+            dispatch,
+            assignment,
+            context,
+            request,
+            Way::Pair,
+            prefill_key,
+        )
     }
 
     pub(super) fn forward_whole(
         &mut self,
         whole: Whole,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         fallback: Option<Fallback>,
         request: Option<&Request<'_>>,
     ) -> Plan {
@@ -50,33 +57,36 @@ impl Router {
         };
         dispatch.edits = self.unheard(request);
         let key = whole.decode.key();
-        let seat = Assignment {
+        let assignment = Assignment {
             fallback,
-            ..self.seat_whole(whole, case.asked)
+            ..self.assign_whole(whole, context.demand)
         };
-        self.forward(dispatch, seat, case, request, Way::Whole, key)
+        self.forward(dispatch, assignment, context, request, Way::Whole, key)
     }
 
     /// Forwards a leg whose prompt the worker with this `key` is yet to read, out of the filter's sight.
     fn forward(
         &self,
         mut dispatch: Dispatch,
-        mut seat: Assignment,
-        case: &SelectionContext<'_>,
+        mut assignment: Assignment,
+        context: &SelectionContext<'_>,
         request: Option<&Request<'_>>,
         way: Way,
         key: TargetKey,
     ) -> Plan {
         // A request on an unknown path has no deadline, and must not be run twice.
         if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
-            let errand = Rc::new(RetrySnapshot::of(case, request));
-            let answers = seat.decode.as_ref().map_or(key.worker, |worker| worker.id);
-            dispatch.patience = errand.patience(self, answers, self.reading(key));
+            let snapshot = Rc::new(RetrySnapshot::of(context, request));
+            let answers = assignment
+                .decode
+                .as_ref()
+                .map_or(key.worker, |worker| worker.id);
+            dispatch.patience = snapshot.patience(self, answers, self.reading(key));
             let budget = Budget::of(&self.pool.decode);
-            seat.trail = Some(Rc::clone(&errand.trail));
-            seat.recovery = Some(Recovery::new(errand, way, budget));
+            assignment.trail = Some(Rc::clone(&snapshot.trail));
+            assignment.recovery = Some(Recovery::new(snapshot, way, budget));
         }
-        Plan::Forward(dispatch, seat)
+        Plan::Forward(dispatch, assignment)
     }
 
     /// Edits that hide an untrusted caller's routing overrides from a Dynamo frontend.

@@ -305,11 +305,11 @@ impl Router {
                 },
             });
         };
-        let seat = Assignment {
+        let assignment = Assignment {
             errand_charge: Some(self.charge_errand(first)),
             ..Assignment::default()
         };
-        Ok((self.dispatch_to(first, others), seat))
+        Ok((self.dispatch_to(first, others), assignment))
     }
 
     /// Plans a request that generates text, from its body.
@@ -360,23 +360,23 @@ impl Router {
         let mut overrides = self.overrides(&request, input)?;
         let Placed {
             place,
-            verdict,
+            decision,
             model,
             adapter,
         } = self.placed(&request, &mut overrides, input.subset)?;
-        let asked = self.asked(&request, &overrides, input, adapter);
+        let demand = self.demand(&request, &overrides, input, adapter);
         let rank = self.objective(input.headers);
         let claim = QueueKey {
             rank,
             flow: picker::flow(input.headers),
             priority: overrides.hints.priority,
-            tokens: asked.prompt_tokens,
+            tokens: demand.prompt_tokens,
             since: input.now,
         };
-        let case = self.case(&place, &overrides, &asked);
-        let mut outcome = self.plan_at(&case, verdict, &request, input.now);
-        if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
-            seat.facts = Facts::of(&place, &asked);
+        let context = self.context(&place, &overrides, &demand);
+        let mut outcome = self.plan_at(&context, decision, &request, input.now);
+        if let Ok(Plan::Forward(_, assignment) | Plan::Prefill(_, assignment)) = &mut outcome {
+            assignment.facts = Facts::of(&place, &demand);
         }
         match outcome {
             // A sheddable request does not wait.
@@ -384,7 +384,7 @@ impl Router {
                 let terms = Terms {
                     adopted: self.adopted,
                     overrides,
-                    asked,
+                    demand,
                     model,
                 };
                 self.wait(&place, claim, &request, terms, overloaded)
@@ -396,24 +396,26 @@ impl Router {
     /// The plan of a request for its model key.
     fn plan_at(
         &mut self,
-        case: &SelectionContext<'_>,
-        verdict: ServingDecision,
+        context: &SelectionContext<'_>,
+        decision: ServingDecision,
         request: &Request<'_>,
         now: Duration,
     ) -> Result<Plan, Refusal> {
-        match verdict {
+        match decision {
             ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
-            ServingDecision::Pair if request.hands_off_itself() => self.plan_decode(case, request),
+            ServingDecision::Pair if request.hands_off_itself() => {
+                self.plan_decode(context, request)
+            }
             ServingDecision::Pair => match split::obstacle(&self.pool, request) {
-                Some(obstacle) => self.plan_whole(case, request, now, obstacle),
+                Some(obstacle) => self.plan_whole(context, request, now, obstacle),
                 None => {
-                    length::check(self.pool.protocol, case.roster.longest, request)?;
-                    self.plan_pair(case, request, now)
+                    length::check(self.pool.protocol, context.roster.longest, request)?;
+                    self.plan_pair(context, request, now)
                 }
             },
             ServingDecision::Whole => {
                 let otherwise = Refusal::NotServed(NotServed::NotActivated);
-                self.plan_whole(case, request, now, otherwise)
+                self.plan_whole(context, request, now, otherwise)
             }
         }
     }
@@ -465,16 +467,16 @@ impl Router {
             .into_iter()
             .map(|(place, state)| (place.clone(), *state))
             .collect();
-        let asked = Demand {
+        let demand = Demand {
             subset: subset.cloned().map(Rc::new),
             ..Demand::nothing(self.pool.selection.kv)
         };
         // A pool with the policy "fail" runs no request aggregated.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
         for (place, _) in places.iter().filter(|_| may_run_whole) {
-            let case = self.case(place, &nothing, &asked);
-            match self.pick_whole(&case) {
-                Ok(whole) => return Ok(self.forward_whole(whole, &case, None, None)),
+            let context = self.context(place, &nothing, &demand);
+            match self.pick_whole(&context) {
+                Ok(whole) => return Ok(self.forward_whole(whole, &context, None, None)),
                 Err(why @ (Refusal::Overloaded { .. } | Refusal::NoneEligible { .. })) => {
                     otherwise = why;
                 }
@@ -486,43 +488,44 @@ impl Router {
         }
         let served = places
             .iter()
-            .find(|(_, state)| state.verdict(Mode::Normal, absent) == ServingDecision::Pair);
+            .find(|(_, state)| state.decision(Mode::Normal, absent) == ServingDecision::Pair);
         let (place, _) = served.ok_or(otherwise)?;
-        let case = self.case(place, &nothing, &asked);
-        let pair = self.pick_pair(&case)?;
-        Ok(self.forward_pair(pair, &case, None))
+        let context = self.context(place, &nothing, &demand);
+        let pair = self.pick_pair(&context)?;
+        Ok(self.forward_pair(pair, &context, None))
     }
 
     fn plan_pair(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         request: &Request<'_>,
         now: Duration,
     ) -> Result<Plan, Refusal> {
-        if case.overrides.query {
-            let (prefill, decode) = self.look_at_pair(case)?;
+        if context.overrides.query {
+            let (prefill, decode) = self.look_at_pair(context)?;
             let block_tokens = self.pool.block_tokens;
-            let answer = query::answer(request, case, Some(&prefill), &decode, block_tokens, now);
+            let answer =
+                query::answer(request, context, Some(&prefill), &decode, block_tokens, now);
             return Ok(Plan::Answer(answer));
         }
-        if let Some(whole) = self.stays(case) {
+        if let Some(whole) = self.stays(context) {
             let why = Some(Fallback::NotWorthIt);
-            return Ok(self.forward_whole(whole, case, why, Some(request)));
+            return Ok(self.forward_whole(whole, context, why, Some(request)));
         }
-        self.place_pair(case, request)
+        self.place_pair(context, request)
     }
 
     /// Picks and books a pair.
     fn place_pair(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
-        let (pair, binding) = self.resolved(case)?;
+        let (pair, binding) = self.resolved(context)?;
         match self.pool.protocol.legs() {
-            config::Legs::Elsewhere => Ok(self.forward_pair(pair, case, Some(request))),
+            config::Legs::Elsewhere => Ok(self.forward_pair(pair, context, Some(request))),
             config::Legs::Sequential | config::Legs::Concurrent => {
-                self.prefill_phase(case, pair, binding, request)
+                self.prefill_phase(context, pair, binding, request)
             }
         }
     }
@@ -530,47 +533,52 @@ impl Router {
     /// A trusted caller has had its prompt prefilled already: the request goes to a decode worker unchanged.
     fn plan_decode(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
-        Pinned::check_unused(case.overrides, &self.fleet)?;
-        let (decode, others) = self.look_at_decode(case)?;
-        self.take(Role::Decode, case, case.overrides.decode_pin(), &decode);
+        Pinned::check_unused(context.overrides, &self.fleet)?;
+        let (decode, others) = self.look_at_decode(context)?;
+        self.take(
+            Role::Decode,
+            context,
+            context.overrides.decode_pin(),
+            &decode,
+        );
         let mut dispatch = self.dispatch_to(&decode.target, &others);
-        let errand = Rc::new(RetrySnapshot::of(case, request));
-        dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
-        let seat = Assignment {
-            trail: Some(Rc::clone(&errand.trail)),
-            decode_charge: Some(self.charge_decode(&decode, case.asked)),
+        let snapshot = Rc::new(RetrySnapshot::of(context, request));
+        dispatch.patience = snapshot.patience(self, decode.target.worker.id, Duration::ZERO);
+        let assignment = Assignment {
+            trail: Some(Rc::clone(&snapshot.trail)),
+            decode_charge: Some(self.charge_decode(&decode, context.demand)),
             // A hand-off can be used only once.
-            recovery: Some(Recovery::new(errand, Way::Whole, Budget::default())),
+            recovery: Some(Recovery::new(snapshot, Way::Whole, Budget::default())),
             decode: Some(decode.target.worker),
             ..Assignment::default()
         };
-        Ok(Plan::Forward(dispatch, seat))
+        Ok(Plan::Forward(dispatch, assignment))
     }
 
     fn plan_whole(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         request: &Request<'_>,
         now: Duration,
         otherwise: Refusal,
     ) -> Result<Plan, Refusal> {
-        Pinned::check_unused(case.overrides, &self.fleet)?;
-        let whole = match self.pick_whole(case) {
+        Pinned::check_unused(context.overrides, &self.fleet)?;
+        let whole = match self.pick_whole(context) {
             Ok(whole) => whole,
             Err(Refusal::NotServed(_)) => return Err(otherwise),
             Err(refusal) => return Err(refusal),
         };
         let decode = &whole.decode.target;
-        if case.overrides.query {
+        if context.overrides.query {
             let block_tokens = self.pool.block_tokens;
-            let answer = query::answer(request, case, None, decode, block_tokens, now);
+            let answer = query::answer(request, context, None, decode, block_tokens, now);
             return Ok(Plan::Answer(answer));
         }
         let fallback = (decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
-        Ok(self.forward_whole(whole, case, fallback, Some(request)))
+        Ok(self.forward_whole(whole, context, fallback, Some(request)))
     }
 }
 

@@ -41,11 +41,11 @@ impl Router {
     ) -> Result<(Dispatch, Assignment), Refusal> {
         match outcome {
             Err(refusal) if refusal.is_emptiness() && subset.is_none() && self.is_open() => {
-                let seat = Assignment {
+                let assignment = Assignment {
                     fallback: Some(Fallback::FleetEmpty),
                     ..Assignment::default()
                 };
-                Ok((Dispatch::anywhere(), seat))
+                Ok((Dispatch::anywhere(), assignment))
             }
             other => other,
         }

@@ -34,7 +34,7 @@ pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]
 pub struct PrefillPhase {
-    errand: Rc<RetrySnapshot>,
+    snapshot: Rc<RetrySnapshot>,
     prefill: Chosen,
     decode: Chosen,
     others: Vec<Target>,
@@ -105,26 +105,26 @@ impl Router {
     /// Books a pair, and prepares its legs.
     pub(super) fn prefill_phase(
         &mut self,
-        case: &SelectionContext<'_>,
+        context: &SelectionContext<'_>,
         pair: Pair,
         binding: Option<Binding>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
         let legs = self.legs(&pair, binding, request)?;
-        let errand = Rc::new(RetrySnapshot::of(case, request));
+        let snapshot = Rc::new(RetrySnapshot::of(context, request));
         let budget = Budget::of(&self.pool.decode);
-        errand.trail.borrow_mut().placed();
-        let seat = Assignment {
-            trail: Some(Rc::clone(&errand.trail)),
+        snapshot.trail.borrow_mut().placed();
+        let assignment = Assignment {
+            trail: Some(Rc::clone(&snapshot.trail)),
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
-            decode_charge: Some(self.charge_decode(&pair.decode, case.asked)),
-            recovery: Some(Recovery::new(Rc::clone(&errand), Way::Pair, budget)),
+            decode_charge: Some(self.charge_decode(&pair.decode, context.demand)),
+            recovery: Some(Recovery::new(Rc::clone(&snapshot), Way::Pair, budget)),
             ..Assignment::default()
         };
-        let charge = self.charge_prefill(&pair.prefill, case.asked);
+        let charge = self.charge_prefill(&pair.prefill, context.demand);
         let phase = PrefillPhase {
-            errand,
+            snapshot,
             charge: Some(charge),
             timeout: self.prefill_deadline(pair.prefill.key()),
             prefill: pair.prefill,
@@ -133,7 +133,7 @@ impl Router {
             legs,
             whole: handoff_fields_only(request),
         };
-        Ok(Plan::Prefill(phase, seat))
+        Ok(Plan::Prefill(phase, assignment))
     }
 
     /// Deadline of a call to a prefill worker.
@@ -176,7 +176,7 @@ impl PrefillPhase {
 
     /// Whether the client wants the prompt's logprobs, which only prefill knows.
     pub fn wants_logprobs(&self) -> bool {
-        self.errand.wants_logprobs && self.legs.order() == config::Legs::Concurrent
+        self.snapshot.wants_logprobs && self.legs.order() == config::Legs::Concurrent
     }
 
     /// Whether decode runs concurrently with prefill, or waits for its answer.
@@ -191,7 +191,7 @@ impl PrefillPhase {
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(edits);
         dispatch.patience =
-            self.errand
+            self.snapshot
                 .patience(router, self.decode.target.worker.id, self.timeout);
         Some(dispatch)
     }
@@ -214,9 +214,9 @@ impl PrefillPhase {
         }
         let next = self.next_prefill(&[self.prefill.target.worker.id], router)?;
         let legs = router.renewed(&self.legs, &next.target)?;
-        let charge = router.charge_prefill(&next, &self.errand.asked);
+        let charge = router.charge_prefill(&next, &self.snapshot.demand);
         Some(Self {
-            errand: Rc::clone(&self.errand),
+            snapshot: Rc::clone(&self.snapshot),
             charge: Some(charge),
             timeout: router.prefill_deadline(next.key()),
             prefill: next,
@@ -251,7 +251,7 @@ impl PrefillPhase {
 
     /// Records how the call has ended, and returns what that means.
     fn ended(&self, came: Came, client: Client, router: &mut Router) -> Meaning {
-        let trail = &self.errand.trail;
+        let trail = &self.snapshot.trail;
         let before = Before {
             // The client has left, and the leg can be aborted: the worker was sent an abort.
             called_off: client == Client::Left && self.legs.abort_id().is_some(),
@@ -277,7 +277,7 @@ impl PrefillPhase {
         );
         if is_for_good {
             let worker = self.prefill.target.worker.id;
-            let mut trail = self.errand.trail.borrow_mut();
+            let mut trail = self.snapshot.trail.borrow_mut();
             trail.leave_out(Leg::Prefill, worker);
         }
     }
@@ -363,7 +363,7 @@ impl PrefillPhase {
             return self.misled(client, router);
         }
         self.ended(Came::Good, client, router);
-        match (client, Terminal::read(body, self.errand.form)) {
+        match (client, Terminal::read(body, self.snapshot.form)) {
             (Client::Waits, Some(answer)) => {
                 let rest = Box::new(self.clean_up(staged, router));
                 AfterPrefill::TerminalStaged(answer, rest)
@@ -412,7 +412,7 @@ impl PrefillPhase {
 
     /// An answer that leaves nothing for decode: generation has ended by itself, or prefill has failed.
     fn ended_or_failed(self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
-        let Some(terminal) = Terminal::read(body, self.errand.form) else {
+        let Some(terminal) = Terminal::read(body, self.snapshot.form) else {
             return self.hands_nothing_over(Came::NoHandoff, client, router);
         };
         self.ended(Came::Good, client, router);
@@ -431,7 +431,7 @@ impl PrefillPhase {
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(staged.decode.clone());
         dispatch.patience =
-            self.errand
+            self.snapshot
                 .patience(router, self.decode.target.worker.id, Duration::ZERO);
         AfterPrefill::Decode {
             dispatch,
@@ -445,7 +445,7 @@ impl PrefillPhase {
     fn revalidate_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
         self.keep_open_others(router);
         let decode = &self.decode.target.worker;
-        let is_named = self.errand.overrides.decode_pin().worker.is_some();
+        let is_named = self.snapshot.overrides.decode_pin().worker.is_some();
         let known = router.fleet.get(decode.id);
         match known.filter(|worker| worker.incarnation() == decode.incarnation()) {
             Some(worker) if worker.is_draining() && !is_named => {
@@ -470,13 +470,13 @@ impl PrefillPhase {
 
     /// Replaces the picked decode worker by another one.
     fn replace_decode(&mut self, router: &mut Router) -> Result<(), Refusal> {
-        if self.errand.overrides.decode_pin().worker.is_some() {
+        if self.snapshot.overrides.decode_pin().worker.is_some() {
             // The worker was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
         let prefill = Rc::clone(&self.prefill.target.worker);
-        let case = self.errand.case(router, &[]);
-        let (decode, others) = router.replace_decode(&case, &prefill)?;
+        let context = self.snapshot.context(router, &[]);
+        let (decode, others) = router.replace_decode(&context, &prefill)?;
         self.decode = decode;
         self.others = others;
         Ok(())
@@ -485,7 +485,7 @@ impl PrefillPhase {
     fn clean_up(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         let blocks = staged.blocks;
         // Any worker may fetch the blocks: the answer is not read.
-        let overrides = &mut Rc::make_mut(&mut self.errand).overrides;
+        let overrides = &mut Rc::make_mut(&mut self.snapshot).overrides;
         overrides.decode.worker = None;
         overrides.backend = None;
         if self.revalidate_decode(router).is_err() {
@@ -519,7 +519,7 @@ impl PrefillPhase {
             }
         }
         let refusal = Refusal::PrefillFailed {
-            tried: self.errand.trail.borrow().calls(Leg::Prefill),
+            tried: self.snapshot.trail.borrow().calls(Leg::Prefill),
             cause,
         };
         match self.legs.order() {
@@ -541,7 +541,7 @@ impl PrefillPhase {
         let Some((legs, next)) = next else {
             return Err(Box::new(self));
         };
-        self.charge = Some(router.charge_prefill(&next, &self.errand.asked));
+        self.charge = Some(router.charge_prefill(&next, &self.snapshot.demand));
         self.timeout = router.prefill_deadline(next.key());
         self.legs = legs;
         self.prefill = next;
@@ -552,21 +552,21 @@ impl PrefillPhase {
     /// worker that reset the connection is tried again if no other is left.
     fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
-        let is_named = self.errand.overrides.prefill_pin().worker.is_some();
-        let trail = self.errand.trail.borrow();
+        let is_named = self.snapshot.overrides.prefill_pin().worker.is_some();
+        let trail = self.snapshot.trail.borrow();
         let (calls, resets) = (trail.calls(Leg::Prefill), trail.before(Leg::Prefill).resets);
         drop(trail);
         // A named worker may have closed a connection that was kept alive: then it is tried again.
         if is_named && resets == 0 || calls >= allowed {
             return None;
         }
-        let excluded = router.excluded(&self.errand, Leg::Prefill);
+        let excluded = router.excluded(&self.snapshot, Leg::Prefill);
         let next = excluded.iter().find_map(|excluded| {
             let excluded = [excluded.as_slice(), besides].concat();
-            let case = self.errand.case(router, &excluded);
-            router.choose_next_prefill(&case, &self.decode.target.worker)
+            let context = self.snapshot.context(router, &excluded);
+            router.choose_next_prefill(&context, &self.decode.target.worker)
         })?;
-        self.errand.trail.borrow_mut().called(Leg::Prefill);
+        self.snapshot.trail.borrow_mut().called(Leg::Prefill);
         Some(next)
     }
 
@@ -585,9 +585,9 @@ impl PrefillPhase {
         let reading = router
             .pool
             .prefill
-            .deadline(self.errand.asked.prompt_tokens);
+            .deadline(self.snapshot.demand.prompt_tokens);
         dispatch.patience = self
-            .errand
+            .snapshot
             .patience(router, self.decode.target.worker.id, reading);
         Some(AfterPrefill::Whole {
             dispatch,

@@ -22,7 +22,7 @@ pub struct LocalAnswer {
 /// token ids if the request carried them, else its length in blocks.
 pub(super) fn answer(
     request: &Request<'_>,
-    case: &SelectionContext<'_>,
+    context: &SelectionContext<'_>,
     prefill: Option<&Target>,
     decode: &Target,
     block_tokens: u32,
@@ -36,7 +36,7 @@ pub(super) fn answer(
         "decode_worker_id": decode.worker.id.0,
         "decode_dp_rank": decode.rank.unwrap_or(0),
     }});
-    let ids = case
+    let ids = context
         .overrides
         .token_data
         .clone()

@@ -17,7 +17,7 @@ use crate::request::Request;
 /// How a request would be retried.
 #[derive(Debug, Clone)]
 pub struct Recovery {
-    errand: Rc<RetrySnapshot>,
+    snapshot: Rc<RetrySnapshot>,
     way: Way,
     budget: Budget,
     /// KV that prefill has computed, as long as its decode leg is not known to have begun.
@@ -97,9 +97,9 @@ pub(super) enum Way {
 
 impl Recovery {
     /// For a request that has just been placed for the first time.
-    pub(super) fn new(errand: Rc<RetrySnapshot>, way: Way, budget: Budget) -> Self {
+    pub(super) fn new(snapshot: Rc<RetrySnapshot>, way: Way, budget: Budget) -> Self {
         Self {
-            errand,
+            snapshot,
             way,
             budget,
             staged: None,
@@ -107,8 +107,8 @@ impl Recovery {
     }
 
     /// The request's retry snapshot.
-    pub(super) fn errand(&self) -> Rc<RetrySnapshot> {
-        Rc::clone(&self.errand)
+    pub(super) fn snapshot(&self) -> Rc<RetrySnapshot> {
+        Rc::clone(&self.snapshot)
     }
 
     /// Whether the pool allows another try.
@@ -118,29 +118,33 @@ impl Recovery {
 }
 
 impl Router {
-    /// Places a request again after its decode leg has failed. `seat` is its assignment, `body` the client's own. None if
+    /// Places a request again after its decode leg has failed. `assignment` is its own, `body` the client's own. None if
     /// nothing is left to try: the failure is then the client's answer, and a staged hand-off stays with the assignment.
     pub fn recover(
         &mut self,
-        seat: &mut Assignment,
+        assignment: &mut Assignment,
         failed: &Failed<'_>,
         body: &[u8],
         now: Duration,
     ) -> Option<Plan> {
         self.advance(now);
-        let recovery = seat.recovery.as_mut()?;
+        let recovery = assignment.recovery.as_mut()?;
         let budget = recovery.budget.charged(failed.meaning.cost)?;
-        let (errand, way) = (Rc::clone(&recovery.errand), recovery.way);
+        let (snapshot, way) = (Rc::clone(&recovery.snapshot), recovery.way);
         let again = match failed.meaning.follows {
             Follows::PassedOn => return None,
             Follows::SameBytes => self
-                .place_same_bytes(seat, &errand, failed)
-                .or_else(|| self.place_anew(seat, &errand, way, LeftOut::Worker, failed, body)),
-            Follows::Anew(left_out) => self.place_anew(seat, &errand, way, left_out, failed, body),
+                .place_same_bytes(assignment, &snapshot, failed)
+                .or_else(|| {
+                    self.place_anew(assignment, &snapshot, way, LeftOut::Worker, failed, body)
+                }),
+            Follows::Anew(left_out) => {
+                self.place_anew(assignment, &snapshot, way, left_out, failed, body)
+            }
         };
         let mut plan = again?;
-        if let Plan::Forward(_, seat) | Plan::Prefill(_, seat) = &mut plan
-            && let Some(recovery) = &mut seat.recovery
+        if let Plan::Forward(_, assignment) | Plan::Prefill(_, assignment) = &mut plan
+            && let Some(recovery) = &mut assignment.recovery
         {
             recovery.budget = budget;
         }
@@ -150,25 +154,25 @@ impl Router {
     /// Sends the staged hand-off to another decode worker, whose leg carries the same bytes.
     fn place_same_bytes(
         &mut self,
-        seat: &mut Assignment,
-        errand: &Rc<RetrySnapshot>,
+        assignment: &mut Assignment,
+        snapshot: &Rc<RetrySnapshot>,
         failed: &Failed<'_>,
     ) -> Option<Plan> {
-        let recovery = seat.recovery.as_ref()?;
+        let recovery = assignment.recovery.as_ref()?;
         let now = self.ledger.now();
         let staged = recovery.staged.clone();
         let staged = staged.filter(|staged| !staged.has_expired(now))?;
         let budget = recovery.budget;
         let ways_out = ways_out(failed.leg, LeftOut::Worker, failed.workers, None);
         let (left_out, plan) = ways_out.into_iter().find_map(|left_out| {
-            let plan = self.offer_again(seat, errand, &staged, budget, &left_out)?;
+            let plan = self.offer_again(assignment, snapshot, &staged, budget, &left_out)?;
             Some((left_out, plan))
         })?;
-        errand
+        snapshot
             .trail
             .borrow_mut()
             .leave_all_out(failed.leg, &left_out);
-        if let Some(recovery) = &mut seat.recovery {
+        if let Some(recovery) = &mut assignment.recovery {
             recovery.staged = None;
         }
         Some(plan)
@@ -176,62 +180,62 @@ impl Router {
 
     fn offer_again(
         &mut self,
-        seat: &Assignment,
-        errand: &Rc<RetrySnapshot>,
+        assignment: &Assignment,
+        snapshot: &Rc<RetrySnapshot>,
         staged: &Staged,
         budget: Budget,
         left_out: &[(Leg, WorkerId)],
     ) -> Option<Plan> {
-        let prefill = seat.prefill.clone()?;
-        let bases = self.excluded(errand, Leg::Decode);
+        let prefill = assignment.prefill.clone()?;
+        let bases = self.excluded(snapshot, Leg::Decode);
         let (decode, others) = bases.into_iter().find_map(|mut excluded| {
             excluded.extend(left_out.iter().map(|(_, worker)| *worker));
-            let case = errand.case(self, &excluded);
-            self.replace_decode(&case, &prefill).ok()
+            let context = snapshot.context(self, &excluded);
+            self.replace_decode(&context, &prefill).ok()
         })?;
         let mut dispatch = self.dispatch_to(&decode.target, &others);
         dispatch.edits = Some(staged.decode.clone());
-        dispatch.patience = errand.patience(self, decode.target.worker.id, Duration::ZERO);
-        let seat = Assignment {
+        dispatch.patience = snapshot.patience(self, decode.target.worker.id, Duration::ZERO);
+        let assignment = Assignment {
             prefill: Some(prefill),
-            decode_charge: Some(self.charge_decode(&decode, &errand.asked)),
+            decode_charge: Some(self.charge_decode(&decode, &snapshot.demand)),
             decode: Some(decode.target.worker),
-            trail: Some(Rc::clone(&errand.trail)),
+            trail: Some(Rc::clone(&snapshot.trail)),
             recovery: Some(Recovery {
-                errand: Rc::clone(errand),
+                snapshot: Rc::clone(snapshot),
                 way: Way::Pair,
                 budget,
                 staged: Some(staged.clone()),
             }),
             ..Assignment::default()
         };
-        Some(Plan::Forward(dispatch, seat))
+        Some(Plan::Forward(dispatch, assignment))
     }
 
     /// Places the request from its beginning.
     fn place_anew(
         &mut self,
-        seat: &Assignment,
-        errand: &Rc<RetrySnapshot>,
+        assignment: &Assignment,
+        snapshot: &Rc<RetrySnapshot>,
         way: Way,
         left_out: LeftOut,
         failed: &Failed<'_>,
         body: &[u8],
     ) -> Option<Plan> {
-        let request = Request::read(errand.generation, body).ok()?;
-        let prefill = seat.prefill.as_ref().map(|worker| worker.id);
+        let request = Request::read(snapshot.generation, body).ok()?;
+        let prefill = assignment.prefill.as_ref().map(|worker| worker.id);
         let ways_out = ways_out(failed.leg, left_out, failed.workers, prefill);
-        let bases = self.excluded(errand, failed.leg);
+        let bases = self.excluded(snapshot, failed.leg);
         for left_out in &ways_out {
             for base in &bases {
                 let mut excluded = base.clone();
-                excluded.extend(errand.trail.borrow().left_out());
+                excluded.extend(snapshot.trail.borrow().left_out());
                 excluded.extend(left_out.iter().map(|(_, worker)| *worker));
-                let plan = self.place_again(errand, way, &excluded, &request);
+                let plan = self.place_again(snapshot, way, &excluded, &request);
                 let Some(plan) = plan.ok().and_then(|plan| self.to_others(plan, failed)) else {
                     continue;
                 };
-                errand
+                snapshot
                     .trail
                     .borrow_mut()
                     .leave_all_out(failed.leg, left_out);
@@ -255,12 +259,12 @@ impl Router {
     }
 
     /// Workers excluded from the next try of a leg: the sets to be tried in turn.
-    pub(super) fn excluded(&self, errand: &RetrySnapshot, leg: Leg) -> [Vec<WorkerId>; 2] {
+    pub(super) fn excluded(&self, snapshot: &RetrySnapshot, leg: Leg) -> [Vec<WorkerId>; 2] {
         let role = leg.role();
         let is_prefills =
             |worker: &&Rc<Worker>| (worker.role == Role::Prefill) == (role == Role::Prefill);
         let all = self.fleet.workers().filter(is_prefills);
-        errand
+        snapshot
             .trail
             .borrow()
             .excluded(leg, all.map(|worker| worker.id))
@@ -268,18 +272,18 @@ impl Router {
 
     fn place_again(
         &mut self,
-        errand: &Rc<RetrySnapshot>,
+        snapshot: &Rc<RetrySnapshot>,
         way: Way,
         excluded: &[WorkerId],
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
-        let case = errand.case(self, excluded);
+        let context = snapshot.context(self, excluded);
         match way {
             Way::Whole => {
-                let whole = self.pick_whole(&case)?;
-                Ok(self.forward_whole(whole, &case, None, Some(request)))
+                let whole = self.pick_whole(&context)?;
+                Ok(self.forward_whole(whole, &context, None, Some(request)))
             }
-            Way::Pair => self.place_pair(&case, request),
+            Way::Pair => self.place_pair(&context, request),
         }
     }
 }

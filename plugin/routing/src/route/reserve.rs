@@ -25,29 +25,29 @@ impl Router {
         self.advance(now);
         let overrides = RoutingOverrides::default();
         let (model, adapter) = self.model_of(ask.model)?;
-        let (place, verdict) = self.choose_place(Some(&model), &overrides, None)?;
-        let asked = Demand {
+        let (place, decision) = self.choose_place(Some(&model), &overrides, None)?;
+        let demand = Demand {
             adapter,
             ..Demand::of(ask, self.pool.selection.kv)
         };
-        let case = self.case(&place, &overrides, &asked);
-        match verdict {
+        let context = self.context(&place, &overrides, &demand);
+        match decision {
             ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
             ServingDecision::Pair => {
-                let (pair, _) = self.resolved(&case)?;
-                Ok(self.seat_pair(pair, &asked))
+                let (pair, _) = self.resolved(&context)?;
+                Ok(self.assign_pair(pair, &demand))
             }
             ServingDecision::Whole => {
-                let whole = self.pick_whole(&case)?;
-                Ok(self.seat_whole(whole, &asked))
+                let whole = self.pick_whole(&context)?;
+                Ok(self.assign_whole(whole, &demand))
             }
         }
     }
 
-    pub(super) fn seat_pair(&mut self, pair: Pair, asked: &Demand) -> Assignment {
+    pub(super) fn assign_pair(&mut self, pair: Pair, demand: &Demand) -> Assignment {
         Assignment {
-            prefill_charge: Some(self.charge_prefill(&pair.prefill, asked)),
-            decode_charge: Some(self.charge_decode(&pair.decode, asked)),
+            prefill_charge: Some(self.charge_prefill(&pair.prefill, demand)),
+            decode_charge: Some(self.charge_decode(&pair.decode, demand)),
             prefill: Some(pair.prefill.target.worker),
             decode: Some(pair.decode.target.worker),
             ..Assignment::default()
@@ -55,29 +55,29 @@ impl Router {
     }
 
     /// An aggregated worker has the prompt to read too.
-    pub(super) fn seat_whole(&mut self, whole: Whole, asked: &Demand) -> Assignment {
+    pub(super) fn assign_whole(&mut self, whole: Whole, demand: &Demand) -> Assignment {
         Assignment {
-            prefill_charge: Some(self.charge_prefill(&whole.decode, asked)),
-            decode_charge: Some(self.charge_decode(&whole.decode, asked)),
+            prefill_charge: Some(self.charge_prefill(&whole.decode, demand)),
+            decode_charge: Some(self.charge_decode(&whole.decode, demand)),
             decode: Some(Rc::clone(&whole.decode.target.worker)),
             ..Assignment::default()
         }
     }
 
     /// Prompt tokens that the worker must compute: all but those it has cached.
-    pub(super) fn uncached_tokens(&self, chosen: &Chosen, asked: &Demand) -> u64 {
+    pub(super) fn uncached_tokens(&self, chosen: &Chosen, demand: &Demand) -> u64 {
         let cached = u64::from(chosen.overlap).saturating_mul(u64::from(self.pool.block_tokens));
-        asked.prompt_tokens.saturating_sub(cached)
+        demand.prompt_tokens.saturating_sub(cached)
     }
 
     /// Books the prompt tokens that must be computed, at least one.
-    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, asked: &Demand) -> PrefillCharge {
-        let tokens = self.uncached_tokens(chosen, asked).max(1);
+    pub(super) fn charge_prefill(&mut self, chosen: &Chosen, demand: &Demand) -> PrefillCharge {
+        let tokens = self.uncached_tokens(chosen, demand).max(1);
         self.ledger.charge_prefill(chosen.key(), tokens)
     }
 
-    pub(super) fn charge_decode(&mut self, chosen: &Chosen, asked: &Demand) -> DecodeCharge {
-        let answer = asked.answer(self.pool.block_tokens);
+    pub(super) fn charge_decode(&mut self, chosen: &Chosen, demand: &Demand) -> DecodeCharge {
+        let answer = demand.answer(self.pool.block_tokens);
         self.ledger.charge_decode(chosen.key(), answer)
     }
 

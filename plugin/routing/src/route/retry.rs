@@ -17,7 +17,7 @@ use crate::request::{Generation, Request, RoutingOverrides};
 pub(super) struct RetrySnapshot {
     pub(super) place: ModelKey,
     pub(super) overrides: RoutingOverrides,
-    pub(super) asked: Demand,
+    pub(super) demand: Demand,
     pub(super) form: Form,
     pub(super) generation: Generation,
     /// The most output tokens that the client allows, if it sets a limit.
@@ -29,21 +29,21 @@ pub(super) struct RetrySnapshot {
 }
 
 impl RetrySnapshot {
-    pub(super) fn of(case: &SelectionContext<'_>, request: &Request<'_>) -> Self {
+    pub(super) fn of(context: &SelectionContext<'_>, request: &Request<'_>) -> Self {
         Self {
-            place: case.place.clone(),
-            overrides: case.overrides.clone(),
-            asked: case.asked.clone(),
+            place: context.place.clone(),
+            overrides: context.overrides.clone(),
+            demand: context.demand.clone(),
             form: request.form(),
             generation: request.generation,
             max_tokens: request.max_tokens(),
             wants_logprobs: wants_logprobs(request),
-            trail: case.trail.clone().unwrap_or_default(),
+            trail: context.trail.clone().unwrap_or_default(),
         }
     }
 
     /// The selection context of a retry: admitted already, and without the workers that have failed the request.
-    pub(super) fn case<'a>(
+    pub(super) fn context<'a>(
         &'a self,
         router: &mut Router,
         excluded: &'a [WorkerId],
@@ -52,7 +52,7 @@ impl RetrySnapshot {
             admit: Admit::Anyone,
             excluded,
             trail: Some(Rc::clone(&self.trail)),
-            ..router.case(&self.place, &self.overrides, &self.asked)
+            ..router.context(&self.place, &self.overrides, &self.demand)
         }
     }
 

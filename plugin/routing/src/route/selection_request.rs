@@ -116,7 +116,7 @@ pub(super) struct SelectionContext<'a> {
     pub(super) place: &'a ModelKey,
     pub(super) roster: Rc<ModelWorkers>,
     pub(super) overrides: &'a RoutingOverrides,
-    pub(super) asked: &'a Demand,
+    pub(super) demand: &'a Demand,
     pub(super) admit: Admit,
     /// Workers that have failed this request already.
     pub(super) excluded: &'a [WorkerId],
@@ -170,7 +170,7 @@ impl Router {
     }
 
     /// The demand of a request: the parts that matter to a choice.
-    pub(super) fn asked(
+    pub(super) fn demand(
         &self,
         request: &Request<'_>,
         overrides: &RoutingOverrides,

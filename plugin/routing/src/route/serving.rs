@@ -13,7 +13,7 @@ use crate::selection::eligibility::Subset;
 /// The model key of a request, and its serving decision.
 pub(super) struct Placed {
     pub(super) place: ModelKey,
-    pub(super) verdict: ServingDecision,
+    pub(super) decision: ServingDecision,
     /// The model, or the base model of the requested adapter; none: the API names no model.
     pub(super) model: Option<String>,
     /// The requested adapter.
@@ -30,15 +30,15 @@ impl Router {
     ) -> Result<Placed, Refusal> {
         let outcome = self.look_up(&request.model).and_then(|(model, adapter)| {
             self.drop_stale_pins(overrides)?;
-            let (place, verdict) = self.choose_place(model.as_deref(), overrides, subset)?;
+            let (place, decision) = self.choose_place(model.as_deref(), overrides, subset)?;
             Ok(Placed {
                 place,
-                verdict,
+                decision,
                 model,
                 adapter,
             })
         });
-        checked(request, outcome, |placed| placed.verdict)
+        checked(request, outcome, |placed| placed.decision)
     }
 
     /// The same for a model that has been looked up already.
@@ -50,7 +50,7 @@ impl Router {
         subset: Option<&Subset>,
     ) -> Result<(ModelKey, ServingDecision), Refusal> {
         let outcome = self.choose_place(model, overrides, subset);
-        checked(request, outcome, |(_, verdict)| *verdict)
+        checked(request, outcome, |(_, decision)| *decision)
     }
 
     /// The model that a name stands for, and the adapter if the name is one's; none for an empty name.
@@ -89,20 +89,20 @@ impl Router {
         }
         self.keep_pinned(&mut places, overrides)?;
 
-        let verdict = |state: &ModelState| state.verdict(mode, absent);
+        let decision = |state: &ModelState| state.decision(mode, absent);
         let mut served: Vec<&(ModelKey, ModelState)> = places
             .iter()
-            .filter(|(_, state)| !matches!(verdict(state), ServingDecision::Refused(_)))
+            .filter(|(_, state)| !matches!(decision(state), ServingDecision::Refused(_)))
             .collect();
         if (subset.is_some() || overrides.allowed.is_some()) && served.len() > 1 {
             let is_allowed = |worker: &Worker| {
                 subset.is_none_or(|subset| subset.holds(worker.address))
                     && overrides.allows(worker.id)
             };
-            self.keep_allowed(&mut served, is_allowed, verdict);
+            self.keep_allowed(&mut served, is_allowed, decision);
         }
         if let [only] = served.as_slice() {
-            return Ok((only.0.clone(), verdict(&only.1)));
+            return Ok((only.0.clone(), decision(&only.1)));
         }
         let weights: Vec<u64> = served
             .iter()
@@ -111,12 +111,14 @@ impl Router {
         if let Some(index) = weighted(&weights, &mut self.random)
             && let Some((place, state)) = served.get(index)
         {
-            return Ok((place.clone(), verdict(state)));
+            return Ok((place.clone(), decision(state)));
         }
-        let reasons = places.iter().filter_map(|(_, state)| match verdict(state) {
-            ServingDecision::Refused(reason) => Some(reason),
-            ServingDecision::Pair | ServingDecision::Whole => None,
-        });
+        let reasons = places
+            .iter()
+            .filter_map(|(_, state)| match decision(state) {
+                ServingDecision::Refused(reason) => Some(reason),
+                ServingDecision::Pair | ServingDecision::Whole => None,
+            });
         Err(Refusal::NotServed(
             reasons.min().unwrap_or(NotServed::Vacant),
         ))
@@ -154,14 +156,14 @@ impl Router {
         &self,
         places: &mut Vec<&(ModelKey, ModelState)>,
         may_be_picked: impl Fn(&Worker) -> bool,
-        verdict: impl Fn(&ModelState) -> ServingDecision,
+        decision: impl Fn(&ModelState) -> ServingDecision,
     ) {
         let has = |place: &ModelKey, is_wanted: &dyn Fn(&Worker) -> bool| {
             let here = self.fleet.open().filter(|worker| place.holds(worker));
             let mut allowed = here.filter(|worker| may_be_picked(worker));
             allowed.any(|worker| is_wanted(worker))
         };
-        let is_allowed = |place: &ModelKey, state: &ModelState| match verdict(state) {
+        let is_allowed = |place: &ModelKey, state: &ModelState| match decision(state) {
             ServingDecision::Pair => {
                 has(place, &|worker| worker.role == Role::Prefill)
                     && has(place, &|worker| worker.role == Role::Decode)
@@ -187,10 +189,10 @@ impl Router {
 fn checked<T>(
     request: &Request<'_>,
     outcome: Result<T, Refusal>,
-    verdict: impl Fn(&T) -> ServingDecision,
+    decision: impl Fn(&T) -> ServingDecision,
 ) -> Result<T, Refusal> {
     match &outcome {
-        Ok(placed) if verdict(placed) == ServingDecision::Whole => {}
+        Ok(placed) if decision(placed) == ServingDecision::Whole => {}
         _ => request.check()?,
     }
     outcome

@@ -28,7 +28,7 @@ impl Router {
         match generation {
             Generation::Other => {
                 let plain = self.plain(subset);
-                plain.map(|(dispatch, seat)| Plan::Forward(dispatch, seat))
+                plain.map(|(dispatch, assignment)| Plan::Forward(dispatch, assignment))
             }
             _ => {
                 let missing = Refusal::Field {

@@ -60,7 +60,7 @@ impl Router {
     }
 
     /// Counts a worker taken for a request.
-    pub(super) fn count(&mut self, role: Role, case: &SelectionContext<'_>, chosen: &Chosen) {
+    pub(super) fn count(&mut self, role: Role, context: &SelectionContext<'_>, chosen: &Chosen) {
         let worker = &chosen.target.worker;
         let picks = self.tally.picks.entry((worker.id, role));
         let picks = picks.or_insert_with(|| Picks {
@@ -69,10 +69,10 @@ impl Router {
         });
         picks.count = picks.count.saturating_add(1);
         // The prompt is read once, by the worker that prefills.
-        if role == Role::Decode || case.asked.blocks.sequence.is_empty() {
+        if role == Role::Decode || context.demand.blocks.sequence.is_empty() {
             return;
         }
-        let blocks = u64::from(case.asked.blocks.count());
+        let blocks = u64::from(context.demand.blocks.count());
         let Tally {
             prompt_blocks,
             possible_blocks,

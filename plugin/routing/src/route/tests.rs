@@ -50,14 +50,14 @@ const TWO_BY_TWO: &[(&str, u16)] = &[
 
 fn prefill_first(router: &mut Router) -> (PrefillPhase, Assignment) {
     match router.plan(Generation::Chat, CHAT, UNTOLD).unwrap() {
-        Plan::Prefill(phase, seat) => (phase, seat),
+        Plan::Prefill(phase, assignment) => (phase, assignment),
         Plan::Forward(..) | Plan::Answer(_) | Plan::Wait(_) => panic!("no prefill"),
     }
 }
 
 fn forwarded(plan: Plan) -> (Dispatch, Assignment) {
     match plan {
-        Plan::Forward(dispatch, seat) => (dispatch, seat),
+        Plan::Forward(dispatch, assignment) => (dispatch, assignment),
         Plan::Prefill(..) | Plan::Answer(_) | Plan::Wait(_) => panic!("not forwarded"),
     }
 }
@@ -77,7 +77,7 @@ const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
 #[test]
 fn prefill_then_decode_and_each_charge_ends_in_its_time() {
     let mut router = router("nixl", TWO_BY_TWO);
-    let (phase, mut seat) = prefill_first(&mut router);
+    let (phase, mut assignment) = prefill_first(&mut router);
     assert_eq!(
         (router.total_load().prefills, router.total_load().decodes),
         (1, 1)
@@ -98,14 +98,14 @@ fn prefill_then_decode_and_each_charge_ends_in_its_time() {
     assert_eq!(dispatch.destinations.len(), 2);
     assert_eq!(
         dispatch.destinations[0],
-        seat.decode.as_ref().unwrap().address.unwrap()
+        assignment.decode.as_ref().unwrap().address.unwrap()
     );
     let body = String::from_utf8(dispatch.edits.unwrap().apply(CHAT)).unwrap();
     assert!(
         body.starts_with(r#"{"kv_transfer_params":{"do_remote_prefill":true,"#),
         "{body}"
     );
-    seat.release();
+    assignment.release();
     assert!(router.total_load().is_idle());
 }
 
@@ -115,8 +115,11 @@ fn everyone_is_used_evenly_and_all_pairs_meet() {
     let mut router = router_with("nixl", TWO_BY_TWO, turns);
     let mut pairs: HashMap<(u64, u64), u32> = HashMap::new();
     for _ in 0..200 {
-        let (phase, seat) = prefill_first(&mut router);
-        let pair = (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0);
+        let (phase, assignment) = prefill_first(&mut router);
+        let pair = (
+            phase.worker().id.0,
+            assignment.decode.as_ref().unwrap().id.0,
+        );
         *pairs.entry(pair).or_default() += 1;
     }
     assert_eq!(pairs.len(), 4);
@@ -150,7 +153,7 @@ fn a_failed_prefill_is_tried_on_another_worker_and_then_refused() {
         },
     ] {
         let mut router = router("nixl", TWO_BY_TWO);
-        let (phase, _seat) = prefill_first(&mut router);
+        let (phase, _assignment) = prefill_first(&mut router);
         let first = phase.worker().id;
         let AfterPrefill::Again(phase) = phase.answered(failure, Client::Waits, &mut router) else {
             panic!("not tried again after {failure:?}");
@@ -172,7 +175,7 @@ fn a_failed_prefill_is_tried_on_another_worker_and_then_refused() {
 #[test]
 fn a_client_error_of_prefill_is_the_answer() {
     let mut router = router("nixl", TWO_BY_TWO);
-    let (phase, _seat) = prefill_first(&mut router);
+    let (phase, _assignment) = prefill_first(&mut router);
     let answer = PrefillAnswer::Whole {
         status: 400,
         body: b"too long",
@@ -233,17 +236,17 @@ fn workers_that_run_whole_requests_take_what_cannot_be_split() {
         mixed.plan(Generation::Chat, b"not json", UNTOLD).unwrap(),
         mixed.plan_unread(Refusal::Encoded, None).unwrap(),
     ] {
-        let (dispatch, seat) = forwarded(plan);
+        let (dispatch, assignment) = forwarded(plan);
         assert_eq!(dispatch.destinations[0].port(), 21);
         assert!(dispatch.edits.is_none());
-        assert_eq!(seat.decode.as_ref().unwrap().role, Role::Aggregated);
+        assert_eq!(assignment.decode.as_ref().unwrap().role, Role::Aggregated);
     }
 }
 
 #[test]
 fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
     let mut router = router("direct", TWO_BY_TWO);
-    let (first, mut seat) = forwarded(router.plan(Generation::Chat, CHAT, UNTOLD).unwrap());
+    let (first, mut assignment) = forwarded(router.plan(Generation::Chat, CHAT, UNTOLD).unwrap());
     let (second, other) = forwarded(router.plan(Generation::Chat, CHAT, UNTOLD).unwrap());
     assert_eq!(first.destinations.len(), 2);
     assert_ne!(first.destinations[0], second.destinations[0]);
@@ -254,11 +257,11 @@ fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
     };
     assert_eq!(
         header("x-worker-instance-id"),
-        seat.decode.as_ref().unwrap().id.0
+        assignment.decode.as_ref().unwrap().id.0
     );
     assert_eq!(
         header("x-dynamo-prefill-instance-id"),
-        seat.prefill.as_ref().unwrap().id.0
+        assignment.prefill.as_ref().unwrap().id.0
     );
 
     drop(other);
@@ -266,26 +269,26 @@ fn direct_mode_names_both_workers_and_goes_to_each_frontend_in_turn() {
         (router.total_load().prefills, router.total_load().decodes),
         (1, 1)
     );
-    seat.first_token(Duration::from_secs(2));
+    assignment.first_token(Duration::from_secs(2));
     assert_eq!(
         (router.total_load().prefills, router.total_load().decodes),
         (0, 1)
     );
-    seat.release();
+    assignment.release();
     assert!(router.total_load().is_idle());
 }
 
 #[test]
 fn the_charge_follows_the_worker_that_really_serves() {
     let mut router = router("nixl", TWO_BY_TWO);
-    let (phase, mut seat) = prefill_first(&mut router);
+    let (phase, mut assignment) = prefill_first(&mut router);
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
         panic!("no decode");
     };
-    router.served_by(&mut seat, dispatch.destinations[1]);
+    router.served_by(&mut assignment, dispatch.destinations[1]);
     assert_eq!(
-        seat.decode.as_ref().unwrap().address,
+        assignment.decode.as_ref().unwrap().address,
         Some(dispatch.destinations[1])
     );
     let loads: Vec<u64> = [11, 12]
@@ -319,20 +322,20 @@ fn an_unknown_model_is_said_so() {
 #[test]
 fn plain_requests_go_to_the_least_busy_worker() {
     let mut router = router("nixl", TWO_BY_TWO);
-    let (phase, seat) = prefill_first(&mut router);
-    let busy = seat.decode.as_ref().unwrap().address.unwrap();
+    let (phase, assignment) = prefill_first(&mut router);
+    let busy = assignment.decode.as_ref().unwrap().address.unwrap();
     for _ in 0..20 {
         let (dispatch, _) = router.plain(None).unwrap();
         assert_ne!(dispatch.destinations[0], busy);
         assert_eq!(dispatch.destinations.len(), 2);
     }
-    drop((phase, seat));
+    drop((phase, assignment));
 }
 
 #[test]
 fn workers_that_leave_are_not_picked_and_workers_that_come_are() {
     let mut router = router("nixl", TWO_BY_TWO);
-    let (_phase, _seat) = prefill_first(&mut router);
+    let (_phase, _assignment) = prefill_first(&mut router);
     let staying: Vec<Worker> = router
         .fleet()
         .workers()
@@ -343,9 +346,12 @@ fn workers_that_leave_are_not_picked_and_workers_that_come_are() {
     assert_eq!(copy.version(), 7);
     router.adopt(copy);
     for _ in 0..10 {
-        let (phase, seat) = prefill_first(&mut router);
+        let (phase, assignment) = prefill_first(&mut router);
         assert_eq!(
-            (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0),
+            (
+                phase.worker().id.0,
+                assignment.decode.as_ref().unwrap().id.0
+            ),
             (2, 12)
         );
     }
@@ -363,7 +369,7 @@ fn a_new_configuration_keeps_bookings_and_what_workers_hold() {
         "word ".repeat(2000)
     );
     let plan = router.plan(Generation::Chat, long.as_bytes(), UNTOLD);
-    let Ok(Plan::Prefill(phase, mut seat)) = plan else {
+    let Ok(Plan::Prefill(phase, mut assignment)) = plan else {
         panic!("no prefill");
     };
     let worker = Rc::clone(phase.worker());
@@ -376,7 +382,7 @@ fn a_new_configuration_keeps_bookings_and_what_workers_hold() {
     assert_eq!(router.remembered_blocks(&worker), held);
     let after = phase.answered(GOOD, Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Decode { .. }));
-    seat.release();
+    assignment.release();
     assert!(router.total_load().is_idle());
 
     router.reconfigure(pool("nixl", TWO_BY_TWO, r#","block_tokens":32"#));
@@ -386,10 +392,10 @@ fn a_new_configuration_keeps_bookings_and_what_workers_hold() {
 #[test]
 fn a_new_configuration_may_list_other_workers() {
     let mut router = router("nixl", TWO_BY_TWO);
-    let (phase, mut seat) = prefill_first(&mut router);
+    let (phase, mut assignment) = prefill_first(&mut router);
     let others = [("prefill", 3), ("decode", 13)];
     router.reconfigure(pool("nixl", &others, ""));
-    let (next, _seat) = prefill_first(&mut router);
+    let (next, _assignment) = prefill_first(&mut router);
     assert_eq!(next.worker().id.0, 3);
     // The call under way ends as it began, with a decode worker of the new fleet.
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
@@ -397,5 +403,5 @@ fn a_new_configuration_may_list_other_workers() {
         panic!("no decode");
     };
     assert_eq!(dispatch.destinations[0].port(), 13);
-    seat.release();
+    assignment.release();
 }

@@ -33,7 +33,7 @@ pub struct QueuedRequest {
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) overrides: RoutingOverrides,
-    pub(super) asked: Demand,
+    pub(super) demand: Demand,
     /// The model, or the base model of the requested adapter; none: the API names no model.
     pub(super) model: Option<String>,
     /// Number of fleets adopted when the model was looked up.
@@ -128,7 +128,7 @@ impl Router {
             return None;
         }
         self.waiting.serve(queued.waiter);
-        let subset = queued.terms.asked.subset.as_deref();
+        let subset = queued.terms.demand.subset.as_deref();
         Some(self.or_forward_anywhere(outcome, subset))
     }
 
@@ -142,16 +142,16 @@ impl Router {
         self.look_up_anew(&request, terms)?;
         let Terms {
             overrides,
-            asked,
+            demand,
             model,
             ..
         } = &*terms;
-        let subset = asked.subset.as_deref();
-        let (place, verdict) = self.placed_at(&request, model.as_deref(), overrides, subset)?;
-        let case = self.case(&place, overrides, asked);
-        let mut outcome = self.plan_at(&case, verdict, &request, now);
-        if let Ok(Plan::Forward(_, seat) | Plan::Prefill(_, seat)) = &mut outcome {
-            seat.facts = Facts::of(&place, asked);
+        let subset = demand.subset.as_deref();
+        let (place, decision) = self.placed_at(&request, model.as_deref(), overrides, subset)?;
+        let context = self.context(&place, overrides, demand);
+        let mut outcome = self.plan_at(&context, decision, &request, now);
+        if let Ok(Plan::Forward(_, assignment) | Plan::Prefill(_, assignment)) = &mut outcome {
+            assignment.facts = Facts::of(&place, demand);
         }
         outcome
     }
@@ -159,7 +159,7 @@ impl Router {
     /// After a change of the fleet, the model may be another one or gone, and so may the workers that the caller names.
     fn look_up_anew(&self, request: &Request<'_>, terms: &mut Terms) -> Result<(), Refusal> {
         if terms.adopted != self.adopted {
-            (terms.model, terms.asked.adapter) = self.look_up(&request.model)?;
+            (terms.model, terms.demand.adapter) = self.look_up(&request.model)?;
             self.drop_stale_pins(&mut terms.overrides)?;
         }
         terms.adopted = self.adopted;
@@ -169,10 +169,10 @@ impl Router {
 
 impl Facts {
     /// The facts of a request. The model is that of the model key, not the client's, so that its values are bounded.
-    pub(super) fn of(place: &ModelKey, asked: &Demand) -> Self {
+    pub(super) fn of(place: &ModelKey, demand: &Demand) -> Self {
         Self {
             model: place.model.as_deref().map(Rc::from),
-            prompt_tokens: asked.prompt_tokens,
+            prompt_tokens: demand.prompt_tokens,
         }
     }
 }

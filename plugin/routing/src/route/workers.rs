@@ -75,17 +75,17 @@ impl Router {
     }
 
     /// The selection context of one request for one model key.
-    pub(super) fn case<'a>(
+    pub(super) fn context<'a>(
         &mut self,
         place: &'a ModelKey,
         overrides: &'a RoutingOverrides,
-        asked: &'a Demand,
+        demand: &'a Demand,
     ) -> SelectionContext<'a> {
         SelectionContext {
             place,
             roster: self.roster(place),
             overrides,
-            asked,
+            demand,
             admit: Admit::WhoIsFree,
             excluded: &[],
             trail: None,

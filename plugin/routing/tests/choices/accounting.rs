@@ -19,7 +19,7 @@ fn reserve(router: &mut Router, tokens: u64, expected: Option<u64>, ms: u64) -> 
 #[test]
 fn charged_at_selection_and_freed_at_the_end() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
-    let seat = reserve(&mut router, 1_000, None, 1_000);
+    let assignment = reserve(&mut router, 1_000, None, 1_000);
     let booked = Load {
         prefill_tokens: 1_000,
         prefills: 1,
@@ -30,7 +30,7 @@ fn charged_at_selection_and_freed_at_the_end() {
     assert_eq!(router.total_load(), booked);
     assert_eq!(load(&router, 1).prefill_tokens, 1_000);
     assert_eq!(load(&router, 101).decode_blocks, 63);
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
     assert!(load(&router, 1).is_idle() && load(&router, 101).is_idle());
 }
@@ -42,14 +42,14 @@ fn only_what_must_be_computed_is_charged() {
     drop(router.reserve(&prompt.ask(), at(1_000)).unwrap());
     // 62 blocks of 16 tokens are cached now.
     let longer = Prompt::new(1, 1_500, 16);
-    let seat = router.reserve(&longer.ask(), at(2_000)).unwrap();
+    let assignment = router.reserve(&longer.ask(), at(2_000)).unwrap();
     assert_eq!(router.total_load().prefill_tokens, 1_500 - 62 * 16);
-    drop(seat);
+    drop(assignment);
     // A fully cached prompt still counts.
     let known = Prompt::new(1, 992, 16);
-    let seat = router.reserve(&known.ask(), at(3_000)).unwrap();
+    let assignment = router.reserve(&known.ask(), at(3_000)).unwrap();
     assert_eq!(router.total_load().prefill_tokens, 1);
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
 }
 
@@ -79,22 +79,22 @@ fn the_first_token_ends_prefills_charge_once() {
 #[test]
 fn an_answer_grows_with_what_is_written() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
-    let mut seat = reserve(&mut router, 1_000, None, 1_000);
-    seat.first_token(at(1_500));
+    let mut assignment = reserve(&mut router, 1_000, None, 1_000);
+    assignment.first_token(at(1_500));
     for (generated, blocks) in [(1, 63), (8, 63), (9, 64), (600, 100), (1_000_000, 62_563)] {
-        seat.generated(generated);
+        assignment.generated(generated);
         let total = router.total_load();
         assert_eq!((total.decode_blocks, total.decodes), (blocks, 1));
     }
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
 }
 
 #[test]
 fn and_shrinks_towards_its_expected_end() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
-    let mut seat = reserve(&mut router, 1_600, Some(1_600), 1_000);
-    seat.first_token(at(1_500));
+    let mut assignment = reserve(&mut router, 1_600, Some(1_600), 1_000);
+    assignment.first_token(at(1_500));
     // Weight: the prompt's blocks, the output's blocks times the share still expected, and the output beyond the expectation.
     for (generated, weight, blocks) in [
         (0, 100, 100),
@@ -104,7 +104,7 @@ fn and_shrinks_towards_its_expected_end() {
         (1_600, 100, 200),
         (5_000, 313, 413),
     ] {
-        seat.generated(generated);
+        assignment.generated(generated);
         let total = router.total_load();
         assert_eq!(
             (total.decode_weight, total.decode_blocks, total.decodes),
@@ -112,12 +112,12 @@ fn and_shrinks_towards_its_expected_end() {
             "{generated}"
         );
     }
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
     // An expectation of 0 tokens still books the prompt.
-    let seat = reserve(&mut router, 100, Some(0), 1_000);
+    let assignment = reserve(&mut router, 100, Some(0), 1_000);
     assert_eq!(router.total_load().decode_blocks, 7);
-    drop(seat);
+    drop(assignment);
 }
 
 #[test]
@@ -132,10 +132,10 @@ fn the_expected_end_is_read_from_hints_and_from_max_tokens() {
         let mut router = router(&pairs(1, 1), json!({}), 1);
         let mut wish = wish(1, 352).saying(nvext.clone());
         wish.max_tokens = max_tokens;
-        let (phase, mut seat) = wish.prefill(&mut router);
+        let (phase, mut assignment) = wish.prefill(&mut router);
         phase.answered(GOOD, Client::Waits, &mut router);
         // 402 tokens are 26 blocks; a quarter or a half of the last four blocks weighs nothing.
-        seat.generated(50);
+        assignment.generated(50);
         let total = router.total_load();
         assert_eq!(
             (total.decode_blocks, total.decode_weight),
@@ -175,22 +175,22 @@ fn a_stream_of_ten_minutes_keeps_its_count_and_one_without_chunks_loses_it() {
 #[test]
 fn one_that_was_silent_counts_again_when_it_speaks() {
     let mut router = router(&pairs(1, 1), json!({}), 1);
-    let mut seat = reserve(&mut router, 1_000, None, 1_000);
-    seat.first_token(at(1_500));
+    let mut assignment = reserve(&mut router, 1_000, None, 1_000);
+    assignment.first_token(at(1_500));
     router.advance(at(290_000));
     assert_eq!(router.total_load().decodes, 1);
     router.advance(at(340_000));
     assert!(router.total_load().is_idle());
-    seat.generated(10);
+    assignment.generated(10);
     assert_eq!(router.total_load().decodes, 1);
-    seat.release();
+    assignment.release();
     assert!(router.total_load().is_idle());
 }
 
 #[test]
 fn a_retrys_booking_is_its_own() {
     let mut router = router(&pairs(3, 1), json!({"prefill": {"attempts": 3}}), 1);
-    let (mut phase, seat) = wish(1, 1_000).prefill(&mut router);
+    let (mut phase, assignment) = wish(1, 1_000).prefill(&mut router);
     for _ in 0..2 {
         let failed = phase.worker().id.0;
         phase = again(phase.answered(status(500), Client::Waits, &mut router));
@@ -202,7 +202,7 @@ fn a_retrys_booking_is_its_own() {
     }
     phase.answered(status(500), Client::Waits, &mut router);
     assert_eq!(router.total_load().prefills, 0);
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
 }
 
@@ -222,7 +222,7 @@ fn refusals_and_queries_book_nothing() {
 fn bookings_on_a_worker_that_left_still_end_once() {
     let all = pairs(2, 2);
     let mut router = router(&all, json!({}), 1);
-    let (phase, seat) = wish(1, 1_000)
+    let (phase, assignment) = wish(1, 1_000)
         .prefilled_by(1)
         .decoded_by(101)
         .prefill(&mut router);
@@ -234,7 +234,7 @@ fn bookings_on_a_worker_that_left_still_end_once() {
     adopt(&mut router, &rest);
     let other = wish(2, 500).prefill(&mut router);
     adopt(&mut router, &all);
-    drop((phase, seat));
+    drop((phase, assignment));
     let total = router.total_load();
     assert_eq!((total.prefill_tokens, total.decodes), (500, 1));
     drop(other);
@@ -260,29 +260,29 @@ fn of_200_blocks() -> Router {
 #[test]
 fn found_c4_blocks_count_against_a_threshold_until_the_answer_ends() {
     let mut router = of_200_blocks();
-    let mut seats = Vec::new();
+    let mut assignments = Vec::new();
     for nth in 0..8 {
         let mut wish = wish(nth, 1_600);
         wish.max_tokens = Some(100);
-        let Ok(Plan::Prefill(phase, mut seat)) = wish.plan(&mut router) else {
+        let Ok(Plan::Prefill(phase, mut assignment)) = wish.plan(&mut router) else {
             break;
         };
         phase.answered(GOOD, Client::Waits, &mut router);
         // Four tokens before its end, an answer holds the prompt's 100 blocks and six of its own.
-        seat.generated(96);
-        seats.push(seat);
+        assignment.generated(96);
+        assignments.push(assignment);
         assert_eq!(
             load(&router, 101).decode_blocks,
-            106 * seats.len() as u64,
+            106 * assignments.len() as u64,
             "{nth}"
         );
     }
-    assert_eq!(seats.len(), 2);
+    assert_eq!(assignments.len(), 2);
     assert!(matches!(
         wish(9, 16).refused(&mut router),
         Refusal::Overloaded { .. }
     ));
-    seats.pop();
+    assignments.pop();
     wish(10, 16).prefill(&mut router);
 }
 
@@ -293,10 +293,10 @@ fn found_c5_each_of_n_sequences_has_its_own_output() {
         let mut asked = wish(1, 160);
         asked.max_tokens = Some(64);
         asked.more = json!({member: sequences});
-        let (_, mut seat) = asked.forward(&mut router);
+        let (_, mut assignment) = asked.forward(&mut router);
         for quarter in 1..=4 {
             let all = 64 * sequences * quarter / 4;
-            seat.generated(all);
+            assignment.generated(all);
             let load = router.total_load();
             let written = all / 16;
             assert_eq!(load.decode_blocks, 10 + written, "{member} {all}");
@@ -313,9 +313,9 @@ fn found_c5_a_batch_of_prompts_has_as_many_outputs() {
     let mut asked = wish(1, 0);
     asked.prompt = json!([vec![1; 80], vec![2; 80]]);
     asked.max_tokens = Some(32);
-    let (_, mut seat) = asked.forward(&mut router);
+    let (_, mut assignment) = asked.forward(&mut router);
     let prompt = router.total_load();
-    seat.generated(32);
+    assignment.generated(32);
     let half = router.total_load();
     assert_eq!(half.decode_blocks, prompt.decode_blocks + 2);
     assert_eq!(half.decode_weight, prompt.decode_weight + 1);
@@ -327,9 +327,9 @@ fn found_c6_an_answer_beyond_its_hint_weighs_what_it_holds_beyond() {
     let long = wish(1, 1_600)
         .saying(json!({"agent_hints": {"osl": 16}}))
         .decoded_by(101);
-    let (phase, mut seat) = long.prefill(&mut router);
+    let (phase, mut assignment) = long.prefill(&mut router);
     phase.answered(GOOD, Client::Waits, &mut router);
-    seat.generated(1_616);
+    assignment.generated(1_616);
     let load = load(&router, 101);
     assert_eq!((load.decode_blocks, load.decode_weight), (201, 200));
     // The lighter load of the other worker is still lighter.
@@ -337,7 +337,7 @@ fn found_c6_an_answer_beyond_its_hint_weighs_what_it_holds_beyond() {
     for nth in 3..11 {
         assert_eq!(wish(nth, 16).decoder(&mut router), 102);
     }
-    drop((seat, other));
+    drop((assignment, other));
     assert!(router.total_load().is_idle());
 }
 
@@ -346,9 +346,9 @@ fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
     let mut router = of_200_blocks();
     let mut wish = wish(1, 1_600);
     wish.max_tokens = Some(32);
-    let (phase, mut seat) = wish.prefill(&mut router);
+    let (phase, mut assignment) = wish.prefill(&mut router);
     phase.answered(GOOD, Client::Waits, &mut router);
-    seat.generated(32);
+    assignment.generated(32);
     // The 102 blocks in use of 200 are the booked ones: no other sender holds any.
     router.hear_reports(&[Report {
         worker: WorkerId(101),
@@ -368,23 +368,23 @@ fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
 fn found_what_generates_nothing_counts_as_little_while_it_lasts() {
     for name in ["least_loaded", "kv"] {
         let mut router = router(&wholes(2), policy(name), 1);
-        let mut seats = Vec::new();
+        let mut assignments = Vec::new();
         for nth in 1..=3 {
             let (_, first) = router.plain(None).unwrap();
             let (_, second) = router.plain(None).unwrap();
-            seats.extend([first, second]);
+            assignments.extend([first, second]);
             for id in [201, 202] {
                 let load = load(&router, id);
                 assert_eq!((load.decodes, load.decode_blocks), (nth, nth), "{name}");
             }
         }
-        let (_, seat) = router.plain(None).unwrap();
+        let (_, assignment) = router.plain(None).unwrap();
         let busier = [201, 202]
             .into_iter()
             .max_by_key(|id| load(&router, *id).decodes);
         let (_, other) = wish(1, 64).forward(&mut router);
         assert_ne!(Some(decode_id(&other)), busier, "{name}");
-        drop((seats, seat, other));
+        drop((assignments, assignment, other));
         assert!(router.total_load().is_idle());
     }
     // Frontends manage their workers themselves.

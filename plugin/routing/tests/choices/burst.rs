@@ -12,13 +12,13 @@ const SEEDS: std::ops::Range<u64> = 0..12;
 
 /// How many of the prompts each prefill and each decode worker gets, all at one moment.
 fn burst(router: &mut Router, prompts: &[Prompt], ms: u64) -> (Vec<u64>, Vec<u64>) {
-    let seats: Vec<_> = prompts
+    let assignments: Vec<_> = prompts
         .iter()
         .map(|prompt| router.reserve(&prompt.ask(), at(ms)).unwrap())
         .collect();
     (
-        counts(seats.iter().map(prefill_id), 1, 8),
-        counts(seats.iter().map(decode_id), 101, 8),
+        counts(assignments.iter().map(prefill_id), 1, 8),
+        counts(assignments.iter().map(decode_id), 101, 8),
     )
 }
 
@@ -84,11 +84,11 @@ fn so_they_do_on_workers_that_run_them_whole_and_on_ranks() {
                 false => different(1_000, 16),
             };
             let mut whole = router(&wholes(8), json!({}), seed);
-            let seats: Vec<_> = prompts
+            let assignments: Vec<_> = prompts
                 .iter()
                 .map(|prompt| whole.reserve(&prompt.ask(), at(1_000)).unwrap())
                 .collect();
-            let got = counts(seats.iter().map(decode_id), 201, 8);
+            let got = counts(assignments.iter().map(decode_id), 201, 8);
             assert!(got.iter().all(|count| *count <= bound), "{got:?}");
 
             let mut ranks = [0u64; 8];
@@ -100,9 +100,9 @@ fn so_they_do_on_workers_that_run_them_whole_and_on_ranks() {
             let mut phases = Vec::new();
             for name in 0..64 {
                 let name = if same { 1 } else { name };
-                let (phase, seat) = wish(name, 1_000).prefill(&mut router);
+                let (phase, assignment) = wish(name, 1_000).prefill(&mut router);
                 ranks[phase.headers()[0].1.parse::<usize>().unwrap()] += 1;
-                phases.push((phase, seat));
+                phases.push((phase, assignment));
             }
             assert!(ranks.iter().all(|count| *count <= bound), "{ranks:?}");
         }
@@ -118,7 +118,7 @@ fn bodies_are_spread_like_what_was_read_before() {
                 .map(|name| wish(if same { 1 } else { name }, tokens).prefill(&mut router))
                 .collect();
             let prefills = phases.iter().map(|(phase, _)| phase.worker().id.0);
-            let decodes = phases.iter().map(|(_, seat)| decode_id(seat));
+            let decodes = phases.iter().map(|(_, assignment)| decode_id(assignment));
             let got = (counts(prefills, 1, 8), counts(decodes, 101, 8));
             at_most(bound, &got, &format!("{tokens} {same}"));
         }
@@ -153,9 +153,9 @@ fn equal_scores_prefer_no_index_in_fresh_routers() {
         let (mut prefills, mut decodes) = (vec![0; 8], vec![0; 8]);
         for seed in 0..2_000 {
             let mut router = Router::new(pool.clone(), seed, 7);
-            let seat = router.reserve(&prompt.ask(), at(1_000)).unwrap();
-            prefills[usize::try_from(prefill_id(&seat) - 1).unwrap()] += 1;
-            decodes[usize::try_from(decode_id(&seat) - 101).unwrap()] += 1;
+            let assignment = router.reserve(&prompt.ask(), at(1_000)).unwrap();
+            prefills[usize::try_from(prefill_id(&assignment) - 1).unwrap()] += 1;
+            decodes[usize::try_from(decode_id(&assignment) - 101).unwrap()] += 1;
         }
         for counts in [&prefills, &decodes] {
             assert!(unevenness(counts) < 26.0, "{name}: {counts:?}");
@@ -168,9 +168,9 @@ fn equal_scores_prefer_no_index_in_one_router() {
     for name in PICKING {
         let mut router = router(&pairs(8, 8), policy(name), 3);
         let prompt = Prompt::new(1, 10, 16);
-        let seats = (0..4_000).map(|_| router.reserve(&prompt.ask(), at(1_000)).unwrap());
-        let (prefills, decodes): (Vec<u64>, Vec<u64>) = seats
-            .map(|seat| (prefill_id(&seat), decode_id(&seat)))
+        let assignments = (0..4_000).map(|_| router.reserve(&prompt.ask(), at(1_000)).unwrap());
+        let (prefills, decodes): (Vec<u64>, Vec<u64>) = assignments
+            .map(|assignment| (prefill_id(&assignment), decode_id(&assignment)))
             .unzip();
         for counts in [counts(prefills, 1, 8), counts(decodes, 101, 8)] {
             assert!(unevenness(&counts) < 26.0, "{name}: {counts:?}");
@@ -190,12 +190,12 @@ fn equal_loads_prefer_no_index_either() {
                 .prefilled_by(2)
                 .decoded_by(102)
                 .prefill(&mut router);
-            let seat = router
+            let assignment = router
                 .reserve(&Prompt::new(2, 10, 16).ask(), at(1_000))
                 .unwrap();
-            assert_ne!(prefill_id(&seat), 2, "{name}");
-            assert_ne!(decode_id(&seat), 102, "{name}");
-            first += u64::from(prefill_id(&seat) == 1);
+            assert_ne!(prefill_id(&assignment), 2, "{name}");
+            assert_ne!(decode_id(&assignment), 102, "{name}");
+            first += u64::from(prefill_id(&assignment) == 1);
             drop(busy);
         }
         assert!((430..570).contains(&first), "{name}: {first}");

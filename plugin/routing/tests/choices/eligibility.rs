@@ -80,7 +80,7 @@ fn those_behind_the_one_that_is_picked_are_of_the_subset_too() {
     let allowed = ["10.0.0.101:101", "10.0.0.102:102"];
     for seed in 0..10 {
         let mut router = router(&pairs(2, 6), json!({}), seed);
-        let (phase, _seat) = wish(1, 100).within(subset).prefill(&mut router);
+        let (phase, _assignment) = wish(1, 100).within(subset).prefill(&mut router);
         let AfterPrefill::Decode { dispatch, .. } =
             phase.answered(GOOD, Client::Waits, &mut router)
         else {
@@ -118,8 +118,8 @@ fn a_subset_in_one_namespace_is_served_there() {
     for seed in 0..20 {
         let mut router = router(&workers, json!({}), seed);
         let wish = wish(1, 100).within("10.0.0.2:2,10.0.0.102:102");
-        let (phase, seat) = wish.prefill(&mut router);
-        assert_eq!((phase.worker().id.0, decode_id(&seat)), (2, 102));
+        let (phase, assignment) = wish.prefill(&mut router);
+        assert_eq!((phase.worker().id.0, decode_id(&assignment)), (2, 102));
     }
 }
 
@@ -138,8 +138,8 @@ fn of_the_pairs_that_topology_allows_one_within_the_subset_is_found() {
     for seed in 0..20 {
         let mut router = router(&workers, json!({}), seed);
         let wish = wish(1, 100).within("10.0.0.1:1,10.0.0.2:2,10.0.0.102:102");
-        let (phase, seat) = wish.prefill(&mut router);
-        assert_eq!((phase.worker().id.0, decode_id(&seat)), (2, 102));
+        let (phase, assignment) = wish.prefill(&mut router);
+        assert_eq!((phase.worker().id.0, decode_id(&assignment)), (2, 102));
     }
 }
 
@@ -153,11 +153,12 @@ fn a_body_that_cannot_be_read_stays_within_the_subset() {
             subset: Some(&subset),
             ..PlanInput::default()
         };
-        let Ok(Plan::Forward(dispatch, seat)) = router.plan(Generation::Chat, b"\x1f\x8b", told)
+        let Ok(Plan::Forward(dispatch, assignment)) =
+            router.plan(Generation::Chat, b"\x1f\x8b", told)
         else {
             panic!("not forwarded");
         };
-        assert_eq!(decode_id(&seat), 202);
+        assert_eq!(decode_id(&assignment), 202);
         assert_eq!(dispatch.destinations.len(), 1);
     }
 }
@@ -166,7 +167,7 @@ fn a_body_that_cannot_be_read_stays_within_the_subset() {
 fn a_retry_stays_within_the_subset() {
     let mut router = router(&pairs(4, 1), json!({}), 1);
     let wish = wish(1, 100).within("10.0.0.2,10.0.0.4,10.0.0.101");
-    let (phase, _seat) = wish.prefill(&mut router);
+    let (phase, _assignment) = wish.prefill(&mut router);
     let first = phase.worker().id.0;
     let next = again(phase.answered(status(500), Client::Waits, &mut router));
     assert_eq!(first + next.worker().id.0, 6);
@@ -334,7 +335,7 @@ fn an_adapters_blocks_are_not_its_models() {
 #[test]
 fn a_dead_worker_is_passed_over_even_where_it_alone_has_the_adapter() {
     let mut router = router(&adapted(["prefill", "decode"]), json!({}), 1);
-    let (phase, _seat) = wish(9, 100).prefilled_by(2).prefill(&mut router);
+    let (phase, _assignment) = wish(9, 100).prefilled_by(2).prefill(&mut router);
     phase.answered(UNREACHED, Client::Waits, &mut router);
     let picked = wish(1, 10)
         .of_model("poet")

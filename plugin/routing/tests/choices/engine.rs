@@ -38,8 +38,8 @@ impl Engines {
         self.now += seconds;
         self.under_way.sort_by(|a, b| a.0.total_cmp(&b.0));
         let due = self.under_way.partition_point(|(end, _)| *end <= self.now);
-        for (end, mut seat) in self.under_way.drain(..due) {
-            seat.first_token(Duration::from_secs_f64(end));
+        for (end, mut assignment) in self.under_way.drain(..due) {
+            assignment.first_token(Duration::from_secs_f64(end));
         }
     }
 
@@ -58,10 +58,10 @@ impl Engines {
         let before: Vec<u64> = (1..=self.rates.len() as u64)
             .map(|id| load(router, id).prefill_tokens)
             .collect();
-        let seat = router
+        let assignment = router
             .reserve(ask, Duration::from_secs_f64(self.now))
             .unwrap();
-        let id = prefill_id(&seat);
+        let id = prefill_id(&assignment);
         let index = usize::try_from(id - 1).unwrap();
         let tokens = load(router, id).prefill_tokens - before[index];
         let took = self.overhead + tokens as f64 / self.rates[index];
@@ -69,7 +69,7 @@ impl Engines {
         self.free_at[index] = end;
         self.taken[index] += 1;
         self.waits.push(end - self.now);
-        self.under_way.push((end, seat));
+        self.under_way.push((end, assignment));
         id
     }
 }

@@ -10,9 +10,9 @@ use crate::support::*;
 
 /// A call with a fresh prompt to the named worker, with the given answer.
 fn ends(router: &mut Router, id: u64, ms: u64, answer: PrefillAnswer<'_>) {
-    let (phase, seat) = wish(50 + id, 100).prefilled_by(id).at(ms).prefill(router);
+    let (phase, assignment) = wish(50 + id, 100).prefilled_by(id).at(ms).prefill(router);
     phase.answered(answer, Client::Waits, router);
-    router.request_ended(&seat);
+    router.request_ended(&assignment);
 }
 
 /// Worker 2 of four fails three times while worker 1 works, at 1 s.
@@ -70,7 +70,7 @@ fn one_that_hangs_is_found_by_its_deadline_though_its_health_check_is_fine() {
 #[test]
 fn half_open_success_closes() {
     let mut router = with_one_ejected("round_robin", status(500));
-    let (phase, _seat) = (0..4)
+    let (phase, _assignment) = (0..4)
         .map(|number| wish(number, 400).at(6_001).prefill(&mut router))
         .find(|(phase, _)| phase.worker().id.0 == 2)
         .unwrap();
@@ -89,7 +89,7 @@ fn a_trial_that_fails_goes_elsewhere_and_ejects_for_longer() {
     };
     assert_eq!(lasts(&mut router), Some(at(5_000)));
     ends(&mut router, 1, 6_000, GOOD);
-    let (phase, _seat) = (0..4)
+    let (phase, _assignment) = (0..4)
         .map(|number| wish(number, 400).at(6_001).prefill(&mut router))
         .find(|(phase, _)| phase.worker().id.0 == 2)
         .unwrap();
@@ -110,7 +110,7 @@ fn a_retry_that_has_nobody_else_goes_to_one_that_is_ejected_and_an_answer_lets_i
     ends(&mut router, 1, 1_000, GOOD);
     ends(&mut router, 2, 1_000, status(500));
     ends(&mut router, 2, 1_000, status(500));
-    let (phase, _seat) = wish(1, 100).at(1_001).prefill(&mut router);
+    let (phase, _assignment) = wish(1, 100).at(1_001).prefill(&mut router);
     let next = again(phase.answered(status(500), Client::Waits, &mut router));
     assert_eq!(next.worker().id.0, 2);
     assert!(router.is_ejected(WorkerId(2)));
@@ -121,7 +121,7 @@ fn a_retry_that_has_nobody_else_goes_to_one_that_is_ejected_and_an_answer_lets_i
 #[test]
 fn one_that_the_caller_names_is_used_all_the_same_and_is_no_trial() {
     let mut router = with_one_ejected("kv", status(500));
-    let (phase, _seat) = wish(1, 100).prefilled_by(2).at(6_001).prefill(&mut router);
+    let (phase, _assignment) = wish(1, 100).prefilled_by(2).at(6_001).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 2);
     assert_eq!(sent(&mut router, 6_002, 60), 1);
 }
@@ -191,10 +191,10 @@ fn one_failure_is_tried_elsewhere_first_for_a_second() {
 #[test]
 fn plain_requests_go_to_one_that_works() {
     let mut router = router(&pairs(1, 3), json!({}), 1);
-    let (phase, mut seat) = wish(1, 100).decoded_by(102).prefill(&mut router);
+    let (phase, mut assignment) = wish(1, 100).decoded_by(102).prefill(&mut router);
     phase.answered(GOOD, Client::Waits, &mut router);
-    router.leg_ended(&mut seat, Came::Refused);
-    drop(seat);
+    router.leg_ended(&mut assignment, Came::Refused);
+    drop(assignment);
     let unreachable = "10.0.0.102:102";
     for _ in 0..40 {
         let (dispatch, _) = router.plain(None).unwrap();

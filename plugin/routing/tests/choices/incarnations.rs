@@ -21,26 +21,26 @@ fn well_known() -> Router {
     for (id, ms_a_prompt) in [(1, 100), (2, 2_000)] {
         for name in 0..8 {
             let now = id * 100_000 + name * 10_000;
-            let (phase, seat) = wish(name, 800)
+            let (phase, assignment) = wish(name, 800)
                 .prefilled_by(id)
                 .at(now)
                 .prefill(&mut router);
             router.advance(at(now + ms_a_prompt));
             phase.answered(GOOD, Client::Waits, &mut router);
-            drop(seat);
+            drop(assignment);
         }
     }
     let slow = slowness(&mut router, 2);
     assert!(slow > 1.3, "{slow}");
     router.hear_reports(&[report(2, 290_000)]);
     for id in [2, 1, 2, 2] {
-        let (phase, seat) = wish(90 + id, 100)
+        let (phase, assignment) = wish(90 + id, 100)
             .prefilled_by(id)
             .at(290_000)
             .prefill(&mut router);
         let answer = if id == 1 { GOOD } else { status(500) };
         phase.answered(answer, Client::Waits, &mut router);
-        router.request_ended(&seat);
+        router.request_ended(&assignment);
     }
     assert!(remembered(&router, 2) > 0 && router.is_ejected(WorkerId(2)));
     assert!(router.report_of(WorkerId(2)).is_some());
@@ -91,14 +91,14 @@ fn found_c2_what_was_learned_of_a_worker_ends_with_its_address_its_ranks_or_its_
     for change in [json!({"address": "10.0.0.77:2"}), json!({"dp_size": 2})] {
         let mut router = well_known();
         // A request under way on the old incarnation does not count for the new one.
-        let (phase, seat) = wish(3, 400)
+        let (phase, assignment) = wish(3, 400)
             .prefilled_by(2)
             .at(294_000)
             .prefill(&mut router);
         adopt(&mut router, &with_second(change.clone()));
         assert_eq!(router.report_of(WorkerId(2)), None, "{change}");
         is_a_stranger(&mut router);
-        drop((phase, seat));
+        drop((phase, assignment));
         is_a_stranger(&mut router);
         assert!(router.total_load().is_idle());
     }
@@ -148,9 +148,9 @@ fn found_c2_a_charge_of_a_life_that_has_ended_is_not_the_next_ones() {
         let address = format!("10.0.0.{}:2", 100 + turn);
         adopt(&mut router, &with_second(json!({"address": address})));
         assert!(load(&router, 2).is_idle(), "{turn}");
-        let (phase, seat) = wish(9, 400).prefilled_by(2).prefill(&mut router);
+        let (phase, assignment) = wish(9, 400).prefilled_by(2).prefill(&mut router);
         assert_eq!(load(&router, 2).prefills, 1, "{turn}");
-        drop((phase, seat));
+        drop((phase, assignment));
     }
     assert_eq!(router.total_load().prefills, 3);
     drop(held);

@@ -89,7 +89,7 @@ fn chats_keep_their_workers_through_their_bodies() {
                     now: at(now),
                     ..PlanInput::default()
                 };
-                let Ok(Plan::Prefill(phase, seat)) =
+                let Ok(Plan::Prefill(phase, assignment)) =
                     router.plan(Generation::Chat, body.as_bytes(), told)
                 else {
                     panic!("no prefill");
@@ -97,7 +97,7 @@ fn chats_keep_their_workers_through_their_bodies() {
                 of.push(phase.worker().id.0);
                 router.advance(at(now + 100));
                 phase.answered(GOOD, Client::Waits, &mut router);
-                drop(seat);
+                drop(assignment);
                 now += 5_000;
                 messages.push(json!({"role": "assistant", "content": text("answer")}));
             }

@@ -98,9 +98,9 @@ fn a_worker_that_leaves_loses_its_prefixes_and_attracts_nobody_when_it_returns()
 
 /// A prefill call with a fresh prompt to the given worker, with this answer, at one second.
 fn ends(router: &mut Router, id: u64, answer: PrefillAnswer<'_>) -> AfterPrefill {
-    let (phase, seat) = wish(50 + id, 100).prefilled_by(id).prefill(router);
+    let (phase, assignment) = wish(50 + id, 100).prefilled_by(id).prefill(router);
     let after = phase.answered(answer, Client::Waits, router);
-    router.request_ended(&seat);
+    router.request_ended(&assignment);
     after
 }
 
@@ -160,7 +160,7 @@ fn the_next_attempt_passes_over_those_that_are_marked() {
     for _ in 0..10 {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         ends(&mut router, 1, UNREACHED);
-        let (phase, _seat) = wish(1, 100).prefill(&mut router);
+        let (phase, _assignment) = wish(1, 100).prefill(&mut router);
         let first = phase.worker().id.0;
         let next = again(phase.answered(status(500), Client::Waits, &mut router));
         assert_eq!(first + next.worker().id.0, 5);
@@ -171,7 +171,7 @@ fn the_next_attempt_passes_over_those_that_are_marked() {
 fn the_prefix_goes_to_the_one_that_took_over() {
     let mut router = router(&pairs(4, 1), json!({}), 1);
     wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
-    let (phase, _seat) = wish(1, 4_000).at(1_000).prefill(&mut router);
+    let (phase, _assignment) = wish(1, 4_000).at(1_000).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 2);
     let next = again(phase.answered(UNREACHED, Client::Waits, &mut router));
     let other = next.worker().id.0;
@@ -217,11 +217,11 @@ fn one_that_is_full_is_passed_over_for_longer_each_time_and_keeps_its_prefixes()
         // Milliseconds, doubled each time, at most a second.
         for lasts in [100, 200, 400, 800, 1_000, 1_000] {
             let named = wish(52, 100).prefilled_by(2).at(now);
-            let (phase, seat) = named.prefill(&mut router);
+            let (phase, assignment) = named.prefill(&mut router);
             let after = phase.answered(full, Client::Waits, &mut router);
             // The caller named the worker, so no other one is asked.
             assert!(!matches!(after, AfterPrefill::Again(_)));
-            router.request_ended(&seat);
+            router.request_ended(&assignment);
             assert!(remembered(&router, 2) >= 240);
             let at = |router: &mut Router, ms| wish(1, 4_000).at(ms).prefillers(router, 50, 3)[1];
             assert_eq!(at(&mut router, now + lasts - 1), 0, "{lasts} ms");
@@ -250,15 +250,15 @@ fn an_answer_clears_the_mark_and_a_clients_error_sets_none() {
 #[test]
 fn a_decode_worker_that_took_no_connection_is_passed_over_too() {
     let mut router = router(&pairs(1, 3), json!({}), 1);
-    let (phase, mut seat) = wish(1, 100).decoded_by(102).prefill(&mut router);
+    let (phase, mut assignment) = wish(1, 100).decoded_by(102).prefill(&mut router);
     phase.answered(GOOD, Client::Waits, &mut router);
     router.took_no_connection(&["10.0.0.102:102".parse().unwrap()]);
-    router.served_by(&mut seat, "10.0.0.103:103".parse().unwrap());
+    router.served_by(&mut assignment, "10.0.0.103:103".parse().unwrap());
     assert_eq!(
         (load(&router, 102).decodes, load(&router, 103).decodes),
         (0, 1)
     );
-    drop(seat);
+    drop(assignment);
     let wish = wish(2, 100);
     for ms in [1_001, 5_999] {
         assert!((0..50).all(|_| wish.clone().at(ms).decoder(&mut router) != 102));

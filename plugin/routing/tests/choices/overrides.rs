@@ -84,11 +84,11 @@ fn an_untrusted_caller_is_not_heard() {
         json!("nonsense"),
     ] {
         let mut router = router(&pairs(2, 1), json!({"trust_clients": false}), 1);
-        let (phase, seat) = wish(1, 4_000).prefill(&mut router);
+        let (phase, assignment) = wish(1, 4_000).prefill(&mut router);
         let first = phase.worker().id;
-        drop((phase, seat));
+        drop((phase, assignment));
         for _ in 0..50 {
-            let (phase, _seat) = wish(1, 4_000)
+            let (phase, _assignment) = wish(1, 4_000)
                 .overriding(weights.clone())
                 .prefill(&mut router);
             assert_eq!(phase.worker().id, first, "{weights}");

@@ -33,17 +33,17 @@ fn random_is_uniform_whatever_the_load() {
                 .prefill(&mut router)
         })
         .collect();
-    let seats: Vec<Assignment> = (0..4_000)
+    let assignments: Vec<Assignment> = (0..4_000)
         .map(|name| reserve(&mut router, &Prompt::new(name, 100, 16)))
         .collect();
     for counts in [
-        counts(seats.iter().map(prefill_id), 1, 8),
-        counts(seats.iter().map(decode_id), 101, 8),
+        counts(assignments.iter().map(prefill_id), 1, 8),
+        counts(assignments.iter().map(decode_id), 101, 8),
     ] {
         assert!(unevenness(&counts) < 26.0, "{counts:?}");
     }
     // The two workers are drawn independently: every pair occurs.
-    let met: HashSet<_> = seats
+    let met: HashSet<_> = assignments
         .iter()
         .map(|s| (prefill_id(s), decode_id(s)))
         .collect();
@@ -67,9 +67,9 @@ fn least_loaded_takes_the_fewest_requests_not_the_fewest_tokens() {
             .decoded_by(102)
             .prefill(&mut router),
     ];
-    let seat = reserve(&mut router, &Prompt::new(9, 100, 16));
-    assert_eq!((prefill_id(&seat), decode_id(&seat)), (3, 103));
-    drop(seat);
+    let assignment = reserve(&mut router, &Prompt::new(9, 100, 16));
+    assert_eq!((prefill_id(&assignment), decode_id(&assignment)), (3, 103));
+    drop(assignment);
     let _third = [
         wish(4, 100)
             .prefilled_by(3)
@@ -80,8 +80,8 @@ fn least_loaded_takes_the_fewest_requests_not_the_fewest_tokens() {
             .decoded_by(103)
             .prefill(&mut router),
     ];
-    let seat = reserve(&mut router, &Prompt::new(9, 100, 16));
-    assert_eq!((prefill_id(&seat), decode_id(&seat)), (1, 101));
+    let assignment = reserve(&mut router, &Prompt::new(9, 100, 16));
+    assert_eq!((prefill_id(&assignment), decode_id(&assignment)), (1, 101));
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn power_of_two_never_takes_the_busiest_and_draws_all_others() {
         .prefilled_by(2)
         .decoded_by(102)
         .prefill(&mut router);
-    let seats: Vec<(u64, u64)> = (0..2_000)
+    let assignments: Vec<(u64, u64)> = (0..2_000)
         .map(|name| reserve(&mut router, &Prompt::new(name, 100, 16)))
-        .map(|seat| (prefill_id(&seat), decode_id(&seat)))
+        .map(|assignment| (prefill_id(&assignment), decode_id(&assignment)))
         .collect();
-    let prefills = counts(seats.iter().map(|seat| seat.0), 1, 5);
-    let decodes = counts(seats.iter().map(|seat| seat.1), 101, 5);
+    let prefills = counts(assignments.iter().map(|assignment| assignment.0), 1, 5);
+    let decodes = counts(assignments.iter().map(|assignment| assignment.1), 101, 5);
     for mut counts in [prefills, decodes] {
         assert_eq!(counts.remove(1), 0);
         assert!(unevenness(&counts) < 18.0, "{counts:?}");
@@ -114,16 +114,16 @@ fn round_robin_takes_everyone_once_per_turn() {
     let mut router = router(&pairs(5, 3), policy("round_robin"), 1);
     let mut met = HashSet::new();
     for turn in 0..30u64 {
-        let seats: Vec<Assignment> = (0..15)
+        let assignments: Vec<Assignment> = (0..15)
             .map(|name| reserve(&mut router, &Prompt::new(turn * 100 + name, 100, 16)))
             .collect();
-        for of in seats.chunks(5) {
+        for of in assignments.chunks(5) {
             assert_eq!(of.iter().map(prefill_id).collect::<HashSet<_>>().len(), 5);
         }
-        for of in seats.chunks(3) {
+        for of in assignments.chunks(3) {
             assert_eq!(of.iter().map(decode_id).collect::<HashSet<_>>().len(), 3);
         }
-        met.extend(seats.iter().map(|s| (prefill_id(s), decode_id(s))));
+        met.extend(assignments.iter().map(|s| (prefill_id(s), decode_id(s))));
     }
     assert_eq!(met.len(), 15);
 }
@@ -140,8 +140,8 @@ fn direct_needs_a_pin_for_each_phase() {
         400
     );
     let named = wish(1, 100).prefilled_by(2).decoded_by(101);
-    let (phase, seat) = named.prefill(&mut router);
-    assert_eq!((phase.worker().id.0, decode_id(&seat)), (2, 101));
+    let (phase, assignment) = named.prefill(&mut router);
+    assert_eq!((phase.worker().id.0, decode_id(&assignment)), (2, 101));
 }
 
 #[test]
@@ -191,17 +191,17 @@ fn a_burst_of_one_prompt_keeps_to_the_bound() {
         for burst in [1u64, 7, 64, 200] {
             let mut router = router(&pairs(size, 1), policy("prefix_hash"), 1);
             let prompt = Prompt::new(1, 4_000, 16);
-            let seats: Vec<Assignment> =
+            let assignments: Vec<Assignment> =
                 (0..burst).map(|_| reserve(&mut router, &prompt)).collect();
-            let counts = counts(seats.iter().map(prefill_id), 1, size);
+            let counts = counts(assignments.iter().map(prefill_id), 1, size);
             let bound = 1.25 * burst as f64 / size as f64 + 1.0;
             assert!(
                 counts.iter().all(|count| *count as f64 <= bound),
                 "{size} {burst}: {counts:?}"
             );
             // Ended requests no longer count: the prompt returns to its own worker.
-            let home = prefill_id(&seats[0]);
-            drop(seats);
+            let home = prefill_id(&assignments[0]);
+            drop(assignments);
             assert_eq!(prefill_id(&reserve(&mut router, &prompt)), home);
         }
     }
@@ -249,9 +249,9 @@ fn a_session_sticks_under_load_and_without_one_load_decides() {
         for number in 0..40 {
             let mut wish = wish(number, 100);
             wish.session = Some(b"one".to_vec());
-            let (phase, seat) = wish.prefill(&mut router);
-            seen.insert((phase.worker().id.0, decode_id(&seat)));
-            open.push((phase, seat));
+            let (phase, assignment) = wish.prefill(&mut router);
+            seen.insert((phase.worker().id.0, decode_id(&assignment)));
+            open.push((phase, assignment));
         }
         assert_eq!(seen.len(), 1);
         let busy = *seen.iter().next().unwrap();

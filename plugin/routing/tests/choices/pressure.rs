@@ -22,10 +22,10 @@ fn found_c8_one_who_names_an_idle_worker_is_not_turned_away() {
     assert!(is_pressed(
         &wish(2, 100).decoded_by(101).refused(&mut router)
     ));
-    let (phase, _seat) = wish(2, 100).prefilled_by(1).prefill(&mut router);
+    let (phase, _assignment) = wish(2, 100).prefilled_by(1).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 1);
     // A caller that names the busy worker is not refused either: the caller has chosen it.
-    let (phase, _seat) = wish(3, 100).prefilled_by(2).prefill(&mut router);
+    let (phase, _assignment) = wish(3, 100).prefilled_by(2).prefill(&mut router);
     assert_eq!(phase.worker().id.0, 2);
 }
 
@@ -34,7 +34,7 @@ fn found_c8_what_waits_on_workers_that_are_no_candidates_does_not_count() {
     let mut router = limited(&pairs(2, 1));
     let _busy = wish(1, 2_000).prefilled_by(2).prefill(&mut router);
     let within = wish(2, 100).within("10.0.0.1:1,10.0.0.101:101");
-    let (phase, _seat) = within.prefill(&mut router);
+    let (phase, _assignment) = within.prefill(&mut router);
     assert_eq!(phase.worker().id.0, 1);
     let without = wish(2, 100).within("10.0.0.2:2,10.0.0.101:101");
     assert!(is_pressed(&without.refused(&mut router)));

@@ -8,11 +8,11 @@ use crate::support::*;
 /// How many of 64 different prompts at one moment each of eight idle workers gets.
 fn burst(router: &mut routing::route::Router, seconds: f64) -> Vec<u64> {
     let now = at((seconds * 1000.0) as u64);
-    let seats: Vec<_> = (0..64)
+    let assignments: Vec<_> = (0..64)
         .map(|name| Prompt::new(90_000 + name, 1_000, 16))
         .map(|prompt| router.reserve(&prompt.ask(), now).unwrap())
         .collect();
-    counts(seats.iter().map(prefill_id), 1, 8)
+    counts(assignments.iter().map(prefill_id), 1, 8)
 }
 
 #[test]
@@ -93,14 +93,14 @@ fn one_slow_start_is_not_held_against_a_worker_for_ever() {
         // The third worker's first prompt takes ten seconds, all others half a second.
         let mut now = 1_000;
         for id in 1..=4 {
-            let (phase, seat) = wish(id, 4_000)
+            let (phase, assignment) = wish(id, 4_000)
                 .prefilled_by(id)
                 .at(now)
                 .prefill(&mut router);
             now += if id == 3 { 10_000 } else { 500 };
             router.advance(at(now));
             phase.answered(GOOD, routing::route::Client::Waits, &mut router);
-            drop(seat);
+            drop(assignment);
         }
         let mut engines = Engines::new(&[RATE; 4], 0.0);
         engines.now = now as f64 / 1000.0;
@@ -124,14 +124,14 @@ fn found_even_equal_idle_workers_share_what_comes_one_after_the_other() {
             for name in 0..64 {
                 let prompt = Prompt::new(name, 40, 16);
                 let ask = prompt.ask();
-                let mut seat = router.reserve(&ask, at(now as u64)).unwrap();
-                let chosen = seat.prefill.as_ref().or(seat.decode.as_ref());
+                let mut assignment = router.reserve(&ask, at(now as u64)).unwrap();
+                let chosen = assignment.prefill.as_ref().or(assignment.decode.as_ref());
                 let id = chosen.unwrap().id.0;
                 // Some milliseconds with noise; the first prompt, and one in twenty, takes ten times as long.
                 let is_odd = !picked.contains(&id) || noise.u8(0..20) == 0;
                 now += (2.0 + 4.0 * noise.f64()) * if is_odd { 10.0 } else { 1.0 };
-                seat.first_token(at(now as u64));
-                drop(seat);
+                assignment.first_token(at(now as u64));
+                drop(assignment);
                 now += 30.0;
                 picked.push(id);
             }

@@ -223,9 +223,9 @@ fn spread(fields: Value, now: u64) -> Vec<u64> {
         router.hear_reports(&[engine(202, ms, 0, 0.1), engine(203, ms, 1, 0.1)]);
     }
     router.advance(at(now));
-    let seats = (0..48).map(|nth| wish(nth, 64).at(now).forward(&mut router).1);
-    let seats: Vec<_> = seats.collect();
-    counts(seats.iter().map(decode_id), 201, 3)
+    let assignments = (0..48).map(|nth| wish(nth, 64).at(now).forward(&mut router).1);
+    let assignments: Vec<_> = assignments.collect();
+    counts(assignments.iter().map(decode_id), 201, 3)
 }
 
 #[test]

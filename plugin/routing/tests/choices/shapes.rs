@@ -113,11 +113,11 @@ fn every_policy_reaches_every_rank_of_every_worker() {
 #[test]
 fn a_worker_that_runs_whole_is_reserved_alone() {
     let mut router = router(&wholes(1), json!({}), 1);
-    let seat = router
+    let assignment = router
         .reserve(&Prompt::new(1, 100, 16).ask(), at(1_000))
         .unwrap();
-    assert!(seat.prefill.is_none());
-    assert_eq!(decode_id(&seat), 201);
+    assert!(assignment.prefill.is_none());
+    assert_eq!(decode_id(&assignment), 201);
     let load = load(&router, 201);
     assert_eq!((load.prefill_tokens, load.prefills), (100, 1));
     assert_eq!((load.decode_blocks, load.decodes), (7, 1));

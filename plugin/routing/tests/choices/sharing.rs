@@ -127,12 +127,12 @@ fn met(sharing: Sharing, fields: &Value) -> usize {
         .map(|nth| long(nth).prefill(&mut two.a.router))
         .collect();
     two.tick();
-    let seats: Vec<Assignment> = (100..116)
+    let assignments: Vec<Assignment> = (100..116)
         .map(|nth| wish(nth, 64).prefill(&mut two.b.router).1)
         .collect();
     drop(held);
-    let on_its_half = |seat: &&Assignment| [101, 102].contains(&decode_id(seat));
-    seats.iter().filter(on_its_half).count()
+    let on_its_half = |assignment: &&Assignment| [101, 102].contains(&decode_id(assignment));
+    assignments.iter().filter(on_its_half).count()
 }
 
 #[test]

@@ -234,7 +234,7 @@ impl Wish {
     /// Plans the request; expects a prefill call.
     pub fn prefill(&self, router: &mut Router) -> (PrefillPhase, Assignment) {
         match self.plan(router) {
-            Ok(Plan::Prefill(phase, seat)) => (phase, seat),
+            Ok(Plan::Prefill(phase, assignment)) => (phase, assignment),
             Ok(_) => panic!("no prefill"),
             Err(refusal) => panic!("{refusal}"),
         }
@@ -243,7 +243,7 @@ impl Wish {
     /// Plans the request; expects one worker to run it whole.
     pub fn forward(&self, router: &mut Router) -> (Dispatch, Assignment) {
         match self.plan(router) {
-            Ok(Plan::Forward(dispatch, seat)) => (dispatch, seat),
+            Ok(Plan::Forward(dispatch, assignment)) => (dispatch, assignment),
             Ok(_) => panic!("not forwarded"),
             Err(refusal) => panic!("{refusal}"),
         }
@@ -251,12 +251,12 @@ impl Wish {
 
     /// Runs the prefill call with a good answer, after the time it takes at [`RATE`]; then the client leaves.
     pub fn served(&self, router: &mut Router) -> u64 {
-        let (phase, seat) = self.prefill(router);
+        let (phase, assignment) = self.prefill(router);
         let tokens = load(router, phase.worker().id.0).prefill_tokens;
         let id = phase.worker().id.0;
         router.advance(self.now + Duration::from_secs_f64(tokens as f64 / RATE));
         phase.answered(GOOD, Client::Waits, router);
-        drop(seat);
+        drop(assignment);
         id
     }
 
@@ -319,12 +319,12 @@ pub fn unevenness(counts: &[u64]) -> f64 {
     squares.sum::<f64>() / mean
 }
 
-pub fn prefill_id(seat: &Assignment) -> u64 {
-    seat.prefill.as_ref().unwrap().id.0
+pub fn prefill_id(assignment: &Assignment) -> u64 {
+    assignment.prefill.as_ref().unwrap().id.0
 }
 
-pub fn decode_id(seat: &Assignment) -> u64 {
-    seat.decode.as_ref().unwrap().id.0
+pub fn decode_id(assignment: &Assignment) -> u64 {
+    assignment.decode.as_ref().unwrap().id.0
 }
 
 /// A prefill answer that hands over two blocks.

@@ -66,7 +66,7 @@ fn those_who_wait_are_called_in_order_when_a_booking_ends() {
     assert_eq!((router.waiting(), router.called()), (2, both));
     assert!(again(&mut router, &mut sooner, 1100).is_none());
 
-    let (phase, seat) = first;
+    let (phase, assignment) = first;
     phase.answered(GOOD, Client::Waits, &mut router);
     let third = prefill(again(&mut router, &mut sooner, 1200).expect("its turn"));
     assert_eq!(sooner.into_body(), body(&json!({})));
@@ -74,7 +74,7 @@ fn those_who_wait_are_called_in_order_when_a_booking_ends() {
     assert!(again(&mut router, &mut later, 1300).is_none());
     router.gives_up(later.waiter);
     assert_eq!(router.waiting(), 0);
-    drop((seat, second, third));
+    drop((assignment, second, third));
     assert!(router.total_load().is_idle());
 }
 
@@ -83,10 +83,10 @@ fn one_who_wants_a_busy_worker_holds_nobody_up() {
     let mut router = strict(json!({"queue": {}}));
     let busy = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     let pinned = waits(ask(&mut router, json!({"prefill_worker_id": 1})));
-    let (other, seat) = prefill(ask(&mut router, json!({})));
+    let (other, assignment) = prefill(ask(&mut router, json!({})));
     assert_eq!(other.worker().id.0, 2);
     let behind = waits(ask(&mut router, json!({})));
-    drop((other, seat));
+    drop((other, assignment));
     assert_eq!(router.called(), [pinned.waiter, behind.waiter]);
     drop(busy);
 }
@@ -94,7 +94,7 @@ fn one_who_wants_a_busy_worker_holds_nobody_up() {
 #[test]
 fn a_request_that_was_let_in_is_tried_again_on_a_busy_worker_too() {
     let mut router = strict(json!({}));
-    let (first, _seat) = prefill(ask(&mut router, json!({})));
+    let (first, _assignment) = prefill(ask(&mut router, json!({})));
     let (second, _other) = prefill(ask(&mut router, json!({})));
     let failed = first.worker().id;
     let after = first.answered(status(503), Client::Waits, &mut router);
@@ -154,7 +154,7 @@ fn found_b2_a_request_that_waits_is_read_once_however_often_it_is_tried() {
         let admission = with(busy, json!({"queue": {}}));
         let workers = [worker("prefill", 1), worker("decode", 11)];
         let mut router = router("nixl", &workers, json!({"admission": admission}));
-        let (first, seat) = prefill(ask(&mut router, json!({})));
+        let (first, assignment) = prefill(ask(&mut router, json!({})));
         let before = router.take_tally().body_bytes;
         assert_eq!(before, body(&json!({})).len() as u64);
 
@@ -173,8 +173,9 @@ fn found_b2_a_request_that_waits_is_read_once_however_often_it_is_tried() {
         assert!(tally.picks.is_empty(), "{tally:?}");
 
         first.answered(GOOD, Client::Waits, &mut router);
-        drop(seat);
-        let (phase, _seat) = prefill(again(&mut router, &mut queued, 2000).expect("its turn"));
+        drop(assignment);
+        let (phase, _assignment) =
+            prefill(again(&mut router, &mut queued, 2000).expect("its turn"));
         assert_eq!(router.take_tally().body_bytes, 0);
         let kept = queued.into_body();
         assert_eq!(kept, long);
@@ -198,14 +199,14 @@ fn found_b2_what_waits_is_sent_as_it_would_have_been_at_once() {
             now: Duration::from_secs(1),
             ..PlanInput::default()
         };
-        let (first, seat) = prefill(router.plan(Generation::Chat, &long, told));
+        let (first, assignment) = prefill(router.plan(Generation::Chat, &long, told));
         let plan = router.plan(Generation::Chat, &long, told);
         let mut queued = waits_with(plan, long.clone());
         let expected = bare(&first.body(&long));
-        drop((first, seat));
-        let (phase, seat) = prefill(again(&mut router, &mut queued, 2000).expect("its turn"));
+        drop((first, assignment));
+        let (phase, assignment) = prefill(again(&mut router, &mut queued, 2000).expect("its turn"));
         assert_eq!(bare(&phase.body(&long)), expected, "{protocol}");
-        assert!(seat.may_recover());
+        assert!(assignment.may_recover());
     }
 }
 
@@ -256,9 +257,9 @@ fn found_b2_who_waits_is_served_by_those_who_are_there_when_its_turn_comes() {
     crate::support::replace(&mut router, &others);
     for queued in [&mut queued, &mut named] {
         let plan = again(&mut router, queued, 1100).expect("its turn");
-        let (phase, seat) = prefill(plan);
+        let (phase, assignment) = prefill(plan);
         assert!([3, 4].contains(&phase.worker().id.0));
-        drop((phase, seat));
+        drop((phase, assignment));
     }
     assert_eq!(router.waiting(), 0);
 }
@@ -274,7 +275,7 @@ fn a_busy_decode_worker_is_passed_over_and_all_busy_is_an_overload() {
     // A request takes at least one block: more than half of all.
     let first = prefill(ask(&mut router, json!({})));
     let second = prefill(ask(&mut router, json!({})));
-    let decodes = [&first, &second].map(|(_, seat)| seat.decode.as_ref().unwrap().id);
+    let decodes = [&first, &second].map(|(_, assignment)| assignment.decode.as_ref().unwrap().id);
     assert_ne!(decodes[0], decodes[1]);
     let refused = refusal(ask(&mut router, json!({})));
     assert!(matches!(

@@ -44,32 +44,32 @@ impl World {
         };
         let mut plan = router.plan(Generation::Chat, &body, told).ok();
         while let Some(next) = plan {
-            let (mut seat, came) = self.run(router, next);
+            let (mut assignment, came) = self.run(router, next);
             let Some(came) = came else {
-                router.request_ended(&seat);
+                router.request_ended(&assignment);
                 return false;
             };
-            let leg = seat.leg(router.pool().protocol);
-            let meaning = router.leg_ended(&mut seat, came);
+            let leg = assignment.leg(router.pool().protocol);
+            let meaning = router.leg_ended(&mut assignment, came);
             if came == Came::Good {
-                router.answer_begins(&mut seat);
-                router.request_ended(&seat);
+                router.answer_begins(&mut assignment);
+                router.request_ended(&assignment);
                 return true;
             }
             if meaning.follows == Follows::PassedOn {
-                router.request_ended(&seat);
+                router.request_ended(&assignment);
                 return false;
             }
-            let worker = seat.decode.as_ref().map(|worker| worker.id);
+            let worker = assignment.decode.as_ref().map(|worker| worker.id);
             let failed = Failed {
                 leg,
                 meaning,
                 workers: worker.as_slice(),
                 frontends: &[],
             };
-            plan = router.recover(&mut seat, &failed, &body, now);
+            plan = router.recover(&mut assignment, &failed, &body, now);
             if plan.is_none() {
-                router.request_ended(&seat);
+                router.request_ended(&assignment);
             }
         }
         false
@@ -78,8 +78,8 @@ impl World {
     /// Runs both legs of one try and returns how decode ended; none where prefill ended the try.
     fn run(&mut self, router: &mut Router, plan: Plan) -> (Assignment, Option<Came>) {
         match plan {
-            Plan::Forward(dispatch, seat) => self.decoded(dispatch, seat),
-            Plan::Prefill(mut phase, mut seat) => loop {
+            Plan::Forward(dispatch, assignment) => self.decoded(dispatch, assignment),
+            Plan::Prefill(mut phase, mut assignment) => loop {
                 let worker = phase.worker().id.0;
                 self.asked.push((Some(worker), None));
                 match phase.answered((self.prefill)(worker), Client::Waits, router) {
@@ -90,24 +90,28 @@ impl World {
                         staged,
                         ..
                     } => {
-                        seat.prefill = router.fleet().get(WorkerId(worker)).cloned();
-                        router.seat_decode(&mut seat, &decode, key, staged);
-                        return self.decoded(dispatch, seat);
+                        assignment.prefill = router.fleet().get(WorkerId(worker)).cloned();
+                        router.assign_decode(&mut assignment, &decode, key, staged);
+                        return self.decoded(dispatch, assignment);
                     }
-                    _ => return (seat, None),
+                    _ => return (assignment, None),
                 }
             },
             _ => panic!("neither forwarded nor prefilled"),
         }
     }
 
-    fn decoded(&mut self, dispatch: Dispatch, seat: Assignment) -> (Assignment, Option<Came>) {
+    fn decoded(
+        &mut self,
+        dispatch: Dispatch,
+        assignment: Assignment,
+    ) -> (Assignment, Option<Came>) {
         assert!(!dispatch.destinations.is_empty());
-        let prefill = seat.prefill.as_ref().map(|worker| worker.id.0);
-        let decode = seat.decode.as_ref().expect("who decodes").id.0;
+        let prefill = assignment.prefill.as_ref().map(|worker| worker.id.0);
+        let decode = assignment.decode.as_ref().expect("who decodes").id.0;
         self.asked.push((prefill, Some(decode)));
         let came = (self.decode)(prefill, decode);
-        (seat, Some(came))
+        (assignment, Some(came))
     }
 
     /// Number of calls of the prefill worker, direct or behind a sidecar.
@@ -410,13 +414,13 @@ fn found_c3_clients_that_leave_eject_no_prefill_worker() {
     let workers: Vec<Value> = workers.collect();
     let mut router = router("sglang", &workers, json!({}));
     for number in 0..12 {
-        let (phase, seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+        let (phase, assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
         phase.answered(status(500), Client::Left, &mut router);
-        router.request_ended(&seat);
-        let (phase, mut seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
+        router.request_ended(&assignment);
+        let (phase, mut assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
         phase.answered(GOOD, Client::Waits, &mut router);
-        router.answer_begins(&mut seat);
-        router.request_ended(&seat);
+        router.answer_begins(&mut assignment);
+        router.request_ended(&assignment);
         assert_eq!(router.ejected(), 0, "{number}");
     }
 }

@@ -46,11 +46,11 @@ fn under(policy: &str) -> Router {
 /// The ports that a plain request, and the decode leg of another, may go to.
 fn ports(router: &mut Router) -> (Vec<u16>, Vec<u16>) {
     let (plain, _) = router.plain(None).unwrap();
-    let (phase, seat) = prefill(ask(router, json!({})));
+    let (phase, assignment) = prefill(ask(router, json!({})));
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, router) else {
         panic!("no decode");
     };
-    drop(seat);
+    drop(assignment);
     let ports = |to: &[SocketAddr]| to.iter().map(SocketAddr::port).collect();
     (ports(&plain.destinations), ports(&dispatch.destinations))
 }
@@ -155,8 +155,8 @@ fn who_names_one_that_drains_is_told_so() {
 #[test]
 fn it_keeps_what_it_has_until_it_leaves() {
     let mut router = under("kv");
-    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
-    let (prefill_id, decode_id) = (phase.worker().id, seat.decode.as_ref().unwrap().id);
+    let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
+    let (prefill_id, decode_id) = (phase.worker().id, assignment.decode.as_ref().unwrap().id);
     let booked = |router: &Router, id: WorkerId| {
         let worker = router.fleet().get(id).unwrap();
         (router.worker_load(worker), router.remembered_blocks(worker))
@@ -170,11 +170,11 @@ fn it_keeps_what_it_has_until_it_leaves() {
     let other = 23 - decode_id.0;
     let address = |router: &Router, id: u64| router.fleet().get(WorkerId(id)).unwrap().address;
     let (here, there) = (address(&router, decode_id.0), address(&router, other));
-    router.served_by(&mut seat, there.unwrap());
-    assert_eq!(seat.decode.as_ref().unwrap().id.0, other);
-    router.served_by(&mut seat, here.unwrap());
-    assert_eq!(seat.decode.as_ref().unwrap().id, decode_id);
-    drop((phase, seat));
+    router.served_by(&mut assignment, there.unwrap());
+    assert_eq!(assignment.decode.as_ref().unwrap().id.0, other);
+    router.served_by(&mut assignment, here.unwrap());
+    assert_eq!(assignment.decode.as_ref().unwrap().id, decode_id);
+    drop((phase, assignment));
     assert!(router.total_load().is_idle());
 }
 
@@ -182,8 +182,8 @@ fn it_keeps_what_it_has_until_it_leaves() {
 fn a_decode_leg_that_is_yet_to_go_goes_elsewhere_if_it_can_and_there_if_it_must() {
     let mut router = router("nixl", &two_by_two(), json!({}));
     for others_too in [false, true] {
-        let (phase, seat) = prefill(ask(&mut router, json!({})));
-        let picked = seat.decode.as_ref().unwrap().id.0;
+        let (phase, assignment) = prefill(ask(&mut router, json!({})));
+        let picked = assignment.decode.as_ref().unwrap().id.0;
         match others_too {
             false => drain(&mut router, &[picked]),
             true => drain(&mut router, &[11, 12]),
@@ -201,7 +201,7 @@ fn a_decode_leg_that_is_yet_to_go_goes_elsewhere_if_it_can_and_there_if_it_must(
         say(&mut router, Condition::Ready, &[11, 12]);
     }
     // The caller named the worker before it drained, so the worker still finishes the request.
-    let (phase, _seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
     drain(&mut router, &[11]);
     let AfterPrefill::Decode { target, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
@@ -218,7 +218,7 @@ fn one_that_drains_takes_no_second_try() {
         worker("decode", 11),
     ];
     let mut router = router("nixl", &workers, json!({}));
-    let (phase, _seat) = prefill(ask(&mut router, json!({})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({})));
     let first = phase.worker().id.0;
     drain(&mut router, &[3 - first]);
     let after = phase.answered(status(500), Client::Waits, &mut router);

@@ -31,7 +31,7 @@ fn start(router: &mut Router, body: &Value) -> (PrefillPhase, Assignment) {
 #[test]
 fn an_answer_that_ended_by_itself_is_the_clients_as_json_or_as_a_stream() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, seat) = start(&mut router, &json!({"model": "m", "messages": []}));
+    let (phase, assignment) = start(&mut router, &json!({"model": "m", "messages": []}));
     let AfterPrefill::Terminal(terminal) = phase.answered(whole(ENDED), Client::Waits, &mut router)
     else {
         panic!("not the whole answer");
@@ -54,10 +54,10 @@ fn an_answer_that_ended_by_itself_is_the_clients_as_json_or_as_a_stream() {
     );
     assert_eq!(text.matches("data: ").count(), 3);
     assert_eq!(router.total_load().prefills, 0);
-    drop((seat, other));
+    drop((assignment, other));
 
     // No client waits, and nothing is staged.
-    let (phase, _seat) = start(&mut router, &json!({"model": "m", "messages": []}));
+    let (phase, _assignment) = start(&mut router, &json!({"model": "m", "messages": []}));
     let after = phase.answered(whole(ENDED), Client::Left, &mut router);
     assert_eq!(word(&after), "nothing");
 }
@@ -66,7 +66,7 @@ fn an_answer_that_ended_by_itself_is_the_clients_as_json_or_as_a_stream() {
 fn the_length_limit_without_a_handoff_is_a_failure_and_never_a_bare_decode() {
     let cut = ENDED.replace("\"stop\"", "\"length\"");
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, _seat) = start(&mut router, &json!({"model": "m", "messages": []}));
+    let (phase, _assignment) = start(&mut router, &json!({"model": "m", "messages": []}));
     let AfterPrefill::Again(phase) = phase.answered(whole(&cut), Client::Waits, &mut router) else {
         panic!("not tried again");
     };
@@ -88,7 +88,7 @@ fn found_v7_what_ended_by_itself_and_was_staged_is_answered_and_cleaned_up() {
     );
     let mut router = router("nixl", &two_by_two(), json!({}));
     let asked = json!({"model": "m", "messages": []});
-    let (phase, _seat) = start(&mut router, &asked);
+    let (phase, _assignment) = start(&mut router, &asked);
     let AfterPrefill::TerminalStaged(terminal, rest) =
         phase.answered(whole(&staged), Client::Waits, &mut router)
     else {
@@ -117,7 +117,7 @@ fn found_l2_one_token_is_no_whole_answer_of_the_responses_interface() {
         now: std::time::Duration::from_secs(1),
         ..PlanInput::default()
     };
-    let (phase, _seat) = prefill(router.plan(Generation::Responses, asked.as_bytes(), told));
+    let (phase, _assignment) = prefill(router.plan(Generation::Responses, asked.as_bytes(), told));
     let AfterPrefill::Again(phase) = phase.answered(whole(answer), Client::Waits, &mut router)
     else {
         panic!("not tried again");
@@ -147,7 +147,7 @@ fn found_b12_a_prefill_beside_that_failed_inside_is_not_good() {
         ("", "good"),
     ] {
         let mut router = router("sglang", &two_by_two(), json!({}));
-        let (phase, _seat) = start(&mut router, &json!({"model": "m", "messages": []}));
+        let (phase, _assignment) = start(&mut router, &json!({"model": "m", "messages": []}));
         let after = phase.answered(whole(answer), Client::Waits, &mut router);
         assert_eq!(word(&after), followed, "{answer}");
     }
@@ -161,7 +161,7 @@ fn the_decode_leg_has_the_clients_own_limits_again_and_what_was_absent_stays_so(
         json!({"model": "m", "messages": [], "max_completion_tokens": 7}),
         json!({"model": "m", "messages": []}),
     ] {
-        let (phase, _seat) = start(&mut router, &asked);
+        let (phase, _assignment) = start(&mut router, &asked);
         let sent: Value =
             serde_json::from_slice(&phase.body(asked.to_string().as_bytes())).unwrap();
         assert!(
@@ -190,8 +190,8 @@ fn the_decode_leg_has_the_clients_own_limits_again_and_what_was_absent_stays_so(
 #[test]
 fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
-    let left = seat.decode.as_ref().unwrap().id.0;
+    let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
+    let left = assignment.decode.as_ref().unwrap().id.0;
     let other = 23 - left;
     leave(&mut router, &[left]);
     let AfterPrefill::Decode {
@@ -212,7 +212,7 @@ fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
             .collect::<Vec<_>>(),
         [other]
     );
-    router.seat_decode(&mut seat, &target.0, target.1, staged);
+    router.assign_decode(&mut assignment, &target.0, target.1, staged);
     assert_eq!(router.total_load().decodes, 1);
     assert_eq!(
         router
@@ -220,11 +220,11 @@ fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
             .decodes,
         1
     );
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
 
     // Without a decode worker the request is refused, and may be retried.
-    let (phase, _seat) = prefill(ask(&mut router, json!({})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({})));
     leave(&mut router, &[other]);
     let AfterPrefill::Refused(refused) = phase.answered(GOOD, Client::Waits, &mut router) else {
         panic!("not refused");
@@ -238,8 +238,8 @@ fn a_decode_worker_that_left_meanwhile_is_replaced_and_the_charge_goes_along() {
 #[test]
 fn one_of_the_others_that_left_meanwhile_is_not_tried() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, seat) = prefill(ask(&mut router, json!({})));
-    let picked = seat.decode.as_ref().unwrap().id.0;
+    let (phase, assignment) = prefill(ask(&mut router, json!({})));
+    let picked = assignment.decode.as_ref().unwrap().id.0;
     leave(&mut router, &[23 - picked]);
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
@@ -253,8 +253,8 @@ fn one_of_the_others_that_left_meanwhile_is_not_tried() {
 fn a_client_that_leaves_before_prefill_is_called_leaves_nothing() {
     for protocol in ["nixl", "sglang"] {
         let mut router = router(protocol, &two_by_two(), json!({}));
-        let (phase, seat) = prefill(ask(&mut router, json!({})));
-        drop((phase, seat));
+        let (phase, assignment) = prefill(ask(&mut router, json!({})));
+        drop((phase, assignment));
         assert!(router.total_load().is_idle());
     }
 }
@@ -264,9 +264,9 @@ fn blocks_that_a_client_left_behind_are_fetched_by_a_leg_of_one_token() {
     let mut router = router("nixl", &two_by_two(), json!({}));
     let asked =
         json!({"model": "m", "messages": [], "stream": true, "max_tokens": 100, "min_tokens": 9});
-    let (phase, seat) = start(&mut router, &asked);
-    let decode = seat.decode.as_ref().unwrap().address.unwrap();
-    drop(seat);
+    let (phase, assignment) = start(&mut router, &asked);
+    let decode = assignment.decode.as_ref().unwrap().address.unwrap();
+    drop(assignment);
     let AfterPrefill::CleanUp(leg) = phase.answered(GOOD, Client::Left, &mut router) else {
         panic!("no clean-up");
     };
@@ -278,14 +278,14 @@ fn blocks_that_a_client_left_behind_are_fetched_by_a_leg_of_one_token() {
     assert!(router.total_load().is_idle());
 
     // By another worker where the picked one has left; not at all where all have.
-    let (phase, seat) = start(&mut router, &asked);
-    let picked = seat.decode.as_ref().unwrap().id.0;
+    let (phase, assignment) = start(&mut router, &asked);
+    let picked = assignment.decode.as_ref().unwrap().id.0;
     leave(&mut router, &[picked]);
     let AfterPrefill::CleanUp(leg) = phase.answered(GOOD, Client::Left, &mut router) else {
         panic!("no clean-up");
     };
     assert_eq!(u64::from(leg.dispatch.destinations[0].port()), 23 - picked);
-    let (phase, _seat) = start(&mut router, &asked);
+    let (phase, _assignment) = start(&mut router, &asked);
     leave(&mut router, &[23 - picked]);
     let after = phase.answered(GOOD, Client::Left, &mut router);
     assert!(matches!(after, AfterPrefill::Leaked { blocks: 2 }));
@@ -302,7 +302,7 @@ fn what_ran_whole_has_nothing_staged() {
 fn a_client_error_of_prefill_is_nobodys_where_nobody_waits() {
     let mut router = router("nixl", &two_by_two(), json!({}));
     for (client, expected) in [(Client::Waits, "answer"), (Client::Left, "nothing")] {
-        let (phase, _seat) = prefill(ask(&mut router, json!({})));
+        let (phase, _assignment) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(status(422), client, &mut router);
         assert_eq!(word(&after), expected);
     }

@@ -58,7 +58,7 @@ fn found_b15_a_hand_off_to_another_network_is_not_carried_out() {
                 ("trtllm", true) => format!("[{odd}]"),
                 _ => odd.to_owned(),
             };
-            let (phase, seat) = begin(&mut router);
+            let (phase, assignment) = begin(&mut router);
             let AfterPrefill::Again(phase) =
                 phase.answered(whole(&answer(&odd)), Client::Waits, &mut router)
             else {
@@ -66,7 +66,7 @@ fn found_b15_a_hand_off_to_another_network_is_not_carried_out() {
             };
             let after = phase.answered(whole(&answer("127.0.0.1")), Client::Waits, &mut router);
             assert_eq!(word(&after), "decode", "{protocol}: {odd}");
-            drop(seat);
+            drop(assignment);
             let remarks = router.take_remarks();
             let said = |part: &str| remarks.iter().any(|remark| remark.contains(part));
             assert!(said("handoff.networks"), "{remarks:?}");
@@ -78,7 +78,7 @@ fn found_b15_a_hand_off_to_another_network_is_not_carried_out() {
 #[test]
 fn found_b15_where_no_other_is_left_the_client_is_told() {
     let mut router = router("nixl", &two_by_two(), networks(&["127.0.0.0/8"]));
-    let (mut phase, _seat) = begin(&mut router);
+    let (mut phase, _assignment) = begin(&mut router);
     let refused = loop {
         match phase.answered(whole(&nixl(ELSEWHERE)), Client::Waits, &mut router) {
             AfterPrefill::Again(next) => phase = next,
@@ -99,7 +99,7 @@ fn found_b15_where_no_other_is_left_the_client_is_told() {
     assert_eq!(router.take_lost(), lost);
     assert_eq!(router.take_lost(), Lost::default());
     // Not fetched for a client that has left either.
-    let (phase, _seat) = begin(&mut router);
+    let (phase, _assignment) = begin(&mut router);
     let after = phase.answered(whole(&nixl(ELSEWHERE)), Client::Left, &mut router);
     assert_eq!(word(&after), "nothing");
     assert_eq!(router.take_lost().handoffs, 1);
@@ -110,7 +110,7 @@ fn found_b15_another_host_than_the_workers_own_is_told_of_once() {
     let mut router = router("nixl", &two_by_two(), json!({}));
     for host in [ELSEWHERE, "rdma-7.local", ELSEWHERE, "127.0.0.1"] {
         for _ in 0..2 {
-            let (phase, _seat) = begin(&mut router);
+            let (phase, _assignment) = begin(&mut router);
             let after = phase.answered(whole(&nixl(host)), Client::Waits, &mut router);
             assert_eq!(word(&after), "decode", "{host}");
         }
@@ -128,7 +128,7 @@ fn found_b15_another_host_than_the_workers_own_is_told_of_once() {
 #[test]
 fn found_b18_a_hand_off_that_no_decode_worker_is_left_for_is_lost() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, _seat) = begin(&mut router);
+    let (phase, _assignment) = begin(&mut router);
     leave(&mut router, &[11, 12]);
     let after = phase.answered(GOOD, Client::Waits, &mut router);
     assert_eq!(word(&after), "refused");

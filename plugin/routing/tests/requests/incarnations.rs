@@ -39,7 +39,7 @@ fn moves(router: &mut Router, id: u64, address: &str) {
 /// Where the legs of a request that names prefill worker 1 meet.
 fn bootstrap(router: &mut Router) -> (Value, Value) {
     let named = json!({"prefill_worker_id": 1});
-    let (phase, _seat) = prefill(ask(router, named.clone()));
+    let (phase, _assignment) = prefill(ask(router, named.clone()));
     let leg: Value = serde_json::from_slice(&phase.body(&body(&named))).unwrap();
     (leg["bootstrap_host"].clone(), leg["bootstrap_port"].clone())
 }
@@ -104,7 +104,7 @@ fn found_c2_one_that_took_no_connection_tells_again_before_it_is_handed_anything
         let worker = life(&router, id);
         assert!(router.on_reply(&worker, &info(9_000)));
     }
-    let (phase, _seat) = prefill(ask(&mut router, json!({})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({})));
     let failed = phase.worker().id.0;
     phase.answered(UNREACHED, Client::Waits, &mut router);
     let unbound: Vec<u64> = router
@@ -119,8 +119,8 @@ fn found_c2_one_that_took_no_connection_tells_again_before_it_is_handed_anything
 #[test]
 fn found_c2_a_decode_worker_that_has_moved_gets_no_leg_at_the_address_it_had() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, seat) = prefill(ask(&mut router, json!({})));
-    let decode = seat.decode.as_ref().unwrap().id.0;
+    let (phase, assignment) = prefill(ask(&mut router, json!({})));
+    let decode = assignment.decode.as_ref().unwrap().id.0;
     let other = 23 - decode;
     // All decode workers move: the leg goes to one at its new address.
     moves(&mut router, decode, "127.0.0.9:500");
@@ -139,7 +139,7 @@ fn found_c2_a_decode_worker_that_has_moved_gets_no_leg_at_the_address_it_had() {
 fn failed_in_a_former_life(came: Came) -> Router {
     let mut router = router("nixl", &two_by_two(), json!({"health": {"eject_after": 1}}));
     for time in 1..=4 {
-        let (phase, mut seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
+        let (phase, mut assignment) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
         let AfterPrefill::Decode {
             target: (worker, key),
             staged,
@@ -148,10 +148,10 @@ fn failed_in_a_former_life(came: Came) -> Router {
         else {
             panic!("no decode");
         };
-        router.seat_decode(&mut seat, &worker, key, staged);
+        router.assign_decode(&mut assignment, &worker, key, staged);
         moves(&mut router, 11, &format!("127.0.0.9:{time}"));
-        router.leg_ended(&mut seat, came);
-        router.request_ended(&seat);
+        router.leg_ended(&mut assignment, came);
+        router.request_ended(&assignment);
     }
     router
 }
@@ -183,7 +183,7 @@ fn found_c2_what_fails_in_a_former_life_is_not_held_against_the_one_that_came_ba
 #[test]
 fn found_c2_a_suspicion_that_is_decided_late_dies_with_the_life_it_is_of() {
     let mut router = router("nixl", &two_by_two(), json!({"health": {"eject_after": 1}}));
-    let (phase, seat) = prefill(ask(&mut router, json!({})));
+    let (phase, assignment) = prefill(ask(&mut router, json!({})));
     let failed = phase.worker().id.0;
     let after = phase.answered(status(500), Client::Waits, &mut router);
     assert_eq!(word(&after), "again");
@@ -193,6 +193,6 @@ fn found_c2_a_suspicion_that_is_decided_late_dies_with_the_life_it_is_of() {
     };
     // A success of the second worker after the first one's failure would otherwise eject the first.
     second.answered(GOOD, Client::Waits, &mut router);
-    router.request_ended(&seat);
+    router.request_ended(&assignment);
     assert_eq!(router.ejected(), 0);
 }

@@ -61,7 +61,7 @@ fn foreign_json_of_any_depth_is_read_or_refused_without_a_stack() {
         deep.clone(),
     ] {
         let body = nested(3);
-        let (phase, _seat) = prefill(plan(&mut router, Generation::Chat, body.as_bytes()));
+        let (phase, _assignment) = prefill(plan(&mut router, Generation::Chat, body.as_bytes()));
         let answer = PrefillAnswer::whole(200, answer.as_bytes());
         let after = phase.answered(answer, Client::Waits, &mut router);
         assert!(
@@ -96,7 +96,7 @@ fn a_prefill_answer_that_is_too_long_has_failed() {
     let mut router = for_strangers("nixl");
     let after = |router: &mut Router, answer: &[u8]| {
         let body = nested(3);
-        let (phase, _seat) = prefill(plan(router, Generation::Chat, body.as_bytes()));
+        let (phase, _assignment) = prefill(plan(router, Generation::Chat, body.as_bytes()));
         let answer = PrefillAnswer::whole(200, answer);
         word(&phase.answered(answer, Client::Waits, router))
     };

@@ -29,7 +29,7 @@ fn found_c7_a_backend_id_pins_decode_and_leaves_prefill_free() {
     let header = [("x-dynamo-backend-instance-id", "12".to_owned())];
     assert_eq!(pair(ask_with(&mut router, &header, json!({}))).1, 12);
     // Another prefill worker may replace a failed one.
-    let (phase, _seat) = prefill(ask(&mut router, named.clone()));
+    let (phase, _assignment) = prefill(ask(&mut router, named.clone()));
     let after = phase.answered(status(500), Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Again(_)));
     let both = json!({"backend_instance_id": 11, "prefill_worker_id": 2});
@@ -96,8 +96,8 @@ fn found_c9_a_name_that_is_nobodys_any_more_is_left_out_where_the_policy_aggrega
         assert_eq!(pairs(&mut router, &one, 6), HashSet::from([(2, 11)]));
     }
     let mut direct = router("direct", &two_by_two(), json!({}));
-    let (dispatch, seat) = forward(ask(&mut direct, json!({"prefill_worker_id": 99})));
-    let picked = seat.prefill.as_ref().unwrap().id.to_string();
+    let (dispatch, assignment) = forward(ask(&mut direct, json!({"prefill_worker_id": 99})));
+    let picked = assignment.prefill.as_ref().unwrap().id.to_string();
     let told = dispatch
         .headers
         .iter()
@@ -197,12 +197,13 @@ fn only_those_whose_ids_are_allowed_are_picked() {
     for protocol in ["nixl", "direct"] {
         let mut router = router(protocol, &two_by_two(), json!({}));
         let picked = |router: &mut Router, said: Value| match ask(router, said) {
-            Ok(Plan::Prefill(phase, seat)) => {
-                (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0)
-            }
-            Ok(Plan::Forward(_, seat)) => (
-                seat.prefill.as_ref().unwrap().id.0,
-                seat.decode.as_ref().unwrap().id.0,
+            Ok(Plan::Prefill(phase, assignment)) => (
+                phase.worker().id.0,
+                assignment.decode.as_ref().unwrap().id.0,
+            ),
+            Ok(Plan::Forward(_, assignment)) => (
+                assignment.prefill.as_ref().unwrap().id.0,
+                assignment.decode.as_ref().unwrap().id.0,
             ),
             Ok(_) => panic!("nobody is picked"),
             Err(refusal) => panic!("{refusal}"),
@@ -241,7 +242,7 @@ fn only_those_whose_ids_are_allowed_are_picked() {
     }
     // Alternative destinations are allowed ones, too.
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, _seat) = prefill(ask(&mut router, json!({"allowed_worker_ids": [1, 12]})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"allowed_worker_ids": [1, 12]})));
     let after = phase.answered(GOOD, Client::Waits, &mut router);
     let AfterPrefill::Decode { dispatch, .. } = after else {
         panic!("no decode");
@@ -275,6 +276,6 @@ fn a_name_without_a_rank_goes_to_the_rank_that_has_least_to_do() {
         .map(|_| prefill(ask(&mut router, short(1))))
         .collect();
     // One long prompt is more work than three short ones.
-    let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     assert_eq!(phase.headers(), [("x-data-parallel-rank", "1".to_owned())]);
 }

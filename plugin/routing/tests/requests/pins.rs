@@ -123,7 +123,7 @@ fn ids_are_64_bits_and_pinned_requests_are_booked_like_others() {
     let mut router = router("nixl", &workers, json!({}));
     let named = json!({"prefill_worker_id": max, "decode_worker_id": max - 1});
     assert_eq!(query(&mut router, named.clone()), (max, max - 1));
-    let (phase, seat) = prefill(ask(&mut router, named));
+    let (phase, assignment) = prefill(ask(&mut router, named));
     assert_eq!(
         router
             .worker_load(router.fleet().get(WorkerId(max)).unwrap())
@@ -142,10 +142,10 @@ fn ids_are_64_bits_and_pinned_requests_are_booked_like_others() {
         panic!("no decode");
     };
     assert_eq!(dispatch.destinations.len(), 1);
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
     // No other worker is tried either.
-    let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     let after = phase.answered(status(503), Client::Waits, &mut router);
     assert_eq!(word(&after), "refused");
 }
@@ -191,7 +191,7 @@ fn ranks_of_prefill_and_decode_are_kept_apart() {
     let mut router = router("nixl", &fleet(), json!({}));
     let nvext =
         json!({"prefill_worker_id": 1, "prefill_dp_rank": 1, "decode_worker_id": 11, "dp_rank": 0});
-    let (phase, _seat) = prefill(ask(&mut router, nvext));
+    let (phase, _assignment) = prefill(ask(&mut router, nvext));
     assert_eq!(phase.headers(), [("x-data-parallel-rank", "1".to_owned())]);
     let AfterPrefill::Decode {
         dispatch, target, ..
@@ -207,8 +207,8 @@ fn ranks_of_prefill_and_decode_are_kept_apart() {
 fn of_a_named_workers_ranks_the_least_busy_one_is_taken() {
     let mut router = router("nixl", &fleet(), json!({}));
     let named = json!({"prefill_worker_id": 1, "decode_worker_id": 11});
-    let (_first, _first_seat) = prefill(ask(&mut router, named.clone()));
-    let (second, _second_seat) = prefill(ask(&mut router, named));
+    let (_first, _first_assignment) = prefill(ask(&mut router, named.clone()));
+    let (second, _second_assignment) = prefill(ask(&mut router, named));
     assert_eq!(second.headers(), [("x-data-parallel-rank", "1".to_owned())]);
     let AfterPrefill::Decode { dispatch, .. } = second.answered(GOOD, Client::Waits, &mut router)
     else {
@@ -353,7 +353,7 @@ fn a_query_is_answered_in_the_form_that_was_asked_for() {
 #[test]
 fn found_w3_a_named_prefill_worker_is_asked_again_after_a_first_reset() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     let after = phase.answered(whole_of(503, RESET), Client::Waits, &mut router);
     let AfterPrefill::Again(phase) = after else {
         panic!("{}", word(&after));
@@ -364,7 +364,7 @@ fn found_w3_a_named_prefill_worker_is_asked_again_after_a_first_reset() {
 
     // The worker's own failures are passed on at once.
     for answer in [UNREACHED, status(500)] {
-        let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
+        let (phase, _assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
         let after = phase.answered(answer, Client::Waits, &mut router);
         assert_eq!(word(&after), "refused", "{answer}");
     }

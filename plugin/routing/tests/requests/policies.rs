@@ -33,14 +33,14 @@ fn without_a_prefill_worker_the_policy_answers() {
                         );
                         continue;
                     }
-                    let (dispatch, seat) = forward(plan);
-                    let id = seat.decode.as_ref().unwrap().id.0;
+                    let (dispatch, assignment) = forward(plan);
+                    let id = assignment.decode.as_ref().unwrap().id.0;
                     // A decode-only worker is not among the destinations.
                     let ports: Vec<u16> =
                         dispatch.destinations.iter().map(|to| to.port()).collect();
                     assert!(runs_whole || ports == [21], "{ports:?}");
                     let fallback = (id == 11).then_some(Fallback::PrefillAbsent);
-                    assert_eq!(seat.fallback, fallback);
+                    assert_eq!(assignment.fallback, fallback);
                 }
             }
         }
@@ -119,8 +119,8 @@ fn fails_as_it_should(
     expected: &[&str],
 ) {
     let mut router = router("nixl", workers, fields.clone());
-    let (mut phase, seat) = prefill(ask(&mut router, json!({})));
-    let decode = seat.decode.as_ref().unwrap().address.unwrap();
+    let (mut phase, assignment) = prefill(ask(&mut router, json!({})));
+    let decode = assignment.decode.as_ref().unwrap().address.unwrap();
     for (tried, outcome) in expected.iter().enumerate() {
         let after = phase.answered(status(500), Client::Waits, &mut router);
         assert_eq!(word(&after), *outcome, "{workers:?} {fields}");
@@ -147,7 +147,7 @@ fn fails_as_it_should(
         }
     }
     assert_eq!(router.total_load().prefills, 0);
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
 }
 
@@ -155,7 +155,7 @@ fn fails_as_it_should(
 fn nothing_is_tried_for_a_client_that_has_left() {
     let fields = json!({"on_prefill_failure": ["retry_other", "decode_only"], "decode": {"runs_whole_requests": true}});
     let mut router = router("nixl", &two_by_two(), fields);
-    let (phase, _seat) = prefill(ask(&mut router, json!({})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({})));
     let after = phase.answered(status(500), Client::Left, &mut router);
     assert_eq!(word(&after), "nothing");
 }

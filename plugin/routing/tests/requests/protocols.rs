@@ -56,7 +56,7 @@ fn mooncakes_legs_name_one_transfer_and_the_engine_that_was_told() {
         Refusal::NotServed(_)
     ));
     assert!(tell(&mut router, 1, "e-1"));
-    let (phase, _seat) = prefill(plan(&mut router, Generation::Chat, &chat()));
+    let (phase, _assignment) = prefill(plan(&mut router, Generation::Chat, &chat()));
     assert_eq!(phase.worker().id, WorkerId(1), "only it has told");
     let leg = parsed(&phase.body(chat().to_string().as_bytes()));
     let transfer = leg["kv_transfer_params"]["transfer_id"].clone();
@@ -82,7 +82,7 @@ fn a_mooncake_worker_that_took_no_connection_must_tell_anew() {
         told.map(|question| question.worker.id.0)
             .collect::<Vec<_>>()
     };
-    let (phase, _seat) = prefill(plan(&mut router, Generation::Chat, &chat()));
+    let (phase, _assignment) = prefill(plan(&mut router, Generation::Chat, &chat()));
     let failed = phase.worker().id.0;
     let after = phase.answered(UNREACHED, Client::Waits, &mut router);
     assert!(matches!(after, AfterPrefill::Again(next) if next.worker().id.0 != failed));
@@ -105,7 +105,7 @@ fn trtllms_ids_pass_as_they_are_written_and_each_try_has_its_own() {
             .as_u64()
             .unwrap()
     };
-    let (phase, _seat) = prefill(plan(&mut router, Generation::Completions, &client));
+    let (phase, _assignment) = prefill(plan(&mut router, Generation::Completions, &client));
     let first = id(&phase);
     assert!((1 << 62..1 << 63).contains(&first));
     let AfterPrefill::Again(phase) = phase.answered(status(500), Client::Waits, &mut router) else {
@@ -129,8 +129,8 @@ fn trtllms_ids_pass_as_they_are_written_and_each_try_has_its_own() {
 #[test]
 fn llmds_sidecar_is_told_who_prefills_and_the_body_is_let_be() {
     let mut router = router("llmd", &two_by_two(), json!({}));
-    let (dispatch, seat) = forward(plan(&mut router, Generation::Chat, &chat()));
-    let prefill = seat.prefill.as_ref().unwrap().address.unwrap();
+    let (dispatch, assignment) = forward(plan(&mut router, Generation::Chat, &chat()));
+    let prefill = assignment.prefill.as_ref().unwrap().address.unwrap();
     let told = ("x-prefiller-host-port", prefill.to_string());
     assert!(dispatch.headers.contains(&told), "{:?}", dispatch.headers);
     assert_eq!(dispatch.destinations[0].port() / 10, 1, "a decode worker");
@@ -142,7 +142,7 @@ fn llmds_sidecar_is_told_who_prefills_and_the_body_is_let_be() {
 fn several_sequences_have_a_room_each_or_run_whole_or_are_refused() {
     let batch = json!({"model": "m", "prompt": ["a", "b"], "n": 2});
     let mut sglang = router("sglang", &two_by_two(), json!({}));
-    let (phase, _seat) = prefill(plan(&mut sglang, Generation::Completions, &batch));
+    let (phase, _assignment) = prefill(plan(&mut sglang, Generation::Completions, &batch));
     let leg = parsed(&phase.body(batch.to_string().as_bytes()));
     let rooms = leg["bootstrap_room"].as_array().expect("a list");
     assert_eq!(rooms.len(), 4);
@@ -155,8 +155,8 @@ fn several_sequences_have_a_room_each_or_run_whole_or_are_refused() {
         let mut whole = two_by_two();
         whole.push(worker("aggregated", 21));
         let mut mixed = router(protocol, &whole, json!({}));
-        let (_, seat) = forward(plan(&mut mixed, Generation::Completions, &batch));
-        assert_eq!(seat.decode.unwrap().id, WorkerId(21));
+        let (_, assignment) = forward(plan(&mut mixed, Generation::Completions, &batch));
+        assert_eq!(assignment.decode.unwrap().id, WorkerId(21));
     }
 }
 
@@ -164,7 +164,7 @@ fn several_sequences_have_a_room_each_or_run_whole_or_are_refused() {
 fn sglangs_generate_names_no_model_and_others_do_not_split_it() {
     let body = json!({"text": "hello", "sampling_params": {"max_new_tokens": 5}});
     let mut sglang = router("sglang", &two_by_two(), json!({}));
-    let (phase, _seat) = prefill(plan(&mut sglang, Generation::Generate, &body));
+    let (phase, _assignment) = prefill(plan(&mut sglang, Generation::Generate, &body));
     let leg = parsed(&phase.body(body.to_string().as_bytes()));
     assert_eq!(leg["sampling_params"]["max_new_tokens"], 1);
     let mut nixl = router("nixl", &two_by_two(), json!({}));
@@ -177,9 +177,9 @@ fn a_hand_off_of_ones_own_is_a_trusted_callers_alone() {
     let own =
         json!({"model": "m", "messages": [], "kv_transfer_params": {"do_remote_prefill": true}});
     let mut trusting = router("nixl", &two_by_two(), json!({}));
-    let (dispatch, seat) = forward(plan(&mut trusting, Generation::Chat, &own));
-    assert!(dispatch.edits.is_none() && seat.prefill.is_none());
-    assert!(seat.decode.is_some());
+    let (dispatch, assignment) = forward(plan(&mut trusting, Generation::Chat, &own));
+    assert!(dispatch.edits.is_none() && assignment.prefill.is_none());
+    assert!(assignment.decode.is_some());
     let mut wary = router("nixl", &two_by_two(), json!({"trust_clients": false}));
     assert!(matches!(
         refusal(plan(&mut wary, Generation::Chat, &own)),

@@ -11,37 +11,37 @@ use crate::support::*;
 
 const NOW: Duration = Duration::from_secs(2);
 
-fn decoder(seat: &Assignment) -> WorkerId {
-    seat.decode.as_ref().expect("a decode worker").id
+fn decoder(assignment: &Assignment) -> WorkerId {
+    assignment.decode.as_ref().expect("a decode worker").id
 }
 
 /// Recovers the request after its decode worker has failed: with an error, after work that may have been done.
-fn recover(router: &mut Router, seat: &mut Assignment) -> Option<Plan> {
-    recover_after(router, seat, Came::Status(500))
+fn recover(router: &mut Router, assignment: &mut Assignment) -> Option<Plan> {
+    recover_after(router, assignment, Came::Status(500))
 }
 
 /// Recovers the request after this end of the leg.
-fn recover_after(router: &mut Router, seat: &mut Assignment, came: Came) -> Option<Plan> {
-    let workers = [decoder(seat)];
-    place_again(router, seat, came, &workers)
+fn recover_after(router: &mut Router, assignment: &mut Assignment, came: Came) -> Option<Plan> {
+    let workers = [decoder(assignment)];
+    place_again(router, assignment, came, &workers)
 }
 
 /// Recovers the request where these workers may have been asked.
 fn place_again(
     router: &mut Router,
-    seat: &mut Assignment,
+    assignment: &mut Assignment,
     came: Came,
     workers: &[WorkerId],
 ) -> Option<Plan> {
-    let leg = seat.leg(router.pool().protocol);
-    let meaning = router.leg_ended(seat, came);
+    let leg = assignment.leg(router.pool().protocol);
+    let meaning = router.leg_ended(assignment, came);
     let failed = Failed {
         leg,
         meaning,
         workers,
         frontends: &[],
     };
-    router.recover(seat, &failed, &body(&json!({})), NOW)
+    router.recover(assignment, &failed, &body(&json!({})), NOW)
 }
 
 #[test]
@@ -55,19 +55,19 @@ fn a_failed_decode_worker_is_replaced_by_another_pair_within_the_budget() {
         ];
         let fields = json!({"decode": {"recoveries": times}});
         let mut router = router("nixl", &workers, fields);
-        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
         drop(phase);
-        let mut tried = vec![decoder(&seat)];
-        while let Some(plan) = recover(&mut router, &mut seat) {
+        let mut tried = vec![decoder(&assignment)];
+        while let Some(plan) = recover(&mut router, &mut assignment) {
             let (phase, next) = prefill(Ok(plan));
             // The prefill worker did nothing wrong, so it is not left out.
             assert_eq!(phase.worker().id, WorkerId(1));
             assert!(!tried.contains(&decoder(&next)), "{tried:?}");
             tried.push(decoder(&next));
-            seat = next;
+            assignment = next;
         }
         assert_eq!(tried.len(), 1 + times.min(2), "{times} times");
-        drop(seat);
+        drop(assignment);
         assert!(router.total_load().is_idle());
     }
 }
@@ -81,15 +81,15 @@ fn a_leg_that_reached_nobody_costs_no_recovery_and_is_tried_as_often_as_the_pool
             .collect();
         let fields = json!({"decode": {"recoveries": recoveries, "attempts": attempts}});
         let mut router = router("nixl", &workers, fields);
-        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
         drop(phase);
-        let mut tried = vec![decoder(&seat)];
-        while let Some(plan) = recover_after(&mut router, &mut seat, Came::Refused) {
+        let mut tried = vec![decoder(&assignment)];
+        while let Some(plan) = recover_after(&mut router, &mut assignment, Came::Refused) {
             let (phase, next) = prefill(Ok(plan));
             drop(phase);
             assert!(!tried.contains(&decoder(&next)), "{tried:?}");
             tried.push(decoder(&next));
-            seat = next;
+            assignment = next;
         }
         assert_eq!(
             tried.len(),
@@ -108,11 +108,11 @@ fn what_reached_nobody_leaves_the_recoveries_to_what_failed() {
         worker("aggregated", 24),
     ];
     let mut router = router("aggregated", &workers, json!({"decode": {"attempts": 2}}));
-    let (_, mut seat) = forward(ask(&mut router, json!({})));
+    let (_, mut assignment) = forward(ask(&mut router, json!({})));
     let mut ends = [Came::Refused, Came::Status(500), Came::Status(502)].into_iter();
     let mut again = || {
-        let plan = recover_after(&mut router, &mut seat, ends.next()?)?;
-        seat = forward(Ok(plan)).1;
+        let plan = recover_after(&mut router, &mut assignment, ends.next()?)?;
+        assignment = forward(Ok(plan)).1;
         Some(())
     };
     assert!(again().is_some(), "it reached nobody");
@@ -124,9 +124,9 @@ fn what_reached_nobody_leaves_the_recoveries_to_what_failed() {
 fn a_request_that_ran_whole_runs_whole_elsewhere() {
     let workers = [worker("aggregated", 21), worker("aggregated", 22)];
     let mut router = router("aggregated", &workers, json!({}));
-    let (_, mut seat) = forward(ask(&mut router, json!({})));
-    let first = decoder(&seat);
-    let plan = recover(&mut router, &mut seat).expect("another worker");
+    let (_, mut assignment) = forward(ask(&mut router, json!({})));
+    let first = decoder(&assignment);
+    let plan = recover(&mut router, &mut assignment).expect("another worker");
     let (dispatch, mut next) = forward(Ok(plan));
     assert_ne!(decoder(&next), first);
     assert!(dispatch.edits.is_none());
@@ -136,14 +136,19 @@ fn a_request_that_ran_whole_runs_whole_elsewhere() {
 #[test]
 fn where_all_may_have_failed_only_the_likeliest_is_left_out() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+    let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
     drop(phase);
-    let first = decoder(&seat);
+    let first = decoder(&assignment);
     let second = match first {
         WorkerId(11) => WorkerId(12),
         _ => WorkerId(11),
     };
-    let plan = place_again(&mut router, &mut seat, Came::Refused, &[first, second]);
+    let plan = place_again(
+        &mut router,
+        &mut assignment,
+        Came::Refused,
+        &[first, second],
+    );
     let (_phase, next) = prefill(Ok(plan.expect("the other one")));
     assert_ne!(decoder(&next), first);
 }
@@ -151,9 +156,9 @@ fn where_all_may_have_failed_only_the_likeliest_is_left_out() {
 #[test]
 fn nobody_is_asked_again_by_one_who_named_the_worker() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (_, mut seat) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
-    assert_eq!(decoder(&seat), WorkerId(11));
-    assert!(recover_after(&mut router, &mut seat, Came::Cut).is_none());
+    let (_, mut assignment) = prefill(ask(&mut router, json!({"decode_worker_id": 11})));
+    assert_eq!(decoder(&assignment), WorkerId(11));
+    assert!(recover_after(&mut router, &mut assignment, Came::Cut).is_none());
 }
 
 #[test]
@@ -164,16 +169,18 @@ fn a_new_pair_has_a_room_of_its_own() {
         let leg: Value = serde_json::from_slice(&leg).unwrap();
         leg["bootstrap_room"].as_u64().expect("a room")
     };
-    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+    let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
     let first = room(phase.body(&client));
-    let (second, _) = prefill(Ok(recover(&mut router, &mut seat).expect("another pair")));
+    let (second, _) = prefill(Ok(
+        recover(&mut router, &mut assignment).expect("another pair")
+    ));
     assert_ne!(room(second.body(&client)), first);
 }
 
 #[test]
 fn a_late_prefill_gets_a_second_beside_it_and_the_first_good_answer_counts() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (first, seat) = prefill(ask(&mut router, json!({})));
+    let (first, assignment) = prefill(ask(&mut router, json!({})));
     let second = first.hedge(&mut router).expect("a second call");
     assert_ne!(first.worker().id, second.worker().id);
     assert_eq!(router.total_load().prefills, 2);
@@ -182,14 +189,14 @@ fn a_late_prefill_gets_a_second_beside_it_and_the_first_good_answer_counts() {
     // The KV of the slow prefill is fetched by a clean-up leg.
     let after = first.answered(GOOD, Client::Left, &mut router);
     assert!(matches!(after, AfterPrefill::CleanUp(leg) if leg.blocks == 2));
-    drop(seat);
+    drop(assignment);
     assert!(router.total_load().is_idle());
 }
 
 #[test]
 fn one_of_two_that_fails_leaves_the_request_to_the_other_and_is_not_tried_again() {
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let (first, _seat) = prefill(ask(&mut router, json!({})));
+    let (first, _assignment) = prefill(ask(&mut router, json!({})));
     let second = first.hedge(&mut router).expect("a second call");
     assert!(first.absorb_failure(status(500), &mut router).is_ok());
     let second = *second
@@ -214,10 +221,10 @@ fn found_v4_a_worker_that_has_never_answered_may_take_longer() {
     let workers = [worker("prefill", 1), worker("decode", 11)];
     for end in [GOOD, TOO_LATE] {
         let mut router = router("nixl", &workers, json!({"prefill": {"attempts": 1}}));
-        let (cold, _seat) = prefill(ask(&mut router, json!({})));
+        let (cold, _assignment) = prefill(ask(&mut router, json!({})));
         assert_eq!(cold.timeout(), Duration::from_secs(180));
         cold.answered(end, Client::Waits, &mut router);
-        let (warm, _seat) = prefill(ask(&mut router, json!({})));
+        let (warm, _assignment) = prefill(ask(&mut router, json!({})));
         assert!(warm.timeout() < Duration::from_secs(20));
         leave(&mut router, &[1]);
         // A returning worker is another incarnation.
@@ -225,7 +232,7 @@ fn found_v4_a_worker_that_has_never_answered_may_take_longer() {
         let fleet = all.fleet().workers().map(|worker| (**worker).clone());
         let version = router.fleet().version() + 1;
         router.adopt(routing::fleet::Fleet::new(version, fleet.collect()));
-        let (again, _seat) = prefill(ask(&mut router, json!({})));
+        let (again, _assignment) = prefill(ask(&mut router, json!({})));
         assert_eq!(again.timeout(), Duration::from_secs(180));
     }
 }
@@ -239,10 +246,10 @@ fn found_v4_so_may_a_decode_worker_over_its_first_token() {
         let kind = routing::request::Generation::Chat;
         forward(router.plan(kind, body.as_bytes(), told))
     };
-    let (cold, mut seat) = streamed(&mut router);
+    let (cold, mut assignment) = streamed(&mut router);
     assert!(cold.patience.first >= Some(Duration::from_secs(180)));
-    router.leg_ended(&mut seat, Came::Good);
-    let (warm, _seat) = streamed(&mut router);
+    router.leg_ended(&mut assignment, Came::Good);
+    let (warm, _assignment) = streamed(&mut router);
     assert!(warm.patience.first < Some(Duration::from_secs(100)));
 }
 
@@ -253,7 +260,7 @@ fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
         let told = routing::route::PlanInput::default();
         let body = with(json!({"model": "m", "messages": []}), members).to_string();
         let plan = router.plan(routing::request::Generation::Chat, body.as_bytes(), told);
-        let (phase, _seat) = prefill(plan);
+        let (phase, _assignment) = prefill(plan);
         match phase.answered(GOOD, Client::Waits, &mut router) {
             AfterPrefill::Decode { dispatch, .. } => dispatch.patience,
             other => panic!("{}", word(&other)),
@@ -287,20 +294,20 @@ fn a_prefills_deadline_grows_with_what_is_booked_before_it() {
 fn in_direct_mode_another_frontend_is_asked() {
     let fields = json!({"frontends": ["127.0.0.1:8000", "127.0.0.1:8001"]});
     let mut router = router("direct", &two_by_two(), fields);
-    let (dispatch, mut seat) = forward(ask(&mut router, json!({})));
+    let (dispatch, mut assignment) = forward(ask(&mut router, json!({})));
     let asked = [dispatch.destinations[0]];
-    let workers = [decoder(&seat)];
+    let workers = [decoder(&assignment)];
     let failed = Failed {
         leg: Leg::Frontend,
-        meaning: router.leg_ended(&mut seat, Came::Status(500)),
+        meaning: router.leg_ended(&mut assignment, Came::Status(500)),
         workers: &workers,
         frontends: &asked,
     };
-    let plan = router.recover(&mut seat, &failed, &body(&json!({})), NOW);
-    let (dispatch, seat) = forward(Ok(plan.expect("another frontend")));
+    let plan = router.recover(&mut assignment, &failed, &body(&json!({})), NOW);
+    let (dispatch, assignment) = forward(Ok(plan.expect("another frontend")));
     assert!(!dispatch.destinations.is_empty());
     assert!(!dispatch.destinations.contains(&asked[0]));
-    assert_ne!(decoder(&seat), workers[0]);
+    assert_ne!(decoder(&assignment), workers[0]);
 }
 
 #[test]
@@ -311,13 +318,13 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
         worker("decode", 11),
     ];
     let mut router = router("nixl", &workers, json!({}));
-    let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+    let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
     let first = phase.worker().id;
     drop(phase);
-    let plan = recover_after(&mut router, &mut seat, Came::Status(500));
-    let (phase, seat) = prefill(Ok(plan.expect("the other pair")));
+    let plan = recover_after(&mut router, &mut assignment, Came::Status(500));
+    let (phase, assignment) = prefill(Ok(plan.expect("the other pair")));
     assert_ne!(phase.worker().id, first);
-    assert_eq!(decoder(&seat), WorkerId(11));
+    assert_eq!(decoder(&assignment), WorkerId(11));
 }
 
 /// A hand-off waits for a second decode worker only as long as its lease lasts: later the blocks may be another request's.
@@ -346,22 +353,22 @@ fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
         };
         let client = body(&json!({}));
         let plan = router.plan(routing::request::Generation::Chat, &client, told);
-        let (phase, mut seat) = prefill(plan);
+        let (phase, mut assignment) = prefill(plan);
         let AfterPrefill::Decode { target, staged, .. } =
             phase.answered(answer, Client::Waits, &mut router)
         else {
             panic!("no decode");
         };
-        router.seat_decode(&mut seat, &target.0, target.1, staged);
+        router.assign_decode(&mut assignment, &target.0, target.1, staged);
         let now = start + Duration::from_millis(wait_ms);
         router.advance(now);
         let failed = Failed {
             leg: Leg::Decode,
-            meaning: router.leg_ended(&mut seat, Came::Refused),
+            meaning: router.leg_ended(&mut assignment, Came::Refused),
             workers: &[target.0.id],
             frontends: &[],
         };
-        let plan = router.recover(&mut seat, &failed, &client, now);
+        let plan = router.recover(&mut assignment, &failed, &client, now);
         let is_same = matches!(plan, Some(Plan::Forward(..)));
         assert_eq!(is_same, is_the_same, "{lease_ms} ms, after {wait_ms}");
         assert!(
@@ -384,7 +391,8 @@ fn found_v3_a_hand_off_that_comes_too_late_is_none() {
         ..routing::route::PlanInput::default()
     };
     let client = body(&json!({}));
-    let (phase, _seat) = prefill(router.plan(routing::request::Generation::Chat, &client, told));
+    let (phase, _assignment) =
+        prefill(router.plan(routing::request::Generation::Chat, &client, told));
     let after = phase.answered(late, Client::Waits, &mut router);
     assert_eq!(word(&after), "again");
 }
@@ -394,16 +402,22 @@ fn found_v3_a_hand_off_that_comes_too_late_is_none() {
 fn found_v3_what_is_given_up_after_its_lease_is_not_fetched() {
     for (wait_s, is_fetched) in [(29, true), (30, false)] {
         let mut router = router("nixl", &two_by_two(), json!({}));
-        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(GOOD, Client::Waits, &mut router);
         let AfterPrefill::Decode { target, staged, .. } = after else {
             panic!("no decode");
         };
-        router.seat_decode(&mut seat, &target.0, target.1, staged);
-        router.leg_ended(&mut seat, Came::Status(400));
+        router.assign_decode(&mut assignment, &target.0, target.1, staged);
+        router.leg_ended(&mut assignment, Came::Status(400));
         router.advance(Duration::from_secs(1 + wait_s));
-        assert_eq!(router.give_up_handoff(&mut seat).is_some(), is_fetched);
-        assert!(router.give_up_handoff(&mut seat).is_none(), "never twice");
+        assert_eq!(
+            router.give_up_handoff(&mut assignment).is_some(),
+            is_fetched
+        );
+        assert!(
+            router.give_up_handoff(&mut assignment).is_none(),
+            "never twice"
+        );
     }
 }
 
@@ -427,15 +441,19 @@ fn found_v3_what_may_have_been_fetched_is_handed_to_nobody_again() {
         (Came::Left, false),
     ] {
         let mut router = router("nixl", &two_by_two(), json!({}));
-        let (phase, mut seat) = prefill(ask(&mut router, json!({})));
+        let (phase, mut assignment) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(GOOD, Client::Waits, &mut router);
         let AfterPrefill::Decode { target, staged, .. } = after else {
             panic!("no decode");
         };
-        router.seat_decode(&mut seat, &target.0, target.1, staged);
-        router.leg_ended(&mut seat, came);
-        assert_eq!(seat.staged_blocks().is_some(), is_as_before, "{came:?}");
-        let fetched = router.give_up_handoff(&mut seat);
+        router.assign_decode(&mut assignment, &target.0, target.1, staged);
+        router.leg_ended(&mut assignment, came);
+        assert_eq!(
+            assignment.staged_blocks().is_some(),
+            is_as_before,
+            "{came:?}"
+        );
+        let fetched = router.give_up_handoff(&mut assignment);
         assert_eq!(fetched.is_some(), is_as_before, "{came:?}");
     }
 }

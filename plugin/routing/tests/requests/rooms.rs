@@ -47,7 +47,7 @@ fn rooms_are_aligned_bounded_never_used_twice_and_different_in_every_vm() {
         for owner in [0, 1, 7, (1 << 24) - 1] {
             let mut router = Router::new(pool(ranks), 42, owner);
             for _ in 0..200 {
-                let (phase, _seat) = prefill(ask(&mut router, json!({})));
+                let (phase, _assignment) = prefill(ask(&mut router, json!({})));
                 let room = room(&phase, &mut router);
                 let rank = match phase.headers().first() {
                     Some((_, rank)) => rank.parse::<u64>().unwrap(),
@@ -64,7 +64,7 @@ fn rooms_are_aligned_bounded_never_used_twice_and_different_in_every_vm() {
 #[test]
 fn a_call_that_was_never_made_is_made_elsewhere_with_a_new_room() {
     let mut router = Router::new(pool(2), 42, 7);
-    let (phase, seat) = prefill(ask(&mut router, json!({})));
+    let (phase, assignment) = prefill(ask(&mut router, json!({})));
     let (first, worker) = (room(&phase, &mut router), phase.worker().id);
     let AfterPrefill::Again(phase) =
         phase.answered(PrefillAnswer::NotSent, Client::Waits, &mut router)
@@ -73,7 +73,7 @@ fn a_call_that_was_never_made_is_made_elsewhere_with_a_new_room() {
     };
     assert_ne!(phase.worker().id, worker);
     assert_ne!(room(&phase, &mut router), first);
-    drop((phase, seat));
+    drop((phase, assignment));
     assert!(router.total_load().is_idle());
 }
 
@@ -84,12 +84,12 @@ fn a_failure_under_a_running_decode_ends_it() {
         json!({"on_prefill_failure": ["retry_other"], "decode": {"runs_whole_requests": true}});
     for failure in [status(500), status(503), PrefillAnswer::Broken] {
         let mut router = router("sglang", &two_by_two(), fields.clone());
-        let (phase, _seat) = prefill(ask(&mut router, json!({})));
+        let (phase, _assignment) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(failure, Client::Waits, &mut router);
         assert_eq!(word(&after), "failed beside", "{failure}");
     }
     let mut router = router("sglang", &two_by_two(), fields);
-    let (phase, _seat) = prefill(ask(&mut router, json!({})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({})));
     let good = phase.answered(status(200), Client::Waits, &mut router);
     assert_eq!(word(&good), "good");
 }
@@ -106,7 +106,7 @@ fn found_w3_a_prefill_beside_decode_that_never_began_costs_no_recovery() {
         (PrefillAnswer::Broken, Came::Cut, Cost::Work),
     ] {
         let mut router = router("sglang", &two_by_two(), json!({}));
-        let (phase, _seat) = prefill(ask(&mut router, json!({})));
+        let (phase, _assignment) = prefill(ask(&mut router, json!({})));
         let AfterPrefill::FailedBeside(_, end) = phase.answered(answer, Client::Waits, &mut router)
         else {
             panic!("{answer}");
@@ -118,7 +118,7 @@ fn found_w3_a_prefill_beside_decode_that_never_began_costs_no_recovery() {
 #[test]
 fn a_request_whose_client_left_can_be_dropped_by_the_id_that_was_sent() {
     let mut sglang = Router::new(pool(1), 42, 7);
-    let (phase, _seat) = prefill(ask(&mut sglang, json!({})));
+    let (phase, _assignment) = prefill(ask(&mut sglang, json!({})));
     let sent: Value = serde_json::from_slice(&phase.body(&body(&json!({})))).unwrap();
     let abort = phase.abort_leg().expect("an abort endpoint");
     let said: Value = serde_json::from_str(&abort.body).unwrap();

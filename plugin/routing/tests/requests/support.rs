@@ -106,7 +106,7 @@ pub fn ask_with(
 
 pub fn prefill(plan: Result<Plan, Refusal>) -> (PrefillPhase, Assignment) {
     match plan {
-        Ok(Plan::Prefill(phase, seat)) => (phase, seat),
+        Ok(Plan::Prefill(phase, assignment)) => (phase, assignment),
         Ok(_) => panic!("no prefill"),
         Err(refusal) => panic!("{refusal}"),
     }
@@ -114,7 +114,7 @@ pub fn prefill(plan: Result<Plan, Refusal>) -> (PrefillPhase, Assignment) {
 
 pub fn forward(plan: Result<Plan, Refusal>) -> (Dispatch, Assignment) {
     match plan {
-        Ok(Plan::Forward(dispatch, seat)) => (dispatch, seat),
+        Ok(Plan::Forward(dispatch, assignment)) => (dispatch, assignment),
         Ok(_) => panic!("not forwarded"),
         Err(refusal) => panic!("{refusal}"),
     }
@@ -129,8 +129,11 @@ pub fn refusal(plan: Result<Plan, Refusal>) -> Refusal {
 
 /// The pair that a request has got: prefill, decode.
 pub fn pair(plan: Result<Plan, Refusal>) -> (u64, u64) {
-    let (phase, seat) = prefill(plan);
-    (phase.worker().id.0, seat.decode.as_ref().unwrap().id.0)
+    let (phase, assignment) = prefill(plan);
+    (
+        phase.worker().id.0,
+        assignment.decode.as_ref().unwrap().id.0,
+    )
 }
 
 /// The pair that would be picked: prefill, decode.

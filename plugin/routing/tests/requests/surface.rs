@@ -86,9 +86,9 @@ fn asking(members: &Value) -> Vec<u8> {
 
 /// A request that no hand-off serves runs on one worker, unchanged, where possible; else the refusal names the field.
 fn assert_not_split(protocol: &str, generation: Generation, body: &[u8], field: &str) {
-    let (dispatch, seat) = forward(plan(&mut with_whole(protocol), generation, body));
+    let (dispatch, assignment) = forward(plan(&mut with_whole(protocol), generation, body));
     assert!(
-        dispatch.edits.is_none() && seat.prefill.is_none(),
+        dispatch.edits.is_none() && assignment.prefill.is_none(),
         "{field}"
     );
     let refusal = refusal(plan(&mut strict(protocol), generation, body));
@@ -192,8 +192,8 @@ fn found_w_responses_of_sglang_are_split_only_where_the_pool_says_so() {
         (refusal.status(), refusal.code()),
         (501, "no_handoff_for_path")
     );
-    let (_, seat) = forward(ask(&mut with_whole("sglang")));
-    assert!(seat.prefill.is_none());
+    let (_, assignment) = forward(ask(&mut with_whole("sglang")));
+    assert!(assignment.prefill.is_none());
     let fields = json!({"responses": "split"});
     prefill(ask(&mut router("sglang", &two_by_two(), fields.clone())));
     // In other protocols the protocol alone decides.

@@ -73,7 +73,7 @@ fn a_required_domain_is_never_left() {
 fn a_failed_prefill_is_tried_only_where_it_may_hand_over_to_the_same_decode_worker() {
     let mut router = racks(required);
     for _ in 0..10 {
-        let (phase, _seat) = prefill(ask(&mut router, json!({})));
+        let (phase, _assignment) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(status(500), Client::Waits, &mut router);
         assert_eq!(word(&after), "refused");
     }
@@ -82,7 +82,7 @@ fn a_failed_prefill_is_tried_only_where_it_may_hand_over_to_the_same_decode_work
 #[test]
 fn a_decode_worker_that_left_is_replaced_only_within_the_domain() {
     let mut router = racks(required);
-    let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     leave(&mut router, &[11]);
     let AfterPrefill::Refused(refused) = phase.answered(GOOD, Client::Waits, &mut router) else {
         panic!("not refused");
@@ -98,7 +98,7 @@ fn a_preferred_domain_is_left_where_nobody_is_in_it() {
         HashSet::from([(1, 11), (2, 12)])
     );
     // Others are alternative destinations after the preferred one.
-    let (phase, _seat) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
+    let (phase, _assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
     let AfterPrefill::Decode { dispatch, .. } = phase.answered(GOOD, Client::Waits, &mut router)
     else {
         panic!("no decode");
@@ -177,7 +177,7 @@ fn direct_mode_keeps_to_topology_too() {
     ];
     let mut router = router("direct", &workers, json!({}));
     for _ in 0..10 {
-        let (_, seat) = forward(ask(&mut router, json!({})));
-        assert_eq!(seat.decode.as_ref().unwrap().id.0, 11);
+        let (_, assignment) = forward(ask(&mut router, json!({})));
+        assert_eq!(assignment.decode.as_ref().unwrap().id.0, 11);
     }
 }

@@ -88,12 +88,12 @@ fn whole_requests_have_turns_too() {
         assert_eq!(next.0, next.1);
         let other = 43 - next.0;
         for field in ["backend_instance_id", "decode_worker_id"] {
-            let (_, seat) = forward(ask(&mut router, json!({field: other})));
-            assert_eq!(seat.decode.as_ref().unwrap().id.0, other);
+            let (_, assignment) = forward(ask(&mut router, json!({field: other})));
+            assert_eq!(assignment.decode.as_ref().unwrap().id.0, other);
             assert_eq!(who(&mut router), next);
         }
-        let (dispatch, seat) = forward(ask(&mut router, json!({})));
-        assert_eq!(seat.decode.as_ref().unwrap().id.0, next.0);
+        let (dispatch, assignment) = forward(ask(&mut router, json!({})));
+        assert_eq!(assignment.decode.as_ref().unwrap().id.0, next.0);
         assert_eq!(dispatch.destinations.len(), 2);
     }
 }
@@ -111,7 +111,7 @@ fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
             "on_prefill_failure": on_failure});
         let mut router = router(protocol, &workers, fields);
         // A prompt longer than the bound is accepted where nothing waits.
-        let (phase, seat) = prefill(ask(&mut router, json!({})));
+        let (phase, assignment) = prefill(ask(&mut router, json!({})));
         let waiting = router.total_load();
         assert!(waiting.prefill_tokens <= 12);
         let next = who(&mut router);
@@ -134,6 +134,6 @@ fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
             &mut router,
         ));
         assert!(matches!(ask(&mut router, json!({})), Ok(Plan::Prefill(..))));
-        drop(seat);
+        drop(assignment);
     }
 }

@@ -248,7 +248,7 @@ fn answer(router: &mut Router, model: &str, nvext: &Value) -> Answer {
     };
     match router.plan(Generation::Chat, body.as_bytes(), told) {
         Ok(Plan::Prefill(..)) => Answer::Served("pair"),
-        Ok(Plan::Forward(_, seat)) if seat.prefill.is_some() => Answer::Served("pair"),
+        Ok(Plan::Forward(_, assignment)) if assignment.prefill.is_some() => Answer::Served("pair"),
         Ok(Plan::Forward(..)) => Answer::Served("whole"),
         Ok(Plan::Answer(answer)) => {
             let answer: Value = serde_json::from_str(&answer.body).expect("JSON");

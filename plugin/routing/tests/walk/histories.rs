@@ -99,7 +99,7 @@ fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
 /// A request under way.
 struct Flight {
     phase: Option<PrefillPhase>,
-    seat: Assignment,
+    assignment: Assignment,
     tried: Vec<WorkerId>,
     /// Whether the caller named the decode worker.
     named: bool,
@@ -196,7 +196,7 @@ impl History {
             );
         }
         match outcome {
-            Ok(Plan::Prefill(phase, seat)) => {
+            Ok(Plan::Prefill(phase, assignment)) => {
                 if let Some(beside) = phase.decode_beside(&mut self.subject.router) {
                     self.is_handed_over(&beside, "bootstrap_room");
                     assert!(!beside.destinations.is_empty());
@@ -204,17 +204,17 @@ impl History {
                 let tried = vec![phase.worker().id];
                 self.flights.push(Flight {
                     phase: Some(phase),
-                    seat,
+                    assignment,
                     tried,
                     named: named.is_some(),
                 });
             }
-            Ok(Plan::Forward(dispatch, seat)) => {
+            Ok(Plan::Forward(dispatch, assignment)) => {
                 assert!(self.setup.whole, "a bare request to a decode-only worker");
                 self.goes_to_decode(&dispatch);
                 self.flights.push(Flight {
                     phase: None,
-                    seat,
+                    assignment,
                     tried: Vec::new(),
                     named: named.is_some(),
                 });
@@ -262,10 +262,13 @@ impl History {
                 self.is_handed_over(&dispatch, "kv_transfer_params");
                 assert_eq!(target.0.namespace, namespace);
                 let router = &mut self.subject.router;
-                router.seat_decode(&mut flight.seat, &target.0, target.1, staged);
-                assert_eq!(flight.seat.decode.as_ref().map(|w| w.id), Some(target.0.id));
+                router.assign_decode(&mut flight.assignment, &target.0, target.1, staged);
+                assert_eq!(
+                    flight.assignment.decode.as_ref().map(|w| w.id),
+                    Some(target.0.id)
+                );
                 if let Some(other) = dispatch.destinations.get(1) {
-                    router.served_by(&mut flight.seat, *other);
+                    router.served_by(&mut flight.assignment, *other);
                 }
                 self.flights.push(flight);
             }

@@ -229,12 +229,12 @@ pub fn refused(refusal: &Refusal) -> Got {
 
 pub fn planned(plan: &Plan) -> Got {
     match plan {
-        Plan::Prefill(phase, seat) => Got::Pair {
+        Plan::Prefill(phase, assignment) => Got::Pair {
             prefill: phase.worker().id.0,
-            decode: seat.decode.as_ref().expect("a decode worker").id.0,
+            decode: assignment.decode.as_ref().expect("a decode worker").id.0,
         },
-        Plan::Forward(_, seat) => Got::Whole {
-            worker: seat.decode.as_ref().expect("a worker").id.0,
+        Plan::Forward(_, assignment) => Got::Whole {
+            worker: assignment.decode.as_ref().expect("a worker").id.0,
         },
         Plan::Answer(answer) => {
             let answer: Value = serde_json::from_str(&answer.body).expect("JSON");

@@ -73,12 +73,12 @@ fn cells(state: State, (on_prefill_absent, whole_workers): (OnPrefillAbsent, boo
         on_prefill_absent,
         whole_workers,
     };
-    let cell = |mode| match state.verdict(mode, rules) {
+    let cell = |mode| match state.decision(mode, rules) {
         ServingDecision::Pair => "a pair".to_owned(),
         ServingDecision::Whole => "a whole worker".to_owned(),
         ServingDecision::Refused(reason) => format!("503 `{}`", reason.code()),
     };
-    let ready = match state.verdict(Mode::Normal, rules) {
+    let ready = match state.decision(Mode::Normal, rules) {
         ServingDecision::Refused(reason) => format!("503 `{}`", reason.code()),
         ServingDecision::Pair | ServingDecision::Whole => "ready".to_owned(),
     };
@@ -143,7 +143,7 @@ fn every_cell_is_the_oracles() {
                     on_prefill_absent,
                     whole_workers,
                 };
-                let got = match state.verdict(mode, rules) {
+                let got = match state.decision(mode, rules) {
                     ServingDecision::Pair => Ok(false),
                     ServingDecision::Whole => Ok(true),
                     ServingDecision::Refused(reason) => Err(reason.code()),
