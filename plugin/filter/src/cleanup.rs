@@ -20,7 +20,7 @@ pub struct CleanUp {
     /// Ids that its log line begins with.
     ids: String,
     /// The request's bytes count until the call has ended: the proxy holds them.
-    _estate: Option<CleanupRequest>,
+    _cleanup_request: Option<CleanupRequest>,
 }
 
 /// Timeout of the call that makes a worker drop a request.
@@ -36,7 +36,7 @@ pub fn abort_prefill(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg, blo
             let call = Call::CleanUp(CleanUp {
                 blocks,
                 ids: client.ids().to_owned(),
-                _estate: None,
+                _cleanup_request: None,
             });
             runtime.calls.borrow_mut().run(token, call);
         }
@@ -67,7 +67,7 @@ pub fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u3
 
 /// Fetches blocks that are no longer needed. Called on the root.
 pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
-    let Some(estate) = client.estate.take() else {
+    let Some(cleanup_request) = client.cleanup_request.take() else {
         leaked(runtime, client, leg.blocks, prefill);
         return;
     };
@@ -77,8 +77,8 @@ pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
     let id = format!("{}-left", client.request_id());
     let asked = ClientRequest {
         id: &id,
-        headers: &estate.headers,
-        body: &estate.body,
+        headers: &cleanup_request.headers,
+        body: &cleanup_request.body,
     };
     let called = calls::call_decode(runtime, &leg.dispatch, &asked, timeout);
     match called {
@@ -87,7 +87,7 @@ pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
             let call = Call::CleanUp(CleanUp {
                 blocks: leg.blocks,
                 ids: client.ids().to_owned(),
-                _estate: Some(estate),
+                _cleanup_request: Some(cleanup_request),
             });
             runtime.calls.borrow_mut().run(token, call);
         }

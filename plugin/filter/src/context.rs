@@ -27,7 +27,7 @@ pub struct StreamContext {
     runtime: Rc<PoolRuntime>,
     stream: Option<Rc<Stream>>,
     /// A request to the registry, if the stream is one.
-    visit: Option<RegistrationRequest>,
+    registration: Option<RegistrationRequest>,
     /// State of the response.
     reading: Reading,
 }
@@ -40,7 +40,7 @@ impl StreamContext {
             pools,
             runtime,
             stream: None,
-            visit: None,
+            registration: None,
             reading: Reading::default(),
         }
     }
@@ -58,18 +58,18 @@ impl StreamContext {
         self.runtime.telemetry.stream_opened();
         let stream = Stream::new(self.id, ids, Rc::clone(received));
         stream.came.set(self.runtime.tell_time());
-        let mut spoken = stream.spoken.borrow_mut();
+        let mut routing_headers = stream.routing_headers.borrow_mut();
         if self.runtime.router.borrow().pool().trust_clients {
-            spoken.overrides = overrides.cloned().collect();
+            routing_headers.overrides = overrides.cloned().collect();
         }
         let value = |name: &str| find(received, name).map(<[u8]>::to_vec);
-        spoken.tenant = value(headers::TENANT);
-        spoken.session = self
+        routing_headers.tenant = value(headers::TENANT);
+        routing_headers.session = self
             .runtime
             .session_headers
             .iter()
             .find_map(|name| value(name));
-        drop(spoken);
+        drop(routing_headers);
         Ok(Rc::new(stream))
     }
 
@@ -105,7 +105,7 @@ impl StreamContext {
     /// Forwards to one worker, without reading the body.
     fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
         let outcome = {
-            let subset = stream.spoken.borrow().subset();
+            let subset = stream.routing_headers.borrow().subset();
             self.runtime.router.borrow_mut().plain(subset.as_ref())
         };
         let plan = outcome.map(|(dispatch, assignment)| Plan::Forward(dispatch, assignment));
@@ -158,7 +158,7 @@ impl StreamContext {
             _ => {
                 let mut router = self.runtime.router.borrow_mut();
                 router.advance(self.runtime.tell_time());
-                let subset = stream.spoken.borrow().subset();
+                let subset = stream.routing_headers.borrow().subset();
                 let body = self.pools.vm.copy_body().unwrap_or_default();
                 let outcome = router.plan_encoded(&body, subset.as_ref());
                 drop(router);
@@ -169,14 +169,14 @@ impl StreamContext {
     }
 
     /// Starts a request to the registry.
-    fn receive(&mut self, visit: RegistrationRequest, end_of_stream: bool) -> Action {
-        let reply = match visit.early_answer(&self.pools) {
-            None if end_of_stream => Some(visit.answer(&self.pools, &[])),
+    fn receive(&mut self, registration: RegistrationRequest, end_of_stream: bool) -> Action {
+        let reply = match registration.early_answer(&self.pools) {
+            None if end_of_stream => Some(registration.answer(&self.pools, &[])),
             early => early,
         };
         match reply {
             Some(reply) => endpoints::reply(&reply),
-            None => self.visit = Some(visit),
+            None => self.registration = Some(registration),
         }
         Action::Pause
     }
@@ -184,9 +184,9 @@ impl StreamContext {
     /// Handles a piece of the body of a request to the registry.
     fn receive_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         let is_over = end_of_stream || RegistrationRequest::is_too_long(size);
-        if let Some(visit) = self.visit.take_if(|_| is_over) {
+        if let Some(registration) = self.registration.take_if(|_| is_over) {
             let body = host::buffer(Buffer::Request).unwrap_or_default();
-            endpoints::reply(&visit.answer(&self.pools, &body));
+            endpoints::reply(&registration.answer(&self.pools, &body));
         }
         Action::Pause
     }
@@ -223,8 +223,8 @@ impl HttpContext for StreamContext {
         }
         #[cfg(feature = "trap")]
         crate::trap::step_on(&received);
-        if let Some(visit) = RegistrationRequest::of(&self.pools, head, &received) {
-            return self.receive(visit, end_of_stream);
+        if let Some(registration) = RegistrationRequest::of(&self.pools, head, &received) {
+            return self.receive(registration, end_of_stream);
         }
         let runtime = self.pools.of_route();
         if let Some(runtime) = runtime {

@@ -25,7 +25,7 @@ pub struct Poller {
 /// State of a leader.
 struct Leading {
     source: Box<dyn Source>,
-    belief: PolledWorkers,
+    polled: PolledWorkers,
     staleness: Staleness,
     call: Option<u32>,
     due: Duration,
@@ -95,7 +95,7 @@ impl Leading {
         let known = router.fleet().workers().map(|worker| (**worker).clone());
         Some(Self {
             source,
-            belief: PolledWorkers::starting_from(known.collect()),
+            polled: PolledWorkers::starting_from(known.collect()),
             staleness: Staleness::new(keep_ms, runtime.now()),
             call: None,
             due: Duration::ZERO,
@@ -132,7 +132,7 @@ impl Leading {
         for warning in warnings {
             log::warn!("pool {}: {warning}", runtime.pool.name);
         }
-        if let Believed::Changed(workers) = self.belief.hear(workers) {
+        if let Believed::Changed(workers) = self.polled.hear(workers) {
             publish(runtime, workers);
         }
     }
@@ -159,7 +159,7 @@ impl Leading {
             "pool {}: discovery has given no answer for too long, its workers are given up",
             runtime.pool.name
         );
-        if let Believed::Changed(workers) = self.belief.expire() {
+        if let Believed::Changed(workers) = self.polled.expire() {
             publish(runtime, workers);
         }
         if let Some(source) = discovery::source(&runtime.pool) {

@@ -177,15 +177,11 @@ fn model_ready(router: &Router, name: &str) -> Answer {
     if matches!(served, Err(Refusal::UnknownModel { .. } | Refusal::NoFleet)) {
         return NOT_FOUND.clone();
     }
-    let places = router
-        .places()
-        .filter(|(place, _)| place.model.as_deref().is_none_or(|model| model == name));
-    let namespaces = places.map(|(place, state)| {
-        (
-            place.namespace.as_str(),
-            namespace_ready(router, place, state),
-        )
-    });
+    let states = router
+        .model_states()
+        .filter(|(key, _)| key.model.as_deref().is_none_or(|model| model == name));
+    let namespaces =
+        states.map(|(key, state)| (key.namespace.as_str(), namespace_ready(router, key, state)));
     let answer = ModelReady {
         model: name,
         ready: served.is_ok(),
@@ -194,12 +190,12 @@ fn model_ready(router: &Router, name: &str) -> Answer {
     Answer::of(if answer.ready { 200 } else { 503 }, &answer)
 }
 
-fn namespace_ready(router: &Router, place: &ModelKey, state: &ModelState) -> NamespaceReady {
+fn namespace_ready(router: &Router, key: &ModelKey, state: &ModelState) -> NamespaceReady {
     let here = |role: Role| {
         router
             .fleet()
             .of_role(role)
-            .filter(|worker| place.holds(worker))
+            .filter(|worker| key.holds(worker))
             .count()
     };
     let needs = |role: Role| match role {

@@ -93,15 +93,15 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
         }
     };
     let outcome = {
-        let spoken = stream.spoken.borrow();
-        let subset = spoken.subset();
+        let routing_headers = stream.routing_headers.borrow();
+        let subset = routing_headers.subset();
         let input = PlanInput {
-            headers: &spoken.overrides,
+            headers: &routing_headers.overrides,
             now: runtime.tell_time(),
-            session: spoken.session.as_deref(),
-            tenant: spoken.tenant.as_deref(),
+            session: routing_headers.session.as_deref(),
+            tenant: routing_headers.tenant.as_deref(),
             subset: subset.as_ref(),
-            explain: spoken.explain(),
+            explain: routing_headers.explain(),
         };
         let mut router = runtime.router.borrow_mut();
         let outcome = router.plan(generation, &body, input);
@@ -146,9 +146,9 @@ fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
         return Ok(body);
     }
     let renamed = {
-        let spoken = stream.spoken.borrow();
+        let routing_headers = stream.routing_headers.borrow();
         let mut router = runtime.router.borrow_mut();
-        router.rename(&body, &spoken.overrides)
+        router.rename(&body, &routing_headers.overrides)
     };
     let Some(renamed) = renamed else {
         return Ok(body);
@@ -243,7 +243,7 @@ fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
         return Outcome::Decided;
     };
     let outcome = {
-        let explain = waits.stream.spoken.borrow().explain();
+        let explain = waits.stream.routing_headers.borrow().explain();
         let mut router = waits.runtime.router.borrow_mut();
         let outcome = router.plan_queued(&mut waits.queued, waits.runtime.tell_time(), explain);
         explained(&mut router, &waits.stream, explain);

@@ -58,9 +58,9 @@ pub struct PoolRuntime {
     /// Budget for buffered request bodies, in bytes.
     bodies: Budget,
     /// Budget for clean-up requests, whose clients have left, in bytes.
-    estates: Budget,
+    cleanup_budget: Budget,
     /// Budget for replay buffers, of requests that may have to be routed again, in bytes.
-    spares: Budget,
+    replay_budget: Budget,
     /// Streams watched for deadlines, departed workers and pending resets.
     open: RefCell<HashMap<u32, Rc<Stream>>>,
     /// Last reading of the VM's clock.
@@ -76,33 +76,33 @@ pub struct PoolRuntime {
     /// Version of the engines' reports that was last read.
     reports_seen: Cell<u32>,
     /// The pool's registry, as this VM has seen it.
-    pub roll: RefCell<RegistryView>,
+    pub registry_view: RefCell<RegistryView>,
 }
 
 impl PoolRuntime {
     /// A pool of a checked configuration. Takes over the state that an earlier configuration has left in this VM.
     pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
-        let kept = vm.adopt(pool, root_id);
+        let state = vm.adopt(pool, root_id);
         Self {
             pool: pool.clone(),
             session_headers: session_headers(pool),
             root_id,
-            router: kept.router,
-            waiting: kept.waiting,
+            router: state.router,
+            waiting: state.waiting,
             calls: RefCell::default(),
             telemetry: Rc::clone(&vm.telemetry),
-            metrics: kept.metrics,
+            metrics: state.metrics,
             bodies: Budget::of(config.limits.bodies_in_flight_bytes, &vm.bodies),
-            estates: Budget::of(pool.cleanup.held_bytes, &kept.estates),
-            spares: Budget::of(pool.decode.recovery_bytes, &kept.spares),
+            cleanup_budget: Budget::of(pool.cleanup.held_bytes, &state.cleanup_budget),
+            replay_budget: Budget::of(pool.decode.recovery_bytes, &state.replay_budget),
             open: RefCell::default(),
             now: Cell::default(),
             number: Cell::new(None),
-            followed: kept.followed,
-            fleet_seen: kept.fleet_seen,
+            followed: state.followed,
+            fleet_seen: state.fleet_seen,
             present: RefCell::default(),
             reports_seen: Cell::new(0),
-            roll: RefCell::default(),
+            registry_view: RefCell::default(),
             config: Rc::clone(config),
             vm: Rc::clone(vm),
         }
@@ -233,8 +233,8 @@ impl PoolRuntime {
             log::info!(
                 "pool {}: model {} in namespace \"{}\": {} -> {}",
                 self.pool.name,
-                change.place.model.as_deref().unwrap_or("(any)"),
-                change.place.namespace,
+                change.key.model.as_deref().unwrap_or("(any)"),
+                change.key.namespace,
                 change.from.map_or("(new)", |state| state.name()),
                 change.to.name(),
             );
@@ -313,7 +313,7 @@ impl PoolRuntime {
         let open = self.open.borrow();
         let found = open
             .values()
-            .filter(|stream| stream.is_late(now) || stream.doom.borrow().is_some());
+            .filter(|stream| stream.is_late(now) || stream.pending_reset.borrow().is_some());
         found.cloned().collect()
     }
 
@@ -359,13 +359,13 @@ impl PoolRuntime {
     }
 
     /// Takes a share of the budget for replay buffers; `None` if it is used up.
-    pub fn hold_spare(&self, bytes: usize) -> Option<Share> {
-        self.spares.take(bytes)
+    pub fn hold_replay_buffer(&self, bytes: usize) -> Option<Share> {
+        self.replay_budget.take(bytes)
     }
 
     /// Takes a share of the budget for clean-up requests; `None` if it is used up.
-    pub fn hold_estate(&self, bytes: usize) -> Option<Share> {
-        self.estates.take(bytes)
+    pub fn hold_cleanup_request(&self, bytes: usize) -> Option<Share> {
+        self.cleanup_budget.take(bytes)
     }
 }
 

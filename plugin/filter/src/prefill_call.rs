@@ -82,7 +82,9 @@ fn decode_beside(runtime: &PoolRuntime, job: &Job) {
     if let Some(dispatch) = dispatch
         && job.client.enter()
     {
-        job.client.beside.set(ConcurrentPrefill::Running);
+        job.client
+            .concurrent_prefill
+            .set(ConcurrentPrefill::Running);
         job.client.wants_logprobs.set(job.phase.wants_logprobs());
         job.client.abort.replace(job.phase.abort_leg());
         decode(runtime, &job.client, &dispatch);
@@ -128,8 +130,8 @@ fn make_call(runtime: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'sta
 
 /// The prefill leg's body, made from the client's: the proxy has the client's body, unless the request was forwarded already.
 fn prefill_body(runtime: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostError> {
-    if let Some(spare) = &*job.client.spare.borrow() {
-        return Ok(job.phase.body(&spare.body));
+    if let Some(replay_buffer) = &*job.client.replay_buffer.borrow() {
+        return Ok(job.phase.body(&replay_buffer.body));
     }
     let body = runtime.vm.copy_body()?;
     Ok(job.phase.body(&body))
@@ -263,7 +265,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
         AfterPrefill::AnswerUnlessPair(end) => ask_another_pair(runtime, &client, answer, end),
         AfterPrefill::Terminal(terminal) => end_here(runtime, &client, terminal),
         AfterPrefill::TerminalStaged(terminal, rest) => {
-            client.leave_estate(runtime);
+            client.leave_cleanup_request(runtime);
             end_here(runtime, &client, terminal);
             clean_up(runtime, &client, *rest, &worker);
         }
@@ -313,12 +315,12 @@ fn pass_on(runtime: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>
         return;
     };
     let kept = headers_for_client();
-    if client.beside.get() == ConcurrentPrefill::Running && client.answer_has_begun() {
+    if client.concurrent_prefill.get() == ConcurrentPrefill::Running && client.answer_has_begun() {
         let cause = PrefillFailure::Status(status);
-        doom(runtime, client, Refusal::PrefillFailed { tried: 1, cause });
+        schedule_reset(runtime, client, Refusal::PrefillFailed { tried: 1, cause });
         return;
     }
-    client.beside.set(ConcurrentPrefill::Nothing);
+    client.concurrent_prefill.set(ConcurrentPrefill::Nothing);
     if client.enter() {
         client.answer(u32::from(status), &kept, body);
         client.assignment.borrow_mut().release();
@@ -343,7 +345,7 @@ fn ask_another_pair(
         headers: headers_for_client(),
         body: body.to_vec(),
     };
-    client.beside.set(ConcurrentPrefill::Nothing);
+    client.concurrent_prefill.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
     recovery::recover(runtime, client, failure, end_of(end));
 }
@@ -390,23 +392,27 @@ fn refused(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
 
 /// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
 fn failed_beside(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
-    if client.beside.replace(ConcurrentPrefill::Nothing) == ConcurrentPrefill::Nothing {
+    if client
+        .concurrent_prefill
+        .replace(ConcurrentPrefill::Nothing)
+        == ConcurrentPrefill::Nothing
+    {
         return refused(runtime, client, refusal);
     }
     log::warn!("[{}] {refusal}", client.ids());
     runtime.telemetry.handoff_failed(Leg::Prefill);
     if client.answer_has_begun() {
-        return doom(runtime, client, refusal);
+        return schedule_reset(runtime, client, refusal);
     }
     client.abort.replace(None);
     recovery::recover(runtime, client, Failure::Refused(refusal), end_of(end));
 }
 
 /// Sets a pending reset: concurrent prefill has failed, and the client has begun to read. The answer must not end as a success.
-fn doom(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
-    client.beside.set(ConcurrentPrefill::Nothing);
+fn schedule_reset(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
+    client.concurrent_prefill.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
-    client.doom.replace(Some(PendingReset {
+    client.pending_reset.replace(Some(PendingReset {
         refusal,
         ticks: DOOMED_TICKS,
     }));

@@ -141,8 +141,8 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
 }
 
 fn plan(runtime: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
-    let spare = client.spare.borrow();
-    let body = &spare.as_ref()?.body;
+    let replay_buffer = client.replay_buffer.borrow();
+    let body = &replay_buffer.as_ref()?.body;
     let failed = Failed {
         leg: end.leg,
         meaning: end.meaning,
@@ -195,11 +195,11 @@ fn try_to_call(
     client: &Stream,
     dispatch: &Dispatch,
 ) -> Result<u32, PrefillAnswer<'static>> {
-    let spare = client.spare.borrow();
+    let replay_buffer = client.replay_buffer.borrow();
     let asked = ClientRequest {
         id: client.request_id(),
         headers: &client.headers(),
-        body: &spare.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
+        body: &replay_buffer.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
     };
     let timeout = dispatch.patience.whole.unwrap_or(LONGEST);
     calls::call_decode(runtime, dispatch, &asked, timeout)
@@ -250,10 +250,10 @@ fn reply(
     headers: Vec<Header>,
     body: &[u8],
 ) {
-    if status >= 300 || client.beside.get() == ConcurrentPrefill::Nothing {
+    if status >= 300 || client.concurrent_prefill.get() == ConcurrentPrefill::Nothing {
         return deliver(runtime, client, status, headers, body);
     }
-    let Some(share) = runtime.hold_spare(body.len()) else {
+    let Some(share) = runtime.hold_replay_buffer(body.len()) else {
         client.leave_pair(runtime);
         return give_up(runtime, client, &Failure::Refused(Refusal::Busy));
     };
@@ -396,7 +396,7 @@ pub fn see_to_late(runtime: &PoolRuntime) {
         if !client.enter() {
             continue;
         }
-        if client.doom.borrow().is_some() {
+        if client.pending_reset.borrow().is_some() {
             see_to_doomed(runtime, &client);
             continue;
         }
@@ -444,12 +444,14 @@ pub fn see_to_left(runtime: &PoolRuntime) {
 }
 
 fn see_to_doomed(runtime: &PoolRuntime, client: &Stream) {
-    let doom = client.doom.take();
-    match doom {
+    let pending_reset = client.pending_reset.take();
+    match pending_reset {
         Some(PendingReset { refusal, ticks: 0 }) => client.break_off(runtime, refusal.code()),
         Some(PendingReset { refusal, ticks }) => {
             let ticks = ticks.saturating_sub(1);
-            client.doom.replace(Some(PendingReset { refusal, ticks }));
+            client
+                .pending_reset
+                .replace(Some(PendingReset { refusal, ticks }));
         }
         None => {}
     }
@@ -470,7 +472,7 @@ impl Stream {
     /// Leaves the present workers, and calls off what they are doing for the request. Changes the effective context.
     fn leave_pair(&self, runtime: &PoolRuntime) {
         self.next_attempt();
-        self.beside.set(ConcurrentPrefill::Nothing);
+        self.concurrent_prefill.set(ConcurrentPrefill::Nothing);
         // The root makes the call, so that the answer finds its caller.
         if self.abort.borrow().is_some()
             && host::enter_context(runtime.root_id).is_ok()

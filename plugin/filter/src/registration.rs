@@ -111,9 +111,14 @@ fn list(pools: &Pools, registration_pool: &RegistrationPool<'_>) -> Reply {
     let Some(runtime) = pools.named(registration_pool.pool.name.as_bytes()) else {
         return registration_pool.list(&registry, &Leases::default(), 0, 0);
     };
-    let roll = runtime.roll.borrow();
-    let round = u64::try_from(roll.round.as_millis()).unwrap_or(0);
-    registration_pool.list(&registry, &roll.leases, roll.rounds, round)
+    let registry_view = runtime.registry_view.borrow();
+    let round = u64::try_from(registry_view.round.as_millis()).unwrap_or(0);
+    registration_pool.list(
+        &registry,
+        &registry_view.leases,
+        registry_view.rounds,
+        round,
+    )
 }
 
 fn read(key: &str) -> (Registry, Option<u32>) {
@@ -185,27 +190,30 @@ impl Registrar {
 
     /// Called in each round; `round` is the length of one.
     pub fn tick(&mut self, runtime: &Rc<PoolRuntime>, round: Duration) {
-        let mut roll = runtime.roll.borrow_mut();
-        roll.rounds = roll.rounds.wrapping_add(1);
-        roll.round = round;
+        let mut registry_view = runtime.registry_view.borrow_mut();
+        registry_view.rounds = registry_view.rounds.wrapping_add(1);
+        registry_view.round = round;
         let leads = runtime.vm.leads();
         if !leads {
             self.seen = None;
         }
-        if !leads && !roll.rounds.is_multiple_of(LOOKS) {
+        if !leads && !registry_view.rounds.is_multiple_of(LOOKS) {
             return;
         }
         let lease = u128::from(self.rules.lease_ms) / round.as_millis().max(1);
-        let expired = roll.look(&self.key, u64::try_from(lease).unwrap_or(u64::MAX));
+        let expired = registry_view.look(&self.key, u64::try_from(lease).unwrap_or(u64::MAX));
         if !leads {
             return;
         }
-        match (roll.version, expired.is_empty()) {
+        match (registry_view.version, expired.is_empty()) {
             // The first write of a key is not protected against another first write: the key is created before any worker
             // registers.
             (None, _) => {
-                let _ =
-                    host::set_shared(&self.key, &roll.registry.encode().unwrap_or_default(), None);
+                let _ = host::set_shared(
+                    &self.key,
+                    &registry_view.registry.encode().unwrap_or_default(),
+                    None,
+                );
             }
             (Some(version), false) => {
                 log::warn!(
@@ -213,9 +221,9 @@ impl Registrar {
                     runtime.pool.name,
                     expired.len()
                 );
-                self.take_out(roll.registry.clone(), expired, version);
+                self.take_out(registry_view.registry.clone(), expired, version);
             }
-            (Some(_), true) => self.make_fleet(runtime, &roll.registry),
+            (Some(_), true) => self.make_fleet(runtime, &registry_view.registry),
         }
     }
 

@@ -284,13 +284,13 @@ impl Reading {
             }
             _ => {}
         }
-        let is_beside = stream.beside.get() == ConcurrentPrefill::Running;
-        if is_beside && (end || self.is_over()) {
+        let is_concurrent = stream.concurrent_prefill.get() == ConcurrentPrefill::Running;
+        if is_concurrent && (end || self.is_over()) {
             stream.response.set(Response::Complete);
             return Action::Pause;
         }
         let is_whole = stream.form.get() == Form::Whole;
-        let waits_for_prefill = is_beside && (is_whole || stream.wants_logprobs.get());
+        let waits_for_prefill = is_concurrent && (is_whole || stream.wants_logprobs.get());
         let waits_for_end = is_whole && stream.change.borrow().is_some();
         if !end && (waits_for_prefill || waits_for_end || self.must_wait(stream)) {
             return Action::Pause;
@@ -307,10 +307,11 @@ impl Reading {
         bytes: Vec<u8>,
         end: bool,
     ) -> Action {
-        if stream.doom.borrow().is_some() {
-            return self.doomed(runtime, stream, end);
+        if stream.pending_reset.borrow().is_some() {
+            return self.reset_pending(runtime, stream, end);
         }
-        if stream.beside.get() == ConcurrentPrefill::Running && (end || self.is_over()) {
+        if stream.concurrent_prefill.get() == ConcurrentPrefill::Running && (end || self.is_over())
+        {
             stream.response.set(Response::EndHeld);
             return Action::Pause;
         }
@@ -329,9 +330,12 @@ impl Reading {
 
     /// Carries out a pending reset: an error event replaces one that would pass; the connection breaks with the next, or in a
     /// later round. An event that is written together with the break would be lost.
-    fn doomed(&mut self, runtime: &PoolRuntime, stream: &Stream, end: bool) -> Action {
-        let doom = stream.doom.borrow();
-        let Some(refusal) = doom.as_ref().map(|doom| &doom.refusal) else {
+    fn reset_pending(&mut self, runtime: &PoolRuntime, stream: &Stream, end: bool) -> Action {
+        let pending_reset = stream.pending_reset.borrow();
+        let Some(refusal) = pending_reset
+            .as_ref()
+            .map(|pending_reset| &pending_reset.refusal)
+        else {
             return Action::Pause;
         };
         let may_tell = stream.form.get() == Form::Events && !self.told_of_doom && !end;
@@ -342,7 +346,7 @@ impl Reading {
             return Action::Continue;
         }
         let reason = refusal.code();
-        drop(doom);
+        drop(pending_reset);
         stream.break_off(runtime, reason);
         Action::Pause
     }
@@ -367,10 +371,10 @@ impl Reading {
     /// Whether the bytes received wait for the next ones: they may look like a good end while the concurrent prefill is not known
     /// to be good, or they are to be edited and end amid a line.
     fn must_wait(&self, stream: &Stream) -> bool {
-        let is_beside = stream.beside.get() == ConcurrentPrefill::Running;
+        let is_concurrent = stream.concurrent_prefill.get() == ConcurrentPrefill::Running;
         let is_changed = stream.change.borrow().is_some();
         self.reader.as_ref().is_some_and(|reader| {
-            is_beside && reader.may_have_ended() || is_changed && reader.is_amid_line()
+            is_concurrent && reader.may_have_ended() || is_changed && reader.is_amid_line()
         })
     }
 
@@ -404,8 +408,8 @@ impl Reading {
 fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
     !runtime.pool.output.accounting
         && stream.response.get() == Response::Flowing
-        && stream.beside.get() == ConcurrentPrefill::Nothing
-        && stream.doom.borrow().is_none()
+        && stream.concurrent_prefill.get() == ConcurrentPrefill::Nothing
+        && stream.pending_reset.borrow().is_none()
         && stream.change.borrow().is_none()
         && !stream.wants_logprobs.get()
 }

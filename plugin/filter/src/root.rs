@@ -29,7 +29,7 @@ const ROUND: Duration = Duration::from_millis(100);
 /// A root context.
 pub struct Root {
     id: u32,
-    site: Option<ConfiguredRoot>,
+    configured: Option<ConfiguredRoot>,
     /// Ticks until the next round.
     until_round: Cell<u32>,
 }
@@ -37,7 +37,7 @@ pub struct Root {
 /// State of a configured root.
 struct ConfiguredRoot {
     pools: Rc<Pools>,
-    errands: Vec<BackgroundTasks>,
+    tasks: Vec<BackgroundTasks>,
     /// Ticks in one round.
     ticks_per_round: u32,
     /// Length of a round.
@@ -121,7 +121,7 @@ impl Root {
     pub fn new(id: u32) -> Self {
         Self {
             id,
-            site: None,
+            configured: None,
             until_round: Cell::new(0),
         }
     }
@@ -135,8 +135,8 @@ impl Root {
         let ticks_per_round = ROUND.as_millis().div_ceil(tick.as_millis().max(1));
         let ticks_per_round = u32::try_from(ticks_per_round).unwrap_or(1);
         let pools = Rc::new(Pools::new(self.id, config));
-        self.site = Some(ConfiguredRoot {
-            errands: pools.all().iter().map(BackgroundTasks::of).collect(),
+        self.configured = Some(ConfiguredRoot {
+            tasks: pools.all().iter().map(BackgroundTasks::of).collect(),
             ticks_per_round,
             round: tick.saturating_mul(ticks_per_round),
             pools,
@@ -155,14 +155,14 @@ fn must_ask(pool: &Pool) -> bool {
 }
 
 impl ConfiguredRoot {
-    fn tick(&mut self, root: u32, round: TickKind) {
+    fn tick(&mut self, root: u32, tick_kind: TickKind) {
         self.pools.activate();
-        if round == TickKind::Begins {
+        if tick_kind == TickKind::Begins {
             self.run_periodic(root);
         }
         let vm = &self.pools.vm;
         if vm.is_driven_by(root) {
-            vm.exchange(&self.pools.config.sharing, round);
+            vm.sync_threads(&self.pools.config.sharing, tick_kind);
         }
     }
 
@@ -180,8 +180,8 @@ impl ConfiguredRoot {
         for runtime in self.pools.all() {
             vm.receiving.refuse_late(runtime);
         }
-        for errands in &mut self.errands {
-            errands.run_periodic(self.round);
+        for tasks in &mut self.tasks {
+            tasks.run_periodic(self.round);
         }
         // A root of an older configuration goes on serving its own streams.
         for runtime in self.pools.all() {
@@ -197,8 +197,11 @@ impl ConfiguredRoot {
 
 impl Drop for Root {
     fn drop(&mut self) {
-        if let Some(site) = &self.site {
-            site.pools.vm.deregister(self.id, site.pools.all());
+        if let Some(configured) = &self.configured {
+            configured
+                .pools
+                .vm
+                .deregister(self.id, configured.pools.all());
         }
     }
 }
@@ -211,14 +214,14 @@ impl Context for Root {
         _body: usize,
         _trailers: usize,
     ) {
-        let Some(site) = &mut self.site else {
+        let Some(configured) = &mut self.configured else {
             return;
         };
         // Without headers the answer broke off. The gRPC status that then says so stays behind for later calls, so only the count
         // of headers is trusted.
         let has_headers = headers > 0;
-        let mut errands = site.errands.iter_mut();
-        if !errands.any(|errands| errands.answered(token, has_headers)) {
+        let mut tasks = configured.tasks.iter_mut();
+        if !tasks.any(|tasks| tasks.answered(token, has_headers)) {
             log::error!("an answer came to call {token}, which nobody made");
         }
     }
@@ -237,31 +240,31 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        let Some(site) = &mut self.site else {
+        let Some(configured) = &mut self.configured else {
             return;
         };
         let left = self.until_round.get();
         self.until_round.set(match left {
-            0 => site.ticks_per_round.saturating_sub(1),
+            0 => configured.ticks_per_round.saturating_sub(1),
             more => more.saturating_sub(1),
         });
-        let round = match left {
+        let tick_kind = match left {
             0 => TickKind::Begins,
             _ => TickKind::GoesOn,
         };
-        site.tick(self.id, round);
+        configured.tick(self.id, tick_kind);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
-        if let Some(site) = &self.site {
-            for runtime in site.pools.all() {
+        if let Some(configured) = &self.configured {
+            for runtime in configured.pools.all() {
                 calls::start_waiting(runtime, queue);
             }
         }
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
-        let pools = Rc::clone(&self.site.as_ref()?.pools);
+        let pools = Rc::clone(&self.configured.as_ref()?.pools);
         let first = Rc::clone(pools.all().first()?);
         Some(Box::new(StreamContext::new(id, pools, first)))
     }

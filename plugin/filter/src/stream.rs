@@ -108,9 +108,9 @@ pub struct Stream {
     /// Progress of the response.
     pub response: Cell<Response>,
     /// State of the concurrent prefill.
-    pub beside: Cell<ConcurrentPrefill>,
+    pub concurrent_prefill: Cell<ConcurrentPrefill>,
     /// Headers that matter to the router.
-    pub spoken: RefCell<RoutingHeaders>,
+    pub routing_headers: RefCell<RoutingHeaders>,
     /// Terms of the selection, for a caller that asked for them.
     pub explanation: RefCell<Option<String>>,
     /// Workers and charges that the request occupies.
@@ -120,7 +120,7 @@ pub struct Stream {
     /// Destinations that the request was forwarded to, in order.
     pub destinations: RefCell<Vec<SocketAddr>>,
     /// What is needed to route the request again.
-    pub spare: RefCell<Option<ReplayBuffer>>,
+    pub replay_buffer: RefCell<Option<ReplayBuffer>>,
     /// Number of the present attempt: an answer to a call of an earlier attempt is no longer waited for.
     pub attempt: Cell<u32>,
     /// Prefill calls under way for the present attempt.
@@ -150,13 +150,13 @@ pub struct Stream {
     /// Form of the answer.
     pub form: Cell<Form>,
     /// Reset that must end an answer which has begun.
-    pub doom: RefCell<Option<PendingReset>>,
+    pub pending_reset: RefCell<Option<PendingReset>>,
     /// Share of the budget for buffered bodies.
     pub body: RefCell<Option<Rc<Share>>>,
     /// The call that aborts prefill, or makes it drop its blocks: kept until decode is known to have fetched them.
     pub abort: RefCell<Option<AbortLeg>>,
     /// The request, kept for the clean-up leg.
-    pub estate: RefCell<Option<CleanupRequest>>,
+    pub cleanup_request: RefCell<Option<CleanupRequest>>,
 }
 
 impl Stream {
@@ -171,13 +171,13 @@ impl Stream {
             trailers: Cell::new(false),
             stage: Cell::new(Stage::Forwarded),
             response: Cell::new(Response::Awaited),
-            beside: Cell::new(ConcurrentPrefill::Nothing),
-            spoken: RefCell::default(),
+            concurrent_prefill: Cell::new(ConcurrentPrefill::Nothing),
+            routing_headers: RefCell::default(),
             explanation: RefCell::default(),
             assignment: RefCell::default(),
             handed: Cell::new(None),
             destinations: RefCell::default(),
-            spare: RefCell::default(),
+            replay_buffer: RefCell::default(),
             attempt: Cell::new(0),
             racing: Cell::new(0),
             clock: Clock::default(),
@@ -192,10 +192,10 @@ impl Stream {
             tokens: Cell::default(),
             code: Cell::default(),
             form: Cell::new(Form::Whole),
-            doom: RefCell::default(),
+            pending_reset: RefCell::default(),
             body: RefCell::default(),
             abort: RefCell::default(),
-            estate: RefCell::default(),
+            cleanup_request: RefCell::default(),
         }
     }
 
@@ -229,7 +229,7 @@ impl Stream {
     }
 
     fn prefills_beside(&self) -> bool {
-        self.beside.get() == ConcurrentPrefill::Running
+        self.concurrent_prefill.get() == ConcurrentPrefill::Running
     }
 
     /// The id that both legs carry: our own.
@@ -270,7 +270,7 @@ impl Stream {
 
     /// Whether another worker may take the place of one that fails.
     pub fn may_recover(&self) -> bool {
-        self.spare.borrow().is_some() && self.assignment.borrow().may_recover()
+        self.replay_buffer.borrow().is_some() && self.assignment.borrow().may_recover()
     }
 
     /// Destinations that were tried before this address.
@@ -289,7 +289,7 @@ impl Stream {
     /// until the call has ended, also after the client has left.
     pub fn share(&self) -> Option<Rc<Share>> {
         let buffered = self.body.borrow().clone();
-        buffered.or_else(|| Some(Rc::clone(&self.spare.borrow().as_ref()?.share)))
+        buffered.or_else(|| Some(Rc::clone(&self.replay_buffer.borrow().as_ref()?.share)))
     }
 
     /// Makes this stream's context the effective one; false if the stream is gone.
@@ -366,7 +366,7 @@ impl Stream {
         self.destinations.replace(dispatch.destinations.clone());
         self.stage.set(Stage::Forwarded);
         self.body.replace(None);
-        self.keep_spare(runtime, body);
+        self.keep_replay_buffer(runtime, body);
         self.clock.start(dispatch.patience, runtime.now());
         if self.clock.runs() || self.assignment.borrow().decode.is_some() {
             runtime.watch_over(self);
@@ -386,34 +386,34 @@ impl Stream {
         Ok(())
     }
 
-    fn keep_spare(&self, runtime: &PoolRuntime, body: Vec<u8>) {
+    fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
         if self.assignment.borrow().may_recover() {
-            let share = runtime.hold_spare(body.len());
-            let spare = share.map(|share| ReplayBuffer {
+            let share = runtime.hold_replay_buffer(body.len());
+            let replay_buffer = share.map(|share| ReplayBuffer {
                 body,
                 share: Rc::new(share),
             });
-            self.spare.replace(spare);
+            self.replay_buffer.replace(replay_buffer);
         }
     }
 
     /// Notes that the client has begun to read: no other worker can take over any more.
     pub fn answer_begins(&self, runtime: &PoolRuntime) {
         self.handed.set(self.handed.get().map(Handed::fetched));
-        self.spare.replace(None);
+        self.replay_buffer.replace(None);
         self.headers.replace(Rc::default());
         let mut router = runtime.router.borrow_mut();
         router.answer_begins(&mut self.assignment.borrow_mut());
         drop(router);
         // While a concurrent prefill runs, a client that leaves aborts it; afterwards decode has fetched its blocks.
-        if self.beside.get() == ConcurrentPrefill::Nothing {
+        if self.concurrent_prefill.get() == ConcurrentPrefill::Nothing {
             self.abort.replace(None);
         }
     }
 
     /// Ends a concurrent prefill that was good: what was held back of the answer goes on.
     pub fn prefill_is_good(&self, runtime: &PoolRuntime) {
-        self.beside.set(ConcurrentPrefill::Nothing);
+        self.concurrent_prefill.set(ConcurrentPrefill::Nothing);
         if self.answer_has_begun() {
             self.abort.replace(None);
         }
@@ -467,11 +467,11 @@ impl Stream {
         runtime.vm.receiving.end(self.id);
         cleanup::tell_of_handed(runtime, self);
         match stage {
-            Stage::Prefilling | Stage::Recovering => self.leave_estate(runtime),
+            Stage::Prefilling | Stage::Recovering => self.leave_cleanup_request(runtime),
             Stage::Waiting(waiter) => runtime.waits_no_more(waiter),
             _ => {}
         }
-        self.beside.set(ConcurrentPrefill::Nothing);
+        self.concurrent_prefill.set(ConcurrentPrefill::Nothing);
         self.abort_prefill(runtime);
         self.tell_of_end(runtime, stage);
         self.assignment.borrow_mut().release();
@@ -479,7 +479,7 @@ impl Stream {
         router.request_ended(&self.assignment.borrow());
         drop(router);
         self.body.replace(None);
-        self.spare.replace(None);
+        self.replay_buffer.replace(None);
         self.held_reply.replace(None);
         runtime.watch_no_more(self);
         runtime.telemetry.stream_closed();
@@ -514,30 +514,37 @@ impl Stream {
 
     /// Copies the request for the clean-up leg, while its client is still being served: more was computed than the client needs.
     pub fn leave_copy(&self, runtime: &PoolRuntime) {
-        let spare = self.spare.borrow();
-        let Some(spare) = spare.as_ref().filter(|_| self.estate.borrow().is_none()) else {
+        let replay_buffer = self.replay_buffer.borrow();
+        let Some(replay_buffer) = replay_buffer
+            .as_ref()
+            .filter(|_| self.cleanup_request.borrow().is_none())
+        else {
             return;
         };
-        let share = runtime.hold_estate(spare.body.len());
-        self.estate.replace(share.map(|share| CleanupRequest {
-            headers: self.headers(),
-            body: spare.body.clone(),
-            _share: share,
-        }));
+        let share = runtime.hold_cleanup_request(replay_buffer.body.len());
+        self.cleanup_request
+            .replace(share.map(|share| CleanupRequest {
+                headers: self.headers(),
+                body: replay_buffer.body.clone(),
+                _share: share,
+            }));
     }
 
     /// Keeps the request for the clean-up leg, if the budget allows. Enters the stream's context.
-    pub fn leave_estate(&self, runtime: &PoolRuntime) {
+    pub fn leave_cleanup_request(&self, runtime: &PoolRuntime) {
         self.enter();
-        let spare = self.spare.take().map(|spare| Ok(spare.body));
-        let body = spare.unwrap_or_else(|| runtime.vm.copy_body());
+        let replay_buffer = self
+            .replay_buffer
+            .take()
+            .map(|replay_buffer| Ok(replay_buffer.body));
+        let body = replay_buffer.unwrap_or_else(|| runtime.vm.copy_body());
         let Ok(body) = body else {
             return;
         };
-        let Some(share) = runtime.hold_estate(body.len()) else {
+        let Some(share) = runtime.hold_cleanup_request(body.len()) else {
             return;
         };
-        self.estate.replace(Some(CleanupRequest {
+        self.cleanup_request.replace(Some(CleanupRequest {
             headers: self.headers(),
             body,
             _share: share,

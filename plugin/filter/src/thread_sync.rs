@@ -13,7 +13,7 @@ use crate::pool_runtime::PoolRuntime;
 use crate::shared;
 
 /// Tick of the shared store in milliseconds, independent of this VM's own tick.
-const BOARD_TICK_MS: u64 = 25;
+const STORE_TICK_MS: u64 = 25;
 
 /// The shared store, kept in the proxy's shared data.
 struct SharedData;
@@ -45,7 +45,7 @@ pub enum TickKind {
 #[derive(Default)]
 pub struct ThreadSyncDriver {
     /// Made at the first tick: a configuration on trial leaves no trace.
-    desk: Option<ThreadSync>,
+    sync: Option<ThreadSync>,
     /// Length of all ticks so far, in milliseconds: a new configuration may change the length of a tick.
     ticked_ms: u64,
     /// When the other VMs were last read.
@@ -60,14 +60,14 @@ impl ThreadSyncDriver {
         &mut self,
         runtimes: &[Rc<PoolRuntime>],
         rules: &Sharing,
-        round: TickKind,
+        tick_kind: TickKind,
         now: Duration,
     ) -> Option<ThreadUpdate> {
         self.ticked_ms = self.ticked_ms.wrapping_add(rules.interval_ms);
         let own = totals(runtimes);
         let is_busy = own != Totals::default();
         let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
-        if !is_busy && !was_busy && round == TickKind::GoesOn {
+        if !is_busy && !was_busy && tick_kind == TickKind::GoesOn {
             return None;
         }
         let shares = match rules.load {
@@ -83,23 +83,23 @@ impl ThreadSyncDriver {
                 decisions.extend(taken.into_iter().map(|decision| (key, decision)));
             }
         }
-        let desk = self
-            .desk
+        let sync = self
+            .sync
             .get_or_insert_with(|| ThreadSync::new(shared::unique_number()));
-        desk.publish(&SharedData, &own, &shares, &decisions);
+        sync.publish(&SharedData, &own, &shares, &decisions);
         self.hear(runtimes, now)
     }
 
     /// Whether the other VMs were read too long ago for a choice made `now`: an idle VM reads seldom.
     pub fn is_out_of_date(&self, rules: &Sharing, now: Duration) -> bool {
         let since = now.saturating_sub(self.update_at);
-        self.desk.is_some() && since > Duration::from_millis(2 * rules.interval_ms)
+        self.sync.is_some() && since > Duration::from_millis(2 * rules.interval_ms)
     }
 
     /// Reads the other VMs, and applies their loads and decisions.
     pub fn hear(&mut self, runtimes: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
-        let desk = self.desk.as_mut()?;
-        let update = desk.listen(&SharedData, self.ticked_ms / BOARD_TICK_MS);
+        let sync = self.sync.as_mut()?;
+        let update = sync.listen(&SharedData, self.ticked_ms / STORE_TICK_MS);
         for runtime in runtimes {
             let key = pool_number(&runtime.pool.name);
             let others = update.shares.iter().find(|pool| pool.pool == key);
@@ -116,7 +116,7 @@ impl ThreadSyncDriver {
 
     /// Segments of other VMs' decisions that were overwritten before this VM read them.
     pub fn lapped(&self) -> u64 {
-        self.desk.as_ref().map_or(0, ThreadSync::lapped)
+        self.sync.as_ref().map_or(0, ThreadSync::lapped)
     }
 }
 

@@ -40,7 +40,7 @@ pub struct Vm {
     /// Rounds that this VM has led.
     rounds_led: Cell<u32>,
     lease: RefCell<Lease>,
-    exchange: RefCell<ThreadSyncDriver>,
+    thread_sync: RefCell<ThreadSyncDriver>,
     clock: Cell<Clock>,
     /// Bytes of request bodies buffered now.
     pub bodies: Rc<Cell<usize>>,
@@ -68,9 +68,9 @@ pub struct PoolState {
     /// Version of the published fleet that was last read.
     pub fleet_seen: Rc<Cell<u32>>,
     /// Bytes held by clean-up requests, whose clients have left.
-    pub estates: Rc<Cell<usize>>,
+    pub cleanup_budget: Rc<Cell<usize>>,
     /// Bytes held by replay buffers, for requests that may have to be routed again.
-    pub spares: Rc<Cell<usize>>,
+    pub replay_budget: Rc<Cell<usize>>,
 }
 
 impl Vm {
@@ -87,7 +87,7 @@ impl Vm {
             leads: Cell::new(false),
             rounds_led: Cell::default(),
             lease: RefCell::new(Lease::new()),
-            exchange: RefCell::default(),
+            thread_sync: RefCell::default(),
             clock: Cell::default(),
             bodies: Rc::default(),
             receiving: Receiving::default(),
@@ -101,23 +101,23 @@ impl Vm {
     /// trial.
     pub fn adopt(&self, pool: &Pool, root: u32) -> PoolState {
         let mut pools = self.pools.borrow_mut();
-        if let Some(kept) = pools.get(&pool.name) {
-            return kept.clone();
+        if let Some(state) = pools.get(&pool.name) {
+            return state.clone();
         }
         let seed = host::now_ns() ^ u64::from(root).rotate_left(32);
         let mut router = Router::new(pool.clone(), seed, seed);
         router.keep_decisions();
-        let kept = PoolState {
+        let state = PoolState {
             router: Rc::new(RefCell::new(router)),
             waiting: Rc::default(),
             metrics: Rc::new(PoolTelemetry::new(&pool.name)),
             followed: Rc::new(Cell::new(root)),
             fleet_seen: Rc::default(),
-            estates: Rc::default(),
-            spares: Rc::default(),
+            cleanup_budget: Rc::default(),
+            replay_budget: Rc::default(),
         };
-        pools.insert(pool.name.clone(), kept.clone());
-        kept
+        pools.insert(pool.name.clone(), state.clone());
+        state
     }
 
     /// A copy of the request body of the effective context.
@@ -219,10 +219,10 @@ impl Vm {
     }
 
     /// Syncs with the other VMs: publishes the state of this VM's pools, reads theirs. Called at each tick.
-    pub fn exchange(&self, rules: &Sharing, round: TickKind) {
-        let mut exchange = self.exchange.borrow_mut();
-        let update = exchange.tick(&self.acting(), rules, round, self.now());
-        self.telemetry.lapped(exchange.lapped());
+    pub fn sync_threads(&self, rules: &Sharing, tick_kind: TickKind) {
+        let mut thread_sync = self.thread_sync.borrow_mut();
+        let update = thread_sync.tick(&self.acting(), rules, tick_kind, self.now());
+        self.telemetry.lapped(thread_sync.lapped());
         if let Some(update) = update
             && self.leads()
         {
@@ -232,9 +232,9 @@ impl Vm {
 
     /// Reads the other VMs, if the last read is too old for a choice made `now`.
     pub fn refresh(&self, rules: &Sharing, now: Duration) {
-        let mut exchange = self.exchange.borrow_mut();
-        if exchange.is_out_of_date(rules, now) {
-            exchange.hear(&self.acting(), now);
+        let mut thread_sync = self.thread_sync.borrow_mut();
+        if thread_sync.is_out_of_date(rules, now) {
+            thread_sync.hear(&self.acting(), now);
         }
     }
 
@@ -277,8 +277,8 @@ impl Vm {
 
     fn set_anew(&self) {
         self.telemetry.forget_exported();
-        for kept in self.pools.borrow().values() {
-            kept.metrics.forget_exported();
+        for state in self.pools.borrow().values() {
+            state.metrics.forget_exported();
         }
     }
 

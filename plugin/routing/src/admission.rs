@@ -27,9 +27,9 @@ impl Admission {
     }
 
     /// Whether a worker rank is above its role's threshold. A fraction of an unknown capacity is never reached.
-    pub fn is_busy(&self, role: Role, standing: &LoadSnapshot, capacity: Capacity) -> bool {
-        let by_prefill = || self.prefill.is_passed(standing.booked_tokens, capacity);
-        let by_decode = || self.decode.is_passed(standing.decode_blocks, capacity);
+    pub fn is_busy(&self, role: Role, snapshot: &LoadSnapshot, capacity: Capacity) -> bool {
+        let by_prefill = || self.prefill.is_passed(snapshot.booked_tokens, capacity);
+        let by_decode = || self.decode.is_passed(snapshot.decode_blocks, capacity);
         match role {
             Role::Prefill => by_prefill(),
             Role::Decode => by_decode(),
@@ -87,12 +87,12 @@ pub struct QueueKey {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     waiter: Waiter,
-    claim: QueueKey,
+    queue_key: QueueKey,
 }
 
 impl Entry {
     fn flow(&self) -> (i32, u64) {
-        (self.claim.rank, self.claim.flow)
+        (self.queue_key.rank, self.queue_key.flow)
     }
 }
 
@@ -116,7 +116,7 @@ enum Left {
 
 impl Line {
     fn join(&mut self, entry: Entry) {
-        let QueueKey { rank, flow, .. } = entry.claim;
+        let QueueKey { rank, flow, .. } = entry.queue_key;
         let of_rank = self.turns.iter().filter(|((of, _), _)| *of == rank);
         let begins_at = of_rank.map(|(_, turns)| *turns).min().unwrap_or_default();
         self.turns.entry((rank, flow)).or_insert(begins_at);
@@ -141,7 +141,7 @@ impl Line {
     fn in_order(&self, policy: QueuePolicy) -> Vec<Entry> {
         let mut all = self.entries.clone();
         all.sort_by(|a, b| {
-            let by_rank = b.claim.rank.cmp(&a.claim.rank);
+            let by_rank = b.queue_key.rank.cmp(&a.queue_key.rank);
             by_rank.then_with(|| order(policy, a, b))
         });
         if self.turns.len() > 1 {
@@ -161,7 +161,7 @@ impl Line {
         for entry in ordered.iter() {
             turns.push((turn_of(entry), *entry));
         }
-        turns.sort_by_key(|(turn, entry)| (Reverse(entry.claim.rank), *turn));
+        turns.sort_by_key(|(turn, entry)| (Reverse(entry.queue_key.rank), *turn));
         for (place, (_, entry)) in ordered.iter_mut().zip(turns) {
             *place = entry;
         }
@@ -183,7 +183,7 @@ pub struct Full {
 /// The requests that wait on one thread, by model key.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    places: HashMap<ModelKey, Line>,
+    lines: HashMap<ModelKey, Line>,
     next: u64,
     count: usize,
 }
@@ -200,8 +200,8 @@ impl Waiting {
     /// [`Full`] when the queue is full.
     pub fn join(
         &mut self,
-        place: &ModelKey,
-        claim: QueueKey,
+        key: &ModelKey,
+        queue_key: QueueKey,
         queue: &Queue,
     ) -> Result<Waiter, Full> {
         let allowed = usize::try_from(queue.max_requests).unwrap_or(usize::MAX);
@@ -214,8 +214,8 @@ impl Waiting {
         let waiter = Waiter(self.next);
         self.next = self.next.wrapping_add(1);
         self.count = self.count.saturating_add(1);
-        let entry = Entry { waiter, claim };
-        self.places.entry_ref(place).or_default().join(entry);
+        let entry = Entry { waiter, queue_key };
+        self.lines.entry_ref(key).or_default().join(entry);
         Ok(waiter)
     }
 
@@ -231,7 +231,7 @@ impl Waiting {
 
     fn take_out(&mut self, waiter: Waiter, why: Left) {
         let mut left = 0;
-        self.places.retain(|_, line| {
+        self.lines.retain(|_, line| {
             left = usize::from(line.leave(waiter, why)).max(left);
             !line.entries.is_empty()
         });
@@ -242,7 +242,7 @@ impl Waiting {
     /// At most `TRIED_AT_ONCE` per model key.
     pub fn in_order(&self, policy: QueuePolicy) -> Vec<Waiter> {
         let mut all = Vec::new();
-        for line in self.places.values() {
+        for line in self.lines.values() {
             let here = line.in_order(policy).into_iter();
             all.extend(here.take(TRIED_AT_ONCE).map(|entry| entry.waiter));
         }
@@ -252,8 +252,8 @@ impl Waiting {
     /// Requests whose deadline has passed at `now`.
     pub fn late(&self, now: Duration, queue: &Queue) -> Vec<Waiter> {
         let deadline = Duration::from_millis(queue.deadline_ms);
-        let all = self.places.values().flat_map(|line| &line.entries);
-        all.filter(|entry| now.saturating_sub(entry.claim.since) >= deadline)
+        let all = self.lines.values().flat_map(|line| &line.entries);
+        all.filter(|entry| now.saturating_sub(entry.queue_key.since) >= deadline)
             .map(|entry| entry.waiter)
             .collect()
     }
@@ -261,7 +261,7 @@ impl Waiting {
 
 /// Compares two entries: `Less` is served sooner.
 fn order(policy: QueuePolicy, a: &Entry, b: &Entry) -> Ordering {
-    let by_score = score(policy, &b.claim).total_cmp(&score(policy, &a.claim));
+    let by_score = score(policy, &b.queue_key).total_cmp(&score(policy, &a.queue_key));
     by_score.then(match policy {
         QueuePolicy::Fcfs | QueuePolicy::Wspt => a.waiter.cmp(&b.waiter),
         QueuePolicy::Lcfs => b.waiter.cmp(&a.waiter),
@@ -269,12 +269,12 @@ fn order(policy: QueuePolicy, a: &Entry, b: &Entry) -> Ordering {
 }
 
 /// A higher score is served sooner (routing semantics, C.7).
-fn score(policy: QueuePolicy, claim: &QueueKey) -> f64 {
-    let arrival = claim.since.as_secs_f64();
+fn score(policy: QueuePolicy, queue_key: &QueueKey) -> f64 {
+    let arrival = queue_key.since.as_secs_f64();
     match policy {
-        QueuePolicy::Fcfs => claim.priority - arrival,
-        QueuePolicy::Lcfs => claim.priority + arrival,
-        QueuePolicy::Wspt => (1.0 + claim.priority) / claim.tokens.max(1) as f64,
+        QueuePolicy::Fcfs => queue_key.priority - arrival,
+        QueuePolicy::Lcfs => queue_key.priority + arrival,
+        QueuePolicy::Wspt => (1.0 + queue_key.priority) / queue_key.tokens.max(1) as f64,
     }
 }
 
@@ -283,14 +283,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(model: &str) -> ModelKey {
+    fn key(model: &str) -> ModelKey {
         ModelKey {
             model: Some(model.to_owned()),
             namespace: String::new(),
         }
     }
 
-    fn claim(ms: u64, tokens: u64, priority: f64) -> QueueKey {
+    fn queue_key(ms: u64, tokens: u64, priority: f64) -> QueueKey {
         QueueKey {
             rank: 0,
             flow: 0,
@@ -300,11 +300,11 @@ mod tests {
         }
     }
 
-    fn served(policy: QueuePolicy, claims: &[QueueKey]) -> Vec<u64> {
+    fn served(policy: QueuePolicy, queue_keys: &[QueueKey]) -> Vec<u64> {
         let mut waiting = Waiting::default();
-        for claim in claims {
+        for queue_key in queue_keys {
             waiting
-                .join(&place("m"), *claim, &Queue::default())
+                .join(&key("m"), *queue_key, &Queue::default())
                 .unwrap();
         }
         let mut order = Vec::new();
@@ -317,16 +317,16 @@ mod tests {
 
     #[test]
     fn the_order_is_the_policys_with_head_starts() {
-        let claims = [
-            claim(0, 500, 0.0),
-            claim(1000, 100, 0.0),
-            claim(2000, 900, 0.0),
-            claim(2000, 100, 0.0),
-            claim(3000, 4000, 2.5),
+        let queue_keys = [
+            queue_key(0, 500, 0.0),
+            queue_key(1000, 100, 0.0),
+            queue_key(2000, 900, 0.0),
+            queue_key(2000, 100, 0.0),
+            queue_key(3000, 4000, 2.5),
         ];
-        assert_eq!(served(QueuePolicy::Fcfs, &claims), [0, 4, 1, 2, 3]);
-        assert_eq!(served(QueuePolicy::Lcfs, &claims), [4, 3, 2, 1, 0]);
-        assert_eq!(served(QueuePolicy::Wspt, &claims), [1, 3, 0, 2, 4]);
+        assert_eq!(served(QueuePolicy::Fcfs, &queue_keys), [0, 4, 1, 2, 3]);
+        assert_eq!(served(QueuePolicy::Lcfs, &queue_keys), [4, 3, 2, 1, 0]);
+        assert_eq!(served(QueuePolicy::Wspt, &queue_keys), [1, 3, 0, 2, 4]);
     }
 
     #[test]
@@ -334,10 +334,10 @@ mod tests {
         let of = |rank, flow, ms| QueueKey {
             rank,
             flow,
-            ..claim(ms, 1, 0.0)
+            ..queue_key(ms, 1, 0.0)
         };
         // A greedy flow, a later flow with two requests, requests without a flow, and a last request of a higher objective.
-        let claims = [
+        let queue_keys = [
             of(0, 1, 0),
             of(0, 1, 1),
             of(0, 1, 2),
@@ -349,11 +349,11 @@ mod tests {
             of(-1, 3, 0),
         ];
         assert_eq!(
-            served(QueuePolicy::Fcfs, &claims),
+            served(QueuePolicy::Fcfs, &queue_keys),
             [7, 0, 4, 6, 1, 5, 2, 3, 8]
         );
         // Without flows only the policy counts.
-        let plain: Vec<_> = claims
+        let plain: Vec<_> = queue_keys
             .iter()
             .map(|one| QueueKey {
                 rank: 0,
@@ -372,9 +372,9 @@ mod tests {
         let mut line = Line::default();
         let entry = |number, flow| Entry {
             waiter: Waiter(number),
-            claim: QueueKey {
+            queue_key: QueueKey {
                 flow,
-                ..claim(number, 1, 0.0)
+                ..queue_key(number, 1, 0.0)
             },
         };
         let first = |line: &Line| line.in_order(QueuePolicy::Fcfs)[0].waiter.0;
@@ -398,9 +398,9 @@ mod tests {
         (0..3).for_each(|number| line.join(entry(number, 1)));
         line.join(Entry {
             waiter: Waiter(9),
-            claim: QueueKey {
+            queue_key: QueueKey {
                 rank: 1,
-                ..entry(9, 1).claim
+                ..entry(9, 1).queue_key
             },
         });
         assert!(line.leave(Waiter(9), Left::Served) && line.leave(Waiter(0), Left::Unserved));
@@ -415,11 +415,13 @@ mod tests {
             ..Queue::default()
         };
         let mut waiting = Waiting::default();
-        let first = waiting.join(&place("m"), claim(0, 1, 0.0), &queue).unwrap();
-        let other = waiting
-            .join(&place("n"), claim(500, 1, 0.0), &queue)
+        let first = waiting
+            .join(&key("m"), queue_key(0, 1, 0.0), &queue)
             .unwrap();
-        let full = waiting.join(&place("m"), claim(500, 1, 0.0), &queue);
+        let other = waiting
+            .join(&key("n"), queue_key(500, 1, 0.0), &queue)
+            .unwrap();
+        let full = waiting.join(&key("m"), queue_key(500, 1, 0.0), &queue);
         assert_eq!(
             full,
             Err(Full {
@@ -451,7 +453,7 @@ mod tests {
             },
             queue: None,
         };
-        let standing = |booked_tokens, decode_blocks| LoadSnapshot {
+        let snapshot = |booked_tokens, decode_blocks| LoadSnapshot {
             booked_tokens,
             decode_blocks,
             ..LoadSnapshot::default()
@@ -463,14 +465,14 @@ mod tests {
             ..Capacity::default()
         };
         let busy =
-            |role, standing: LoadSnapshot, capacity| admission.is_busy(role, &standing, capacity);
-        assert!(!busy(Role::Prefill, standing(1000, 0.0), unknown));
-        assert!(busy(Role::Prefill, standing(1001, 0.0), unknown));
-        assert!(busy(Role::Prefill, standing(513, 0.0), known));
-        assert!(!busy(Role::Decode, standing(9999, 50.0), known));
-        assert!(busy(Role::Decode, standing(0, 50.1), known));
-        assert!(!busy(Role::Decode, standing(0, 1e9), unknown));
-        assert!(busy(Role::Aggregated, standing(0, 51.0), known));
+            |role, snapshot: LoadSnapshot, capacity| admission.is_busy(role, &snapshot, capacity);
+        assert!(!busy(Role::Prefill, snapshot(1000, 0.0), unknown));
+        assert!(busy(Role::Prefill, snapshot(1001, 0.0), unknown));
+        assert!(busy(Role::Prefill, snapshot(513, 0.0), known));
+        assert!(!busy(Role::Decode, snapshot(9999, 50.0), known));
+        assert!(busy(Role::Decode, snapshot(0, 50.1), known));
+        assert!(!busy(Role::Decode, snapshot(0, 1e9), unknown));
+        assert!(busy(Role::Aggregated, snapshot(0, 51.0), known));
         assert!(admission.has_threshold(Role::Aggregated));
         assert!(!Admission::default().has_threshold(Role::Aggregated));
     }
@@ -485,7 +487,7 @@ mod tests {
             let mut inside: Vec<Waiter> = Vec::new();
             for (kind, which, number) in steps {
                 match kind {
-                    0 => match waiting.join(&place(&(number % 3).to_string()), QueueKey { flow: number % 4, rank: (number % 2) as i32, ..claim(number, number, 0.0) }, &queue) {
+                    0 => match waiting.join(&key(&(number % 3).to_string()), QueueKey { flow: number % 4, rank: (number % 2) as i32, ..queue_key(number, number, 0.0) }, &queue) {
                         Ok(waiter) => inside.push(waiter),
                         Err(full) => prop_assert_eq!((full.waiting, inside.len()), (16, 16)),
                     },

@@ -42,7 +42,7 @@ pub struct ModelState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
     /// Model key whose state changed.
-    pub place: ModelKey,
+    pub key: ModelKey,
     /// Former state; none: the model key is new.
     pub from: Option<State>,
     /// New state.
@@ -55,7 +55,7 @@ type Wanted<'w> = &'w dyn Fn(&ModelKey, &ModelState) -> bool;
 /// The states of all model keys.
 #[derive(Debug, Default)]
 pub struct ModelStates {
-    places: HashMap<ModelKey, ModelState>,
+    states: HashMap<ModelKey, ModelState>,
     /// The model keys that are only remembered, each with the number of the update that first found no worker for the key.
     left: HashMap<ModelKey, u64>,
     updates: u64,
@@ -69,22 +69,22 @@ impl ModelStates {
         is_bound: impl Fn(WorkerId) -> bool,
         runs_whole: impl Fn(&Worker) -> bool,
     ) -> Vec<Transition> {
-        let members = by_place(fleet);
+        let members = by_key(fleet);
         let mut now: HashSet<ModelKey> = members.keys().cloned().collect();
-        now.extend(self.places.keys().cloned());
+        now.extend(self.states.keys().cloned());
         let mut transitions = Vec::new();
-        for place in now {
-            let is_inhabited = members.get(&place).is_some_and(|here| !here.is_empty());
+        for key in now {
+            let is_inhabited = members.get(&key).is_some_and(|here| !here.is_empty());
             let counts = match is_inhabited {
-                true => counts(&place, &members, &is_bound, &runs_whole),
+                true => counts(&key, &members, &is_bound, &runs_whole),
                 false => WorkerCounts::default(),
             };
-            let before = self.places.get(&place).copied();
+            let before = self.states.get(&key).copied();
             let was_active = before.is_some_and(|before| before.was_active);
             let state = State::of(counts, was_active);
             if before.map(|before| before.state) != Some(state) {
                 transitions.push(Transition {
-                    place: place.clone(),
+                    key: key.clone(),
                     from: before.map(|before| before.state),
                     to: state,
                 });
@@ -95,20 +95,20 @@ impl ModelStates {
                 is_inhabited,
                 was_active: was_active || state == State::Active,
             };
-            self.places.insert(place, known);
+            self.states.insert(key, known);
         }
         self.note_departed(&members);
         self.forget_excess();
-        transitions.sort_by(|a, b| a.place.cmp(&b.place));
+        transitions.sort_by(|a, b| a.key.cmp(&b.key));
         transitions
     }
 
     fn note_departed(&mut self, members: &HashMap<ModelKey, Vec<&Worker>>) {
         self.updates = self.updates.saturating_add(1);
-        self.left.retain(|place, _| !members.contains_key(place));
-        for place in self.places.keys() {
-            if !members.contains_key(place) && !self.left.contains_key(place) {
-                self.left.insert(place.clone(), self.updates);
+        self.left.retain(|key, _| !members.contains_key(key));
+        for key in self.states.keys() {
+            if !members.contains_key(key) && !self.left.contains_key(key) {
+                self.left.insert(key.clone(), self.updates);
             }
         }
     }
@@ -122,35 +122,35 @@ impl ModelStates {
             self.left.drain().map(|(p, since)| (since, p)).collect();
         left.sort_by(|(a, first), (b, second)| b.cmp(a).then_with(|| first.cmp(second)));
         for (_, forgotten) in left.split_off(MAX_VACANT) {
-            self.places.remove(&forgotten);
+            self.states.remove(&forgotten);
         }
         self.left = left.into_iter().map(|(since, p)| (p, since)).collect();
     }
 
     /// All model keys and their states.
-    pub fn places(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
-        self.places.iter()
+    pub fn states(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
+        self.states.iter()
     }
 
     /// The model keys that serve a model: its own, else those that serve any model. Without a model, all. Keys that are
     /// only remembered are returned only where no other matches, so that the model does not count as unknown.
     pub fn of_model(&self, model: Option<&str>) -> Vec<(&ModelKey, &ModelState)> {
-        let is_own = |place: &ModelKey| model.is_none() || place.model.as_deref() == model;
-        let is_any = |place: &ModelKey| place.model.is_none();
+        let is_own = |key: &ModelKey| model.is_none() || key.model.as_deref() == model;
+        let is_any = |key: &ModelKey| key.model.is_none();
         let tiers: [Wanted<'_>; 4] = [
-            &|place, state| is_own(place) && state.is_inhabited,
-            &|place, state| is_any(place) && state.is_inhabited,
-            &|place, _| is_own(place),
-            &|place, _| is_any(place),
+            &|key, state| is_own(key) && state.is_inhabited,
+            &|key, state| is_any(key) && state.is_inhabited,
+            &|key, _| is_own(key),
+            &|key, _| is_any(key),
         ];
         let mut found = tiers.into_iter().map(|tier| self.of(tier));
-        found.find(|places| !places.is_empty()).unwrap_or_default()
+        found.find(|states| !states.is_empty()).unwrap_or_default()
     }
 
     fn of(&self, is_wanted: Wanted<'_>) -> Vec<(&ModelKey, &ModelState)> {
-        let places = self.places.iter();
-        places
-            .filter(|(place, state)| is_wanted(place, state))
+        let states = self.states.iter();
+        states
+            .filter(|(key, state)| is_wanted(key, state))
             .collect()
     }
 }
@@ -192,14 +192,14 @@ impl ModelState {
 
 /// The workers grouped by their own model key. A worker that serves any model has a model key of its own, and counts for
 /// the others of its namespace too.
-fn by_place(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
+fn by_key(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
     let mut members: HashMap<ModelKey, Vec<&Worker>> = HashMap::new();
     for worker in fleet.workers() {
-        let place = ModelKey {
+        let key = ModelKey {
             model: worker.model.clone(),
             namespace: worker.namespace.clone(),
         };
-        let here = members.entry(place).or_default();
+        let here = members.entry(key).or_default();
         // Draining workers cannot be picked: where all drain, the model key counts as empty.
         if !worker.is_draining() {
             here.push(worker);
@@ -209,20 +209,20 @@ fn by_place(fleet: &Fleet) -> HashMap<ModelKey, Vec<&Worker>> {
 }
 
 fn counts(
-    place: &ModelKey,
+    key: &ModelKey,
     members: &HashMap<ModelKey, Vec<&Worker>>,
     is_bound: &impl Fn(WorkerId) -> bool,
     runs_whole: &impl Fn(&Worker) -> bool,
 ) -> WorkerCounts {
     let any_model = ModelKey {
         model: None,
-        namespace: place.namespace.clone(),
+        namespace: key.namespace.clone(),
     };
-    let of_any_model = match place.model {
+    let of_any_model = match key.model {
         Some(_) => members.get(&any_model),
         None => None,
     };
-    let lists = members.get(place).into_iter().chain(of_any_model);
+    let lists = members.get(key).into_iter().chain(of_any_model);
     let here: Vec<&Worker> = lists.flatten().copied().collect();
     let of_role = |role: Role| here.iter().filter(move |worker| worker.role == role);
     let sets = |role: Role| {

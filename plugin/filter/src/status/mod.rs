@@ -158,8 +158,8 @@ fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>
     let router = &*runtime.router.borrow();
     let pool = router.pool();
     let absent = router.absent_policy();
-    let mut places: Vec<(&ModelKey, &ModelState)> = router.places().collect();
-    places.sort_by_key(|(place, _)| *place);
+    let mut states: Vec<(&ModelKey, &ModelState)> = router.model_states().collect();
+    states.sort_by_key(|(key, _)| *key);
     let status = PoolStatus {
         pool: &pool.name,
         protocol: pool.protocol.name(),
@@ -173,11 +173,11 @@ fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>
         },
         bookings: router.total_load().into(),
         waiting: router.waiting(),
-        places: places
+        places: states
             .iter()
-            .map(|(place, state)| PlaceStatus {
-                model: place.model.as_deref(),
-                namespace: &place.namespace,
+            .map(|(key, state)| PlaceStatus {
+                model: key.model.as_deref(),
+                namespace: &key.namespace,
                 state: state.state.name(),
                 not_served: state
                     .can_serve_requests(absent)

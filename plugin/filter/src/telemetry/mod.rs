@@ -336,7 +336,9 @@ impl Census {
             }
         }
         for (state, count) in State::ALL.into_iter().zip(&mut self.places) {
-            let here = router.places().filter(|(_, place)| place.state == state);
+            let here = router
+                .model_states()
+                .filter(|(_, place)| place.state == state);
             *count = count.saturating_add(here.count() as u64);
         }
     }

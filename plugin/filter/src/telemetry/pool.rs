@@ -167,8 +167,8 @@ impl PoolTelemetry {
     pub fn census(&self, router: &Router) {
         let absent = router.absent_policy();
         let disaggregates = router
-            .places()
-            .any(|(_, place)| place.decision(Mode::Normal, absent) == ServingDecision::Pair);
+            .model_states()
+            .any(|(_, state)| state.decision(Mode::Normal, absent) == ServingDecision::Pair);
         let now = (router.fleet().version(), disaggregates);
         if self.exported.replace(Some(now)) != Some(now) {
             self.fleet_version.record(now.0);

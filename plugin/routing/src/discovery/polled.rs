@@ -78,25 +78,25 @@ mod tests {
 
     #[test]
     fn emptiness_is_believed_the_second_time() {
-        let mut belief = PolledWorkers::default();
+        let mut polled = PolledWorkers::default();
         assert_eq!(
-            belief.hear(workers(&[1, 2])),
+            polled.hear(workers(&[1, 2])),
             Believed::Changed(workers(&[1, 2]))
         );
-        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(belief.hear(workers(&[1, 2])), Believed::Unchanged);
-        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(belief.hear(workers(&[])), Believed::Changed(workers(&[])));
-        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(belief.hear(workers(&[3])), Believed::Changed(workers(&[3])));
+        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(polled.hear(workers(&[1, 2])), Believed::Unchanged);
+        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(polled.hear(workers(&[])), Believed::Changed(workers(&[])));
+        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(polled.hear(workers(&[3])), Believed::Changed(workers(&[3])));
     }
 
     #[test]
     fn what_is_given_up_is_gone_until_it_is_heard_of_again() {
-        let mut belief = PolledWorkers::starting_from(workers(&[1]));
-        assert_eq!(belief.expire(), Believed::Changed(workers(&[])));
-        assert_eq!(belief.expire(), Believed::Unchanged);
-        assert_eq!(belief.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(belief.hear(workers(&[1])), Believed::Changed(workers(&[1])));
+        let mut polled = PolledWorkers::starting_from(workers(&[1]));
+        assert_eq!(polled.expire(), Believed::Changed(workers(&[])));
+        assert_eq!(polled.expire(), Believed::Unchanged);
+        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
+        assert_eq!(polled.hear(workers(&[1])), Believed::Changed(workers(&[1])));
     }
 }

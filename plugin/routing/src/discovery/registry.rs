@@ -136,32 +136,32 @@ impl Registry {
 
     fn put(&mut self, workers: &[ListedWorker], max: usize) -> Result<usize, RegistryError> {
         let beat = self.beats.saturating_add(1);
-        let mut coming = Upserts::of(workers, beat)?;
+        let mut upserts = Upserts::of(workers, beat)?;
         let count = |is: &dyn Fn(&Entry) -> bool| self.entries.iter().filter(|e| is(e)).count();
-        let renewed = count(&|entry| coming.renew(entry));
-        let kept = count(&|entry| coming.renew(entry) || !coming.replace(entry));
-        let new = coming.order.len().saturating_sub(renewed);
+        let renewed = count(&|entry| upserts.renew(entry));
+        let kept = count(&|entry| upserts.renew(entry) || !upserts.replace(entry));
+        let new = upserts.order.len().saturating_sub(renewed);
         // A bound lower than before removes no worker.
         if kept.saturating_add(new) > max.max(self.entries.len()) {
             return Err(RegistryError::Full { max });
         }
-        let staying = self.entries.iter().filter(|entry| !coming.replace(entry));
-        let all = staying.chain(coming.entries.values());
+        let staying = self.entries.iter().filter(|entry| !upserts.replace(entry));
+        let all = staying.chain(upserts.entries.values());
         let ranks = ranks(all.map(|entry| entry.ranks));
         if ranks > MAX_RANKS {
             return Err(RegistryError::TooManyRanks);
         }
         let mut is_changed = kept < self.entries.len() || new > 0;
         self.entries
-            .retain(|entry| coming.renew(entry) || !coming.replace(entry));
+            .retain(|entry| upserts.renew(entry) || !upserts.replace(entry));
         for entry in &mut self.entries {
-            if let Some(new) = coming.entries.remove(&entry.id) {
+            if let Some(new) = upserts.entries.remove(&entry.id) {
                 is_changed |= new.worker.get() != entry.worker.get();
                 *entry = new;
             }
         }
-        let order = coming.order.iter();
-        let new = order.filter_map(|id| coming.entries.remove(id));
+        let order = upserts.order.iter();
+        let new = order.filter_map(|id| upserts.entries.remove(id));
         self.entries.extend(new);
         self.beats = beat;
         if is_changed {
@@ -220,7 +220,7 @@ struct Upserts {
 
 impl Upserts {
     fn of(workers: &[ListedWorker], renewal: u64) -> Result<Self, RegistryError> {
-        let mut coming = Self {
+        let mut upserts = Self {
             entries: HashMap::with_capacity(workers.len()),
             order: Vec::with_capacity(workers.len()),
             addresses: workers.iter().filter_map(|w| w.address).collect(),
@@ -234,11 +234,11 @@ impl Upserts {
                 ranks: listed.dp_size,
                 worker: to_raw_value(listed)?,
             };
-            if coming.entries.insert(id, entry).is_none() {
-                coming.order.push(id);
+            if upserts.entries.insert(id, entry).is_none() {
+                upserts.order.push(id);
             }
         }
-        Ok(coming)
+        Ok(upserts)
     }
 
     /// Whether a registered worker renews with this change.

@@ -155,17 +155,17 @@ impl Progress {
     }
 
     /// Estimated tokens left at `now`, in seconds since 1970: the prompts' tokens plus the overhead of each prompt. The
-    /// oldest prompt shrinks at `pace`, the prefill rate of this worker's peers; this worker is `slowness` times slower.
+    /// oldest prompt shrinks at `rate`, the prefill rate of this worker's peers; this worker is `slowness` times slower.
     #[inline]
-    pub fn left(&self, now: f64, pace: Option<PrefillRate>, slowness: f64) -> f64 {
-        let Some(pace) = pace.filter(|_| self.prompts > 0) else {
+    pub fn left(&self, now: f64, rate: Option<PrefillRate>, slowness: f64) -> f64 {
+        let Some(rate) = rate.filter(|_| self.prompts > 0) else {
             return self.tokens;
         };
         let head_tokens = f64::from(self.head_tokens);
-        let takes = pace.seconds(1.0, head_tokens) * slowness;
+        let takes = rate.seconds(1.0, head_tokens) * slowness;
         let done = ((now - self.head_since) / takes).clamp(0.0, 1.0);
         let prompts = f64::from(self.prompts) - done;
-        (self.tokens - done * head_tokens + prompts * pace.overhead_tokens()).max(0.0)
+        (self.tokens - done * head_tokens + prompts * rate.overhead_tokens()).max(0.0)
     }
 }
 
@@ -182,8 +182,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn left(backlog: &Backlog, now: Duration, pace: Option<PrefillRate>) -> f64 {
-        backlog.progress().left(now.as_secs_f64(), pace, 1.0)
+    fn left(backlog: &Backlog, now: Duration, rate: Option<PrefillRate>) -> f64 {
+        backlog.progress().left(now.as_secs_f64(), rate, 1.0)
     }
 
     #[test]
@@ -211,15 +211,15 @@ mod tests {
 
     #[test]
     fn what_each_prompt_takes_beside_its_tokens_waits_too() {
-        let pace = PrefillRate {
+        let rate = PrefillRate {
             per_prompt: 0.1,
             per_token: 1.0 / 1000.0,
         };
         let mut backlog = Backlog::default();
         backlog.push(400, at(0));
         backlog.push(50, at(0));
-        assert_eq!(left(&backlog, at(0), Some(pace)), 650.0);
-        assert_eq!(left(&backlog, at(250), Some(pace)), 400.0);
+        assert_eq!(left(&backlog, at(0), Some(rate)), 650.0);
+        assert_eq!(left(&backlog, at(250), Some(rate)), 400.0);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(PrefillRate::of(&backlog.record), None);
         backlog.finish(young, at(7000));
         assert_eq!(
-            PrefillRate::of(&backlog.record).map(|pace| pace.per_token),
+            PrefillRate::of(&backlog.record).map(|rate| rate.per_token),
             Some(0.02)
         );
     }
@@ -261,7 +261,7 @@ mod tests {
         backlog.finish(first, at(1000));
         let second = backlog.push(1000, at(3_600_000));
         backlog.finish(second, at(3_601_000));
-        let pace = PrefillRate::of(&backlog.record).unwrap();
-        assert!((pace.per_token - 0.001).abs() < 1e-9);
+        let rate = PrefillRate::of(&backlog.record).unwrap();
+        assert!((rate.per_token - 0.001).abs() < 1e-9);
     }
 }

@@ -12,7 +12,7 @@ mod threads;
 
 pub use answer::{Answer, DecodeCharge, Held};
 pub use rate::PrefillRate;
-pub use table::{Load, LoadSnapshot, Standings};
+pub use table::{Load, LoadSnapshot, LoadSnapshots};
 pub use threads::{ExternalLoad, ThreadLoad};
 
 use std::rc::Rc;
@@ -89,18 +89,18 @@ impl Ledger {
     }
 
     /// The common prefill rate of the workers of these slots; none without any observation.
-    pub fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
-        self.table.pace(slots)
+    pub fn rate(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
+        self.table.rate(slots)
     }
 
-    /// How many times slower than `pace` the worker of a slot is.
-    pub fn slowness(&self, slot: usize, pace: Option<PrefillRate>) -> f64 {
-        self.table.slowness(slot, pace)
+    /// How many times slower than `rate` the worker of a slot is.
+    pub fn slowness(&self, slot: usize, rate: Option<PrefillRate>) -> f64 {
+        self.table.slowness(slot, rate)
     }
 
-    /// The load of all slots now, at the common `pace`. Nothing may be booked while the result is held.
-    pub fn standings(&self, pace: Option<PrefillRate>) -> Standings<'_> {
-        self.table.standings(pace)
+    /// The load of all slots now, at the common `rate`. Nothing may be booked while the result is held.
+    pub fn snapshots(&self, rate: Option<PrefillRate>) -> LoadSnapshots<'_> {
+        self.table.snapshots(rate)
     }
 
     /// This VM's bookings on all workers, including those that left.

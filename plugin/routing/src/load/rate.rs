@@ -58,14 +58,14 @@ impl Recent {
     }
 
     /// Median ratio of the time taken to the time at that rate; none with too few prompts.
-    fn ratio(&self, pace: &PrefillRate) -> Option<f64> {
+    fn ratio(&self, rate: &PrefillRate) -> Option<f64> {
         let known = self.known();
         let count = known.len();
         if count < FEWEST {
             return None;
         }
         let ratio = |(tokens, seconds): &(f32, f32)| {
-            f64::from(*seconds) / pace.seconds(1.0, f64::from(*tokens))
+            f64::from(*seconds) / rate.seconds(1.0, f64::from(*tokens))
         };
         let mut ratios = [f64::INFINITY; RECENT];
         for (place, known) in ratios.iter_mut().zip(known) {
@@ -262,10 +262,10 @@ mod tests {
         record
     }
 
-    fn is(pace: Option<PrefillRate>, per_prompt: f64, per_token: f64) -> bool {
+    fn is(rate: Option<PrefillRate>, per_prompt: f64, per_token: f64) -> bool {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-9 + 1e-6 * b.abs();
-        pace.is_some_and(|pace| {
-            near(pace.per_prompt, per_prompt) && near(pace.per_token, per_token)
+        rate.is_some_and(|rate| {
+            near(rate.per_prompt, per_prompt) && near(rate.per_token, per_token)
         })
     }
 
@@ -283,10 +283,10 @@ mod tests {
     #[test]
     fn time_that_does_not_grow_with_length_is_the_prompts_own() {
         let all = record(&[(100, 0.03), (900, 0.03), (500, 0.03)], 1.0);
-        let pace = PrefillRate::of(&all).unwrap();
-        assert!((pace.overhead_tokens() - MOST_OVERHEAD_TOKENS).abs() < 1e-6);
+        let rate = PrefillRate::of(&all).unwrap();
+        assert!((rate.overhead_tokens() - MOST_OVERHEAD_TOKENS).abs() < 1e-6);
         let mean = all.tokens / all.prompts;
-        assert!((pace.seconds(1.0, mean) - 0.03).abs() < 1e-9);
+        assert!((rate.seconds(1.0, mean) - 0.03).abs() < 1e-9);
         // Longer prompts took less time: fitted by length alone.
         let odd = record(&[(100, 0.0), (8000, 4.0), (4000, 0.1)], 1.0);
         assert_eq!(PrefillRate::of(&odd).unwrap().per_prompt, 0.0);
@@ -294,21 +294,21 @@ mod tests {
 
     #[test]
     fn a_worker_is_slow_by_its_own_prompts_and_the_more_the_surer() {
-        let pace = PrefillRate {
+        let rate = PrefillRate {
             per_prompt: 0.02,
             per_token: 1.0 / 8000.0,
         };
         let like = record(&[(64, 0.028), (100, 0.0325)].repeat(3), 10.0);
-        assert_eq!(pace.slowness(&like, 10.0), 1.0);
+        assert_eq!(rate.slowness(&like, 10.0), 1.0);
         let some = record(&[(8000, 2.04); 6], 10.0);
         let often = record(&[(8000, 2.04); 20], 10.0);
-        let (some, often) = (pace.slowness(&some, 10.0), pace.slowness(&often, 10.0));
+        let (some, often) = (rate.slowness(&some, 10.0), rate.slowness(&often, 10.0));
         assert!(1.25 < some && some < often && often < 2.0, "{some} {often}");
     }
 
     #[test]
     fn a_slow_start_or_a_hiccup_makes_nobody_slow() {
-        let pace = PrefillRate {
+        let rate = PrefillRate {
             per_prompt: 0.02,
             per_token: 1.0 / 8000.0,
         };
@@ -321,7 +321,7 @@ mod tests {
             &[usual, usual, odd, usual, odd, usual],
         ] {
             let own = record(observed, 10.0);
-            assert_eq!(pace.slowness(&own, 10.0), 1.0, "{observed:?}");
+            assert_eq!(rate.slowness(&own, 10.0), 1.0, "{observed:?}");
         }
         // Nor does a slow start make all workers look slow, and so one of them quick.
         let started = record(&[odd, odd, usual, usual, usual, usual], 10.0);
@@ -336,8 +336,8 @@ mod tests {
     fn one_who_had_trouble_does_not_make_the_others_look_quick() {
         let usual = record(&[(4000, 0.5); 6], 10.0);
         let trouble = record(&[(4000, 10.0); 6], 10.0);
-        let pace = PrefillRate::of_most([usual, usual, trouble, usual].into_iter());
-        assert!(is(pace, 0.0, 1.0 / 8000.0), "{pace:?}");
+        let rate = PrefillRate::of_most([usual, usual, trouble, usual].into_iter());
+        assert!(is(rate, 0.0, 1.0 / 8000.0), "{rate:?}");
         let two = PrefillRate::of_most([usual, trouble].into_iter()).unwrap();
         assert!(two.slowness(&trouble, 10.0) > two.slowness(&usual, 10.0));
         assert_eq!(PrefillRate::of_most([].into_iter()), None);
@@ -345,14 +345,14 @@ mod tests {
 
     #[test]
     fn what_is_long_ago_says_nothing_and_no_one_is_slow_beyond_measure() {
-        let pace = PrefillRate {
+        let rate = PrefillRate {
             per_prompt: 0.0,
             per_token: 1.0 / 8000.0,
         };
         let dreadful = record(&[(8000, 500.0); 20], 10.0);
-        assert!(pace.slowness(&dreadful, 10.0) <= MOST_SLOWNESS);
-        assert_eq!(pace.slowness(&dreadful, 10.0 + 3600.0), 1.0);
+        assert!(rate.slowness(&dreadful, 10.0) <= MOST_SLOWNESS);
+        assert_eq!(rate.slowness(&dreadful, 10.0 + 3600.0), 1.0);
         let splendid = record(&[(8000, 1e-6); 20], 10.0);
-        assert!(pace.slowness(&splendid, 10.0) >= 1.0 / MOST_SLOWNESS);
+        assert!(rate.slowness(&splendid, 10.0) >= 1.0 / MOST_SLOWNESS);
     }
 }

@@ -59,7 +59,7 @@ pub struct LoadSnapshot {
     /// Requests being decoded.
     pub decodes: u32,
     /// Requests in the engine that no VM of this proxy has booked.
-    pub foreign_requests: u32,
+    pub external_requests: u32,
     /// How many times slower this rank reads prompts than its peers.
     pub slowness: f64,
 }
@@ -74,7 +74,7 @@ impl Default for LoadSnapshot {
             decode_weight: 0.0,
             prefills: 0,
             decodes: 0,
-            foreign_requests: 0,
+            external_requests: 0,
             slowness: 1.0,
         }
     }
@@ -90,23 +90,23 @@ struct LoadRow {
     booked_tokens: u32,
     prefills: u32,
     decodes: u32,
-    foreign_requests: u32,
+    external_requests: u32,
 }
 
 impl LoadRow {
-    fn of(account: &WorkerLoad) -> Self {
-        let ThreadLoads { shared, foreign } = &account.elsewhere;
+    fn of(worker_load: &WorkerLoad) -> Self {
+        let ThreadLoads { shared, external } = &worker_load.elsewhere;
         let own = Self {
-            progress: account
+            progress: worker_load
                 .backlog
                 .progress()
-                .with_elsewhere(foreign.queued_tokens),
-            decode_blocks: account.decoding.blocks as f64 + foreign.decode_blocks,
-            decode_weight: in_blocks(account.decoding.weight) + foreign.decode_blocks,
-            booked_tokens: as_u32(account.backlog.tokens()),
-            prefills: as_u32(account.backlog.prompts()),
-            decodes: as_u32(account.decodes),
-            foreign_requests: foreign.requests,
+                .with_elsewhere(external.queued_tokens),
+            decode_blocks: worker_load.decoding.blocks as f64 + external.decode_blocks,
+            decode_weight: in_blocks(worker_load.decoding.weight) + external.decode_blocks,
+            booked_tokens: as_u32(worker_load.backlog.tokens()),
+            prefills: as_u32(worker_load.backlog.prompts()),
+            decodes: as_u32(worker_load.decodes),
+            external_requests: external.requests,
         };
         shared.as_ref().map_or(own, |shared| own.with(shared))
     }
@@ -121,7 +121,7 @@ impl LoadRow {
                 .saturating_add(as_u32(shared.booked_tokens)),
             prefills: self.prefills.saturating_add(shared.prefills),
             decodes: self.decodes.saturating_add(shared.decodes),
-            foreign_requests: self.foreign_requests,
+            external_requests: self.external_requests,
         }
     }
 }
@@ -136,28 +136,28 @@ fn as_u32(number: u64) -> u32 {
 }
 
 /// All rows of the load table at one moment.
-pub struct Standings<'b> {
-    glances: Ref<'b, Vec<LoadRow>>,
+pub struct LoadSnapshots<'b> {
+    rows: Ref<'b, Vec<LoadRow>>,
     /// Seconds since 1970.
     now: f64,
-    pace: Option<PrefillRate>,
+    rate: Option<PrefillRate>,
 }
 
-impl Standings<'_> {
+impl LoadSnapshots<'_> {
     /// The load of a slot whose worker is `slowness` times slower than its peers.
     #[inline]
     pub fn of(&self, slot: usize, slowness: f64) -> LoadSnapshot {
-        let Some(glance) = self.glances.get(slot) else {
+        let Some(row) = self.rows.get(slot) else {
             return LoadSnapshot::default();
         };
         LoadSnapshot {
-            booked_tokens: glance.booked_tokens.into(),
-            queued_tokens: glance.progress.left(self.now, self.pace, slowness),
-            decode_blocks: glance.decode_blocks,
-            decode_weight: glance.decode_weight,
-            prefills: glance.prefills,
-            decodes: glance.decodes,
-            foreign_requests: glance.foreign_requests,
+            booked_tokens: row.booked_tokens.into(),
+            queued_tokens: row.progress.left(self.now, self.rate, slowness),
+            decode_blocks: row.decode_blocks,
+            decode_weight: row.decode_weight,
+            prefills: row.prefills,
+            decodes: row.decodes,
+            external_requests: row.external_requests,
             slowness,
         }
     }
@@ -182,12 +182,12 @@ struct LoadTotals {
 }
 
 impl LoadTotals {
-    fn of(account: &WorkerLoad) -> Self {
+    fn of(worker_load: &WorkerLoad) -> Self {
         Self {
-            prefill_tokens: account.backlog.tokens(),
-            prefills: account.backlog.prompts(),
-            decoding: account.decoding,
-            decodes: account.decodes,
+            prefill_tokens: worker_load.backlog.tokens(),
+            prefills: worker_load.backlog.prompts(),
+            decoding: worker_load.decoding,
+            decodes: worker_load.decodes,
         }
     }
 
@@ -216,8 +216,8 @@ impl LoadTotals {
 #[derive(Debug, Default)]
 pub(super) struct LoadTable {
     now: Cell<Duration>,
-    accounts: RefCell<Vec<WorkerLoad>>,
-    glances: RefCell<Vec<LoadRow>>,
+    worker_loads: RefCell<Vec<WorkerLoad>>,
+    rows: RefCell<Vec<LoadRow>>,
     records: RefCell<Vec<RateSamples>>,
     sums: Cell<LoadTotals>,
     answers: RefCell<Leases>,
@@ -261,9 +261,9 @@ impl LoadTable {
         let Some(then) = now.checked_sub(patience) else {
             return;
         };
-        let accounts = self.accounts.borrow().len();
-        for slot in 0..accounts {
-            self.change(slot, |account| account.backlog.expire(then, now));
+        let worker_loads = self.worker_loads.borrow().len();
+        for slot in 0..worker_loads {
+            self.change(slot, |worker_load| worker_load.backlog.expire(then, now));
         }
         let answers: Vec<Weak<Booking>> = self.answers.borrow().all.clone();
         for booking in answers.iter().filter_map(Weak::upgrade) {
@@ -273,41 +273,43 @@ impl LoadTable {
 
     /// Adds a slot, which must be opened before use.
     pub(super) fn add(&self) -> usize {
-        let mut accounts = self.accounts.borrow_mut();
-        accounts.push(WorkerLoad::default());
-        self.glances.borrow_mut().push(LoadRow::default());
+        let mut worker_loads = self.worker_loads.borrow_mut();
+        worker_loads.push(WorkerLoad::default());
+        self.rows.borrow_mut().push(LoadRow::default());
         self.records.borrow_mut().push(RateSamples::default());
-        accounts.len().saturating_sub(1)
+        worker_loads.len().saturating_sub(1)
     }
 
     pub(super) fn open(&self, slot: usize, key: TargetKey) {
-        self.change(slot, |account| {
-            *account = WorkerLoad {
+        self.change(slot, |worker_load| {
+            *worker_load = WorkerLoad {
                 key: Some(key),
-                backlog: account.backlog.successor(),
+                backlog: worker_load.backlog.successor(),
                 ..WorkerLoad::default()
             };
         });
     }
 
     pub(super) fn close(&self, slot: usize) {
-        if let Some(account) = self.accounts.borrow_mut().get_mut(slot) {
-            account.key = None;
+        if let Some(worker_load) = self.worker_loads.borrow_mut().get_mut(slot) {
+            worker_load.key = None;
         }
     }
 
     pub(super) fn load(&self, slot: usize) -> Load {
-        let accounts = self.accounts.borrow();
-        accounts
+        let worker_loads = self.worker_loads.borrow();
+        worker_loads
             .get(slot)
-            .map(|account| LoadTotals::of(account).load())
+            .map(|worker_load| LoadTotals::of(worker_load).load())
             .unwrap_or_default()
     }
 
     pub(super) fn elsewhere(&self, slot: usize) -> ThreadLoads {
-        let accounts = self.accounts.borrow();
-        let account = accounts.get(slot);
-        account.map(|account| account.elsewhere).unwrap_or_default()
+        let worker_loads = self.worker_loads.borrow();
+        let worker_load = worker_loads.get(slot);
+        worker_load
+            .map(|worker_load| worker_load.elsewhere)
+            .unwrap_or_default()
     }
 
     /// Adds bookings of other VMs on a slot to those received already.
@@ -319,25 +321,25 @@ impl LoadTable {
         self.change_elsewhere(slot, |elsewhere| elsewhere.shared = None);
     }
 
-    pub(super) fn set_foreign(&self, slot: usize, foreign: ExternalLoad) {
-        self.change_elsewhere(slot, |elsewhere| elsewhere.foreign = foreign);
+    pub(super) fn set_external(&self, slot: usize, external: ExternalLoad) {
+        self.change_elsewhere(slot, |elsewhere| elsewhere.external = external);
     }
 
     /// This VM's bookings on every slot that has any, in slot order.
     pub(super) fn shares(
         &self,
-        pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64),
+        rate_of: impl Fn(usize) -> (Option<PrefillRate>, f64),
     ) -> Vec<ThreadLoad> {
         let now = self.now.get().as_secs_f64();
-        let accounts = self.accounts.borrow();
-        let share = |(slot, account): (usize, &WorkerLoad)| {
-            let key = account.key?;
-            let sums = LoadTotals::of(account);
+        let worker_loads = self.worker_loads.borrow();
+        let share = |(slot, worker_load): (usize, &WorkerLoad)| {
+            let key = worker_load.key?;
+            let sums = LoadTotals::of(worker_load);
             if sums.load().is_idle() {
                 return None;
             }
-            let (pace, slowness) = pace_of(slot);
-            let left = account.backlog.progress().left(now, pace, slowness);
+            let (rate, slowness) = rate_of(slot);
+            let left = worker_load.backlog.progress().left(now, rate, slowness);
             Some(ThreadLoad {
                 key,
                 booked_tokens: sums.prefill_tokens,
@@ -347,7 +349,7 @@ impl LoadTable {
                 decodes: as_u32(sums.decodes),
             })
         };
-        accounts.iter().enumerate().filter_map(share).collect()
+        worker_loads.iter().enumerate().filter_map(share).collect()
     }
 
     pub(super) fn mean_prompt_tokens(&self) -> f64 {
@@ -363,23 +365,23 @@ impl LoadTable {
         self.sums.get().load()
     }
 
-    pub(super) fn standings(&self, pace: Option<PrefillRate>) -> Standings<'_> {
-        Standings {
-            glances: self.glances.borrow(),
+    pub(super) fn snapshots(&self, rate: Option<PrefillRate>) -> LoadSnapshots<'_> {
+        LoadSnapshots {
+            rows: self.rows.borrow(),
             now: self.now.get().as_secs_f64(),
-            pace,
+            rate,
         }
     }
 
-    pub(super) fn slowness(&self, slot: usize, pace: Option<PrefillRate>) -> f64 {
+    pub(super) fn slowness(&self, slot: usize, rate: Option<PrefillRate>) -> f64 {
         let records = self.records.borrow();
-        match (pace, records.get(slot)) {
-            (Some(pace), Some(record)) => pace.slowness(record, self.now.get().as_secs_f64()),
+        match (rate, records.get(slot)) {
+            (Some(rate), Some(record)) => rate.slowness(record, self.now.get().as_secs_f64()),
             _ => 1.0,
         }
     }
 
-    pub(super) fn pace(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
+    pub(super) fn rate(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
         let known = self.records.borrow();
         let records = slots.filter_map(|slot| known.get(slot).copied());
         PrefillRate::of_most(records)
@@ -387,19 +389,19 @@ impl LoadTable {
 
     pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {
         let now = self.now.get();
-        let pushed = self.change(slot, |account| account.backlog.push(tokens, now));
+        let pushed = self.change(slot, |worker_load| worker_load.backlog.push(tokens, now));
         pushed.unwrap_or_default()
     }
 
     pub(super) fn finish(&self, slot: usize, ticket: Ticket, now: Duration) {
         let now = now.max(self.now.get());
         self.now.set(now);
-        self.change(slot, |account| account.backlog.finish(ticket, now));
+        self.change(slot, |worker_load| worker_load.backlog.finish(ticket, now));
     }
 
     pub(super) fn cancel(&self, slot: usize, ticket: Ticket) {
         let now = self.now.get();
-        self.change(slot, |account| account.backlog.cancel(ticket, now));
+        self.change(slot, |worker_load| worker_load.backlog.cancel(ticket, now));
     }
 
     pub(super) fn lease(&self, booking: Weak<Booking>) {
@@ -408,56 +410,56 @@ impl LoadTable {
 
     /// Counts an answer, new or renewed after its expiry, unless its worker has left.
     pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Held) -> bool {
-        let begun = self.change(slot, |account| {
-            if account.key != Some(key) {
+        let begun = self.change(slot, |worker_load| {
+            if worker_load.key != Some(key) {
                 return false;
             }
-            account.decoding = account.decoding.plus(held);
-            account.decodes = account.decodes.saturating_add(1);
+            worker_load.decoding = worker_load.decoding.plus(held);
+            worker_load.decodes = worker_load.decodes.saturating_add(1);
             true
         });
         begun.unwrap_or(false)
     }
 
     pub(super) fn change_answer(&self, slot: usize, before: Held, held: Held) {
-        self.change(slot, |account| {
-            account.decoding = account.decoding.moved(before, held);
+        self.change(slot, |worker_load| {
+            worker_load.decoding = worker_load.decoding.moved(before, held);
         });
     }
 
     pub(super) fn end_answer(&self, slot: usize, held: Held) {
-        self.change(slot, |account| {
-            account.decoding = account.decoding.moved(held, Held::default());
-            account.decodes = account.decodes.saturating_sub(1);
+        self.change(slot, |worker_load| {
+            worker_load.decoding = worker_load.decoding.moved(held, Held::default());
+            worker_load.decodes = worker_load.decodes.saturating_sub(1);
         });
     }
 
     /// Changes the load from elsewhere: not booked by this VM, so not part of the totals.
     fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut ThreadLoads)) {
-        let mut accounts = self.accounts.borrow_mut();
-        let Some(account) = accounts.get_mut(slot) else {
+        let mut worker_loads = self.worker_loads.borrow_mut();
+        let Some(worker_load) = worker_loads.get_mut(slot) else {
             return;
         };
-        change(&mut account.elsewhere);
-        if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
-            *glance = LoadRow::of(account);
+        change(&mut worker_load.elsewhere);
+        if let Some(row) = self.rows.borrow_mut().get_mut(slot) {
+            *row = LoadRow::of(worker_load);
         }
     }
 
     /// Changes the load of a rank, and the totals with it.
     fn change<T>(&self, slot: usize, change: impl FnOnce(&mut WorkerLoad) -> T) -> Option<T> {
-        let mut accounts = self.accounts.borrow_mut();
-        let account = accounts.get_mut(slot)?;
-        let before = LoadTotals::of(account);
-        let outcome = change(account);
-        if let Some(glance) = self.glances.borrow_mut().get_mut(slot) {
-            *glance = LoadRow::of(account);
+        let mut worker_loads = self.worker_loads.borrow_mut();
+        let worker_load = worker_loads.get_mut(slot)?;
+        let before = LoadTotals::of(worker_load);
+        let outcome = change(worker_load);
+        if let Some(row) = self.rows.borrow_mut().get_mut(slot) {
+            *row = LoadRow::of(worker_load);
         }
         if let Some(record) = self.records.borrow_mut().get_mut(slot) {
-            *record = account.backlog.record();
+            *record = worker_load.backlog.record();
         }
         self.sums
-            .set(self.sums.get().moved(before, LoadTotals::of(account)));
+            .set(self.sums.get().moved(before, LoadTotals::of(worker_load)));
         Some(outcome)
     }
 }

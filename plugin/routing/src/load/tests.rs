@@ -130,19 +130,19 @@ fn a_late_end_touches_nobody_who_came_after() {
 fn a_worker_is_slow_against_the_pace_of_all() {
     let mut ledger = Ledger::default();
     let slots = [ledger.slot(key(1)), ledger.slot(key(2))];
-    assert_eq!(ledger.pace(slots.into_iter()), None);
+    assert_eq!(ledger.rate(slots.into_iter()), None);
     for _ in 0..10 {
         for (worker, tokens) in [(1, 8000), (2, 1000)] {
             let end = ledger.now() + Duration::from_secs(1);
             ledger.charge_prefill(key(worker), tokens).finish(end);
         }
     }
-    let pace = ledger.pace(slots.into_iter());
-    assert!(ledger.slowness(slots[0], pace) <= 1.0);
-    assert!(ledger.slowness(slots[1], pace) >= 1.0);
-    let standings = ledger.standings(pace);
-    assert_eq!(standings.of(slots[0], 2.0).slowness, 2.0);
-    assert_eq!(standings.of(77, 1.0), LoadSnapshot::default());
+    let rate = ledger.rate(slots.into_iter());
+    assert!(ledger.slowness(slots[0], rate) <= 1.0);
+    assert!(ledger.slowness(slots[1], rate) >= 1.0);
+    let snapshots = ledger.snapshots(rate);
+    assert_eq!(snapshots.of(slots[0], 2.0).slowness, 2.0);
+    assert_eq!(snapshots.of(77, 1.0), LoadSnapshot::default());
 }
 
 /// An open charge, and the worker it counts for.

@@ -75,7 +75,7 @@ pub struct ExternalLoad {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ThreadLoads {
     pub(super) shared: Option<ThreadLoad>,
-    pub(super) foreign: ExternalLoad,
+    pub(super) external: ExternalLoad,
 }
 
 impl ThreadLoads {
@@ -88,11 +88,11 @@ impl ThreadLoads {
     }
 
     /// The same plus the external load, whose kind is unknown and which counts as decode.
-    pub(super) fn load_with_foreign(&self) -> Load {
+    pub(super) fn load_with_external(&self) -> Load {
         self.load().plus(Load {
-            decode_blocks: self.foreign.decode_blocks.ceil() as u64,
-            decode_weight: self.foreign.decode_blocks.ceil() as u64,
-            decodes: self.foreign.requests.into(),
+            decode_blocks: self.external.decode_blocks.ceil() as u64,
+            decode_weight: self.external.decode_blocks.ceil() as u64,
+            decodes: self.external.requests.into(),
             ..Load::default()
         })
     }
@@ -105,8 +105,8 @@ impl ThreadLoads {
 
 impl Ledger {
     /// This VM's bookings on every rank that has any, with the tokens left at the prefill rate and slowness of its slot.
-    pub fn shares(&self, pace_of: impl Fn(usize) -> (Option<PrefillRate>, f64)) -> Vec<ThreadLoad> {
-        self.table.shares(pace_of)
+    pub fn shares(&self, rate_of: impl Fn(usize) -> (Option<PrefillRate>, f64)) -> Vec<ThreadLoad> {
+        self.table.shares(rate_of)
     }
 
     /// Replaces the bookings of other VMs. Ranks unknown here are skipped.
@@ -123,9 +123,9 @@ impl Ledger {
     }
 
     /// Replaces the external load of a rank, which no VM of this proxy has booked.
-    pub fn set_foreign(&mut self, key: TargetKey, foreign: ExternalLoad) {
+    pub fn set_external(&mut self, key: TargetKey, external: ExternalLoad) {
         if let Some(slot) = self.slots.get(&key) {
-            self.table.set_foreign(*slot, foreign);
+            self.table.set_external(*slot, external);
         }
     }
 
@@ -151,7 +151,7 @@ impl Ledger {
     }
 
     fn in_all(&self, slot: usize) -> Load {
-        let elsewhere = self.table.elsewhere(slot).load_with_foreign();
+        let elsewhere = self.table.elsewhere(slot).load_with_external();
         self.table.load(slot).plus(elsewhere)
     }
 

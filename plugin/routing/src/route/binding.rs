@@ -82,7 +82,7 @@ impl Router {
         let is_known = before.is_some_and(|before| *before == binding);
         if before.is_some_and(|before| !binding.continues(before)) {
             self.forget(&[id]);
-            self.rosters.clear();
+            self.models_workers.clear();
             self.open_ranks();
         }
         self.bindings.insert(id, binding);

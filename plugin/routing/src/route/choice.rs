@@ -12,7 +12,7 @@ use super::pinned::Pinned;
 use super::selection_request::{Admit, SelectionContext};
 use super::{Refusal, Router};
 use crate::fleet::{Role, Target, TargetKey, Worker};
-use crate::load::{PrefillRate, Standings};
+use crate::load::{LoadSnapshots, PrefillRate};
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
 use crate::request::overrides::header_for;
@@ -128,7 +128,7 @@ impl Router {
         if pin.worker.is_some() || context.admit == Admit::Anyone {
             return None;
         }
-        let members = context.roster.of_role(Role::Prefill);
+        let members = context.model_workers.of_role(Role::Prefill);
         let decode = self.named_decode(context);
         // If no worker is left, the choice itself gives the reason.
         let eligible = self.prefill_candidates(context, decode.as_ref(), Step::Commit);
@@ -212,7 +212,7 @@ impl Router {
     /// The decode worker named by the caller, if it is one: only a prefill worker that may hand over to it is eligible.
     fn named_decode(&self, context: &SelectionContext<'_>) -> Option<Rc<Worker>> {
         let worker = self.fleet.get(context.overrides.decode_pin().worker?)?;
-        (worker.role == Role::Decode && context.place.holds(worker)).then(|| Rc::clone(worker))
+        (worker.role == Role::Decode && context.key.holds(worker)).then(|| Rc::clone(worker))
     }
 
     /// Takes a choice: moves the cursor on, and begins the trial of an ejected worker, unless the caller named the worker,
@@ -306,7 +306,7 @@ impl Router {
         step: Step,
     ) -> Result<Eligible, Refusal> {
         let pin = context.overrides.prefill_pin();
-        let members = context.roster.of_role(Role::Prefill);
+        let members = context.model_workers.of_role(Role::Prefill);
         let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
         let mut unreachable = None;
         let eligible = Eligible::all(members.len())
@@ -323,7 +323,7 @@ impl Router {
                 }),
             });
         eligible.map_err(|filter| match (filter, unreachable.take()) {
-            (Filter::Taints, Some(problem)) if context.roster.has_topology => {
+            (Filter::Taints, Some(problem)) if context.model_workers.has_topology => {
                 Refusal::Topology { problem }
             }
             (Filter::Taints, Some(_)) => Refusal::NoneEligible {
@@ -344,7 +344,7 @@ impl Router {
         context: &SelectionContext<'_>,
         constraints: &Constraints,
     ) -> Result<(Chosen, Vec<Target>), Refusal> {
-        let members = context.roster.of_role(Role::Decode);
+        let members = context.model_workers.of_role(Role::Decode);
         let (eligible, pinned) = Self::decoders(context, constraints)?;
         let (decode, eligible) = self
             .choose(context, eligible, pinned, constraints)?
@@ -373,7 +373,7 @@ impl Router {
     /// Picks and takes a worker that runs the request aggregated.
     pub(super) fn pick_whole(&mut self, context: &SelectionContext<'_>) -> Result<Whole, Refusal> {
         let constraints = &context.overrides.constraints;
-        let members = context.roster.of_role(Role::Aggregated);
+        let members = context.model_workers.of_role(Role::Aggregated);
         let pin = context.overrides.decode_pin();
         let eligible = admitted(members, constraints)
             .and_then(|admitted| Self::not_excluded(context, members, admitted))
@@ -408,7 +408,7 @@ impl Router {
         pinned: Pinned,
         wanted: &Constraints,
     ) -> Result<Option<(Chosen, Eligible)>, Refusal> {
-        let members = context.roster.of_role(pinned.role);
+        let members = context.model_workers.of_role(pinned.role);
         let Narrowed { eligible, free } = self.narrowed(context, eligible, pinned)?;
         if pinned.role == Role::Prefill {
             self.somebody_decodes(context)?;
@@ -469,15 +469,15 @@ impl Router {
         if !policy.goes_by_cost() && !wanted.preferred_taints.is_empty() {
             eligible = most_preferred(members, eligible, wanted);
         }
-        let (pace, slowness) = context.roster.pace(role, &self.ledger);
+        let (rate, slowness) = context.model_workers.rate(role, &self.ledger);
         let look = CandidateBuilder {
-            standings: self.ledger.standings(pace),
+            snapshots: self.ledger.snapshots(rate),
             depths: &self.depths,
             wanted,
             prefers: !wanted.preferred_taints.is_empty(),
         };
         let of_index = |index: &usize| Some((members.get(*index)?, slowness.get(*index)?));
-        let task = task(context, role, pace, decode_credit, self.pool.block_tokens);
+        let task = task(context, role, rate, decode_credit, self.pool.block_tokens);
         if policy.goes_by_cost() && self.explained.is_none() {
             let picked = match &eligible {
                 Eligible::All(_) => {
@@ -567,7 +567,7 @@ impl Router {
 
 /// Builds candidates from rank slots.
 struct CandidateBuilder<'l> {
-    standings: Standings<'l>,
+    snapshots: LoadSnapshots<'l>,
     depths: &'l [u32],
     wanted: &'l Constraints,
     /// Whether the request has any preference.
@@ -580,7 +580,7 @@ impl CandidateBuilder<'_> {
     fn at<'m>(&self, member: &'m RankSlot, slowness: f32) -> Candidate<'m> {
         Candidate {
             target: &member.target,
-            standing: self.standings.of(member.slot, f64::from(slowness)),
+            snapshot: self.snapshots.of(member.slot, f64::from(slowness)),
             overlap: self.depths.get(member.slot).copied().unwrap_or(0),
             factor: match self.prefers {
                 true => self.wanted.cost_factor(&member.target.worker),
@@ -594,7 +594,7 @@ impl CandidateBuilder<'_> {
 fn task<'c>(
     context: &'c SelectionContext<'_>,
     role: Role,
-    pace: Option<PrefillRate>,
+    rate: Option<PrefillRate>,
     decode_credit: DecodeCredit,
     block_tokens: u32,
 ) -> Task<'c> {
@@ -607,6 +607,6 @@ fn task<'c>(
         weights: context.demand.weights,
         tracking: context.demand.tracking,
         decode_credit,
-        pace,
+        rate,
     }
 }

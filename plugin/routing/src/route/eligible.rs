@@ -73,10 +73,10 @@ impl Router {
         eligible: Eligible,
         pinned: Pinned,
     ) -> Result<Eligible, Refusal> {
-        let members = context.roster.of_role(pinned.role);
+        let members = context.model_workers.of_role(pinned.role);
         let target = |index: usize| members.get(index).map(|member| &member.target);
         let mut left = on_rank(members, pinned.role, pinned.pin, eligible)?;
-        if context.roster.has_unhealthy {
+        if context.model_workers.has_unhealthy {
             let is_ready =
                 |index| target(index).is_some_and(|t| t.worker.condition == Condition::Ready);
             left = left.prefer(is_ready);
@@ -92,7 +92,7 @@ impl Router {
             .demand
             .adapter
             .as_deref()
-            .filter(|_| context.roster.has_adapters)
+            .filter(|_| context.model_workers.has_adapters)
         {
             // Any worker can load the adapter, at a cost.
             let has = |index| {
@@ -108,7 +108,7 @@ impl Router {
         context: &SelectionContext<'_>,
         constraints: &Constraints,
     ) -> Result<(Eligible, Pinned), Refusal> {
-        let members = context.roster.of_role(Role::Decode);
+        let members = context.model_workers.of_role(Role::Decode);
         let pin = context.overrides.decode_pin();
         let eligible = admitted(members, constraints)
             .and_then(|admitted| Self::not_excluded(context, members, admitted))
@@ -152,7 +152,7 @@ impl Router {
         eligible: Eligible,
         pinned: Pinned,
     ) -> Result<Narrowed, Refusal> {
-        let members = context.roster.of_role(pinned.role);
+        let members = context.model_workers.of_role(pinned.role);
         let eligible = allowed(context, pinned.role, eligible)?;
         if let Some(id) = pinned.pin.worker {
             let ranks = pinned.ranks(id, members, &eligible, &self.fleet)?;
@@ -175,11 +175,11 @@ impl Router {
         if !admission.has_threshold(role) || context.admit == Admit::Anyone {
             return Ok(eligible);
         }
-        let members = context.roster.of_role(role);
-        let standings = self.ledger.standings(None);
+        let members = context.model_workers.of_role(role);
+        let snapshots = self.ledger.snapshots(None);
         let is_free = |index: usize| {
             members.get(index).is_some_and(|member| {
-                !admission.is_busy(role, &standings.of(member.slot, 1.0), member.capacity)
+                !admission.is_busy(role, &snapshots.of(member.slot, 1.0), member.capacity)
             })
         };
         eligible
@@ -190,7 +190,7 @@ impl Router {
 
 /// Whether any constraint applies to a pair.
 pub(super) fn is_restricted(context: &SelectionContext<'_>) -> bool {
-    context.roster.has_topology || !context.overrides.constraints.required_taints.is_empty()
+    context.model_workers.has_topology || !context.overrides.constraints.required_taints.is_empty()
 }
 
 /// The constraints on the decode worker from the transfer from `prefill`, and from the request itself.
@@ -198,10 +198,10 @@ pub(super) fn constraints(
     context: &SelectionContext<'_>,
     prefill: &Worker,
 ) -> Result<Constraints, Refusal> {
-    if !context.roster.has_topology {
+    if !context.model_workers.has_topology {
         return Ok(context.overrides.constraints.clone());
     }
-    let here = context.roster.workers.iter().map(|worker| &**worker);
+    let here = context.model_workers.workers.iter().map(|worker| &**worker);
     match topology::constraints(prefill, here) {
         Ok(derived) => Ok(context.overrides.constraints.clone().merged(derived)),
         Err(error) => Err(Refusal::Topology {
@@ -216,7 +216,7 @@ pub(super) fn allowed(
     role: Role,
     eligible: Eligible,
 ) -> Result<Eligible, Refusal> {
-    let members = context.roster.of_role(role);
+    let members = context.model_workers.of_role(role);
     let worker = |index: usize| members.get(index).map(|member| &member.target.worker);
     let mut left = Ok(eligible);
     if let Some(subset) = &context.demand.subset {
@@ -272,7 +272,7 @@ pub(super) fn hands_over(
     context: &SelectionContext<'_>,
     decode: Option<&Rc<Worker>>,
 ) -> Result<(), String> {
-    let ModelWorkers { workers, .. } = &*context.roster;
+    let ModelWorkers { workers, .. } = &*context.model_workers;
     let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))
         .map_err(|error| error.to_string())?;
     let demanded = context.overrides.constraints.clone().merged(derived);

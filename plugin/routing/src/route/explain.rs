@@ -63,9 +63,9 @@ impl Explained {
                 worker: candidate.target.worker.name.clone(),
                 dp_rank: candidate.target.rank,
                 picked: picked == Some(index),
-                prefills: candidate.standing.prefills,
-                decodes: candidate.standing.decodes,
-                decode_blocks: candidate.standing.decode_blocks,
+                prefills: candidate.snapshot.prefills,
+                decodes: candidate.snapshot.decodes,
+                decode_blocks: candidate.snapshot.decode_blocks,
                 overlap_blocks: candidate.overlap,
                 terms: terms.get(index).copied(),
             });
@@ -81,8 +81,8 @@ impl Explained {
             policy: name,
             prompt_tokens: task.prompt_tokens,
             prompt_blocks: task.blocks.count(),
-            prompt_ms: task.pace.map(|pace| pace.per_prompt * 1000.0),
-            token_ms: task.pace.map(|pace| pace.per_token * 1000.0),
+            prompt_ms: task.rate.map(|rate| rate.per_prompt * 1000.0),
+            token_ms: task.rate.map(|rate| rate.per_token * 1000.0),
             candidates: all,
             omitted,
         }

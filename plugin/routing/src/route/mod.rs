@@ -96,7 +96,7 @@ use workers::Opened;
 pub struct Router {
     pool: Pool,
     fleet: Fleet,
-    places: ModelStates,
+    model_states: ModelStates,
     bindings: HashMap<WorkerId, Binding>,
     ledger: Ledger,
     reports: Reports,
@@ -105,7 +105,7 @@ pub struct Router {
     kept: Kept,
     /// The ranks with a slot in `prefixes`.
     opened: HashMap<TargetKey, Opened>,
-    rosters: HashMap<ModelKey, Rc<ModelWorkers>>,
+    models_workers: HashMap<ModelKey, Rc<ModelWorkers>>,
     /// Adapters by name, each with its base model.
     adapters: HashMap<String, Option<String>>,
     health: Health,
@@ -180,14 +180,14 @@ impl Router {
         };
         let mut router = Self {
             fleet: Fleet::default(),
-            places: ModelStates::default(),
+            model_states: ModelStates::default(),
             bindings: HashMap::new(),
             ledger: Ledger::default(),
             reports: Reports::default(),
             kept: Kept::default(),
             prefixes: reconfigure::index(&pool),
             opened: HashMap::new(),
-            rosters: HashMap::new(),
+            models_workers: HashMap::new(),
             adapters: HashMap::new(),
             health: Health::new(pool.health.clone()),
             waiting: Waiting::default(),
@@ -239,15 +239,15 @@ impl Router {
     }
 
     /// The model keys and their states.
-    pub fn places(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
-        self.places.places()
+    pub fn model_states(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
+        self.model_states.states()
     }
 
     /// Whether some model's normal request would be served now.
     pub fn can_serve_any(&self) -> bool {
         let absent = self.absent_policy();
-        self.places()
-            .any(|(_, place)| place.can_serve_requests(absent).is_ok())
+        self.model_states()
+            .any(|(_, state)| state.can_serve_requests(absent).is_ok())
     }
 
     /// Whether a model's normal request would be served now.
@@ -257,10 +257,10 @@ impl Router {
     pub fn can_serve_requests(&self, model: &str) -> Result<(), Refusal> {
         let (model, _) = self.model_of(model)?;
         let absent = self.absent_policy();
-        let places = self.places.of_model(Some(&model));
-        let outcomes = places
+        let states = self.model_states.of_model(Some(&model));
+        let outcomes = states
             .into_iter()
-            .map(|(_, place)| place.can_serve_requests(absent));
+            .map(|(_, state)| state.can_serve_requests(absent));
         best(outcomes)
     }
 
@@ -359,24 +359,24 @@ impl Router {
         }
         let mut overrides = self.overrides(&request, input)?;
         let Placed {
-            place,
+            key,
             decision,
             model,
             adapter,
         } = self.placed(&request, &mut overrides, input.subset)?;
         let demand = self.demand(&request, &overrides, input, adapter);
         let rank = self.objective(input.headers);
-        let claim = QueueKey {
+        let queue_key = QueueKey {
             rank,
             flow: picker::flow(input.headers),
             priority: overrides.hints.priority,
             tokens: demand.prompt_tokens,
             since: input.now,
         };
-        let context = self.context(&place, &overrides, &demand);
+        let context = self.context(&key, &overrides, &demand);
         let mut outcome = self.plan_at(&context, decision, &request, input.now);
         if let Ok(Plan::Forward(_, assignment) | Plan::Prefill(_, assignment)) = &mut outcome {
-            assignment.facts = Facts::of(&place, &demand);
+            assignment.facts = Facts::of(&key, &demand);
         }
         match outcome {
             // A sheddable request does not wait.
@@ -387,7 +387,7 @@ impl Router {
                     demand,
                     model,
                 };
-                self.wait(&place, claim, &request, terms, overloaded)
+                self.wait(&key, queue_key, &request, terms, overloaded)
             }
             outcome => outcome,
         }
@@ -409,7 +409,7 @@ impl Router {
             ServingDecision::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(context, request, now, obstacle),
                 None => {
-                    length::check(self.pool.protocol, context.roster.longest, request)?;
+                    length::check(self.pool.protocol, context.model_workers.longest, request)?;
                     self.plan_pair(context, request, now)
                 }
             },
@@ -461,11 +461,11 @@ impl Router {
     ) -> Result<Plan, Refusal> {
         let nothing = RoutingOverrides::default();
         let absent = self.absent_policy();
-        let places: Vec<(ModelKey, ModelState)> = self
-            .places
+        let keys: Vec<(ModelKey, ModelState)> = self
+            .model_states
             .of_model(None)
             .into_iter()
-            .map(|(place, state)| (place.clone(), *state))
+            .map(|(key, state)| (key.clone(), *state))
             .collect();
         let demand = Demand {
             subset: subset.cloned().map(Rc::new),
@@ -473,8 +473,8 @@ impl Router {
         };
         // A pool with the policy "fail" runs no request aggregated.
         let may_run_whole = absent == OnPrefillAbsent::Aggregate;
-        for (place, _) in places.iter().filter(|_| may_run_whole) {
-            let context = self.context(place, &nothing, &demand);
+        for (key, _) in keys.iter().filter(|_| may_run_whole) {
+            let context = self.context(key, &nothing, &demand);
             match self.pick_whole(&context) {
                 Ok(whole) => return Ok(self.forward_whole(whole, &context, None, None)),
                 Err(why @ (Refusal::Overloaded { .. } | Refusal::NoneEligible { .. })) => {
@@ -486,11 +486,11 @@ impl Router {
         if self.pool.protocol != Protocol::Direct {
             return Err(otherwise);
         }
-        let served = places
+        let served = keys
             .iter()
             .find(|(_, state)| state.decision(Mode::Normal, absent) == ServingDecision::Pair);
-        let (place, _) = served.ok_or(otherwise)?;
-        let context = self.context(place, &nothing, &demand);
+        let (key, _) = served.ok_or(otherwise)?;
+        let context = self.context(key, &nothing, &demand);
         let pair = self.pick_pair(&context)?;
         Ok(self.forward_pair(pair, &context, None))
     }

@@ -46,7 +46,7 @@ pub struct ModelWorkers {
 #[derive(Debug, Default)]
 struct Observed {
     at: Cell<Option<Duration>>,
-    pace: Cell<Option<PrefillRate>>,
+    rate: Cell<Option<PrefillRate>>,
     /// Slowness of each worker against that rate, in the order of the rank slots.
     slowness: RefCell<Vec<f32>>,
 }
@@ -58,22 +58,22 @@ fn longest(members: &[RankSlot]) -> Option<u64> {
 }
 
 /// Time for which a computed prefill rate is reused: many prompts make up the rate, and it changes slowly.
-const PACE_LASTS: Duration = Duration::from_millis(20);
+const RATE_LASTS: Duration = Duration::from_millis(20);
 
 impl ModelWorkers {
     pub(super) fn of(
-        place: &ModelKey,
+        key: &ModelKey,
         fleet: &Fleet,
         pool: &Pool,
         reports: &Reports,
         ledger: &mut Ledger,
     ) -> Self {
-        let here = fleet.open().filter(|worker| place.holds(worker));
-        let mut roster = Self::default();
+        let here = fleet.open().filter(|worker| key.holds(worker));
+        let mut model_workers = Self::default();
         for worker in here {
-            roster.has_topology |= worker.topology.is_some();
-            roster.has_adapters |= !worker.adapters.is_empty();
-            roster.has_unhealthy |= worker.condition == Condition::Unhealthy;
+            model_workers.has_topology |= worker.topology.is_some();
+            model_workers.has_adapters |= !worker.adapters.is_empty();
+            model_workers.has_unhealthy |= worker.condition == Condition::Unhealthy;
             let mut members = || {
                 let targets = worker.targets();
                 let capacity = capacity(pool, reports, worker);
@@ -85,22 +85,25 @@ impl ModelWorkers {
                 targets.map(member).collect::<Vec<_>>()
             };
             match worker.role {
-                Role::Prefill => roster.prefill.extend(members()),
-                Role::Decode => roster.decode.extend(members()),
+                Role::Prefill => model_workers.prefill.extend(members()),
+                Role::Decode => model_workers.decode.extend(members()),
                 Role::Aggregated => {}
             }
             if runs_whole(pool, worker) {
-                roster.whole.extend(members());
+                model_workers.whole.extend(members());
             }
-            roster.workers.push(Rc::clone(worker));
+            model_workers.workers.push(Rc::clone(worker));
         }
-        let of_roles = [longest(&roster.prefill), longest(&roster.decode)];
-        roster.longest = of_roles.into_iter().flatten().min();
-        roster
+        let of_roles = [
+            longest(&model_workers.prefill),
+            longest(&model_workers.decode),
+        ];
+        model_workers.longest = of_roles.into_iter().flatten().min();
+        model_workers
     }
 
     /// The common prefill rate of a role, none if unknown, and the slowness of each of its workers, in their order.
-    pub fn pace(&self, role: Role, ledger: &Ledger) -> (Option<PrefillRate>, Ref<'_, Vec<f32>>) {
+    pub fn rate(&self, role: Role, ledger: &Ledger) -> (Option<PrefillRate>, Ref<'_, Vec<f32>>) {
         let [of_prefill, of_decode, of_whole] = &self.observed;
         let observed = match role {
             Role::Prefill => of_prefill,
@@ -109,20 +112,20 @@ impl ModelWorkers {
         };
         let now = ledger.now();
         let at = observed.at.get();
-        if at.is_none_or(|at| now.saturating_sub(at) >= PACE_LASTS) {
+        if at.is_none_or(|at| now.saturating_sub(at) >= RATE_LASTS) {
             observed.at.set(Some(now));
             self.observe(observed, role, ledger);
         }
-        (observed.pace.get(), observed.slowness.borrow())
+        (observed.rate.get(), observed.slowness.borrow())
     }
 
     fn observe(&self, observed: &Observed, role: Role, ledger: &Ledger) {
         let slots = self.of_role(role).iter().map(|member| member.slot);
-        let pace = ledger.pace(slots.clone());
-        observed.pace.set(pace);
+        let rate = ledger.rate(slots.clone());
+        observed.rate.set(rate);
         let mut slowness = observed.slowness.borrow_mut();
         slowness.clear();
-        slowness.extend(slots.map(|slot| ledger.slowness(slot, pace) as f32));
+        slowness.extend(slots.map(|slot| ledger.slowness(slot, rate) as f32));
     }
 
     /// The rank slots of a role. `Aggregated` stands for all that run requests aggregated, of any role.

@@ -104,7 +104,7 @@ impl Router {
     /// The models whose requests would be served now, with their adapters and rewritten names: an empty list while there is
     /// no worker. None if workers do not declare their model: then one of them is asked.
     pub fn models(&self) -> Option<Models> {
-        if self.places().any(|(place, _)| place.model.is_none()) {
+        if self.model_states().any(|(key, _)| key.model.is_none()) {
             return None;
         }
         let mut found = BTreeMap::new();
@@ -146,9 +146,9 @@ impl Router {
     fn served(&self) -> impl Iterator<Item = &str> {
         let absent = self.absent_policy();
         let ready = self
-            .places()
+            .model_states()
             .filter(move |(_, state)| state.can_serve_requests(absent).is_ok());
-        ready.filter_map(|(place, _)| place.model.as_deref())
+        ready.filter_map(|(key, _)| key.model.as_deref())
     }
 
     /// The rewritten names that clients use, each with a served model that it stands for.

@@ -196,7 +196,7 @@ impl Router {
             self.hear_report(&worker, report, asked_at(&report), mean_prompt);
         }
         if has_capacity_changed {
-            self.rosters.clear();
+            self.models_workers.clear();
             self.open_ranks();
         }
         self.believe();
@@ -245,7 +245,7 @@ impl Router {
         let reported = |id| reports.of.get(&id).map(|latest| latest.beyond);
         let beliefs = Beliefs::new(fleet, reported, ledger.now(), limits);
         for worker in fleet.workers() {
-            set_foreign(ledger, worker, beliefs.of(worker, reported(worker.id)));
+            set_external(ledger, worker, beliefs.of(worker, reported(worker.id)));
         }
         reports.next_change = beliefs.next_change;
     }
@@ -310,7 +310,7 @@ impl Router {
 }
 
 /// Spreads external load evenly over the ranks of a worker.
-fn set_foreign(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
+fn set_external(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
     let ranks = worker.dp_size.max(1);
     let (each, rest) = (all.requests / ranks, all.requests % ranks);
     for (nth, key) in (0..).zip(worker.targets().map(|target: Target| target.key())) {
@@ -319,7 +319,7 @@ fn set_foreign(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
             queued_tokens: all.queued_tokens / f64::from(ranks),
             decode_blocks: all.decode_blocks / f64::from(ranks),
         };
-        ledger.set_foreign(key, part);
+        ledger.set_external(key, part);
     }
 }
 

@@ -25,12 +25,12 @@ impl Router {
         self.advance(now);
         let overrides = RoutingOverrides::default();
         let (model, adapter) = self.model_of(ask.model)?;
-        let (place, decision) = self.choose_place(Some(&model), &overrides, None)?;
+        let (key, decision) = self.choose_model_key(Some(&model), &overrides, None)?;
         let demand = Demand {
             adapter,
             ..Demand::of(ask, self.pool.selection.kv)
         };
-        let context = self.context(&place, &overrides, &demand);
+        let context = self.context(&key, &overrides, &demand);
         match decision {
             ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
             ServingDecision::Pair => {

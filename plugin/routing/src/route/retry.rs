@@ -15,7 +15,7 @@ use crate::request::{Generation, Request, RoutingOverrides};
 /// A request that has been placed once.
 #[derive(Debug, Clone)]
 pub(super) struct RetrySnapshot {
-    pub(super) place: ModelKey,
+    pub(super) key: ModelKey,
     pub(super) overrides: RoutingOverrides,
     pub(super) demand: Demand,
     pub(super) form: Form,
@@ -31,7 +31,7 @@ pub(super) struct RetrySnapshot {
 impl RetrySnapshot {
     pub(super) fn of(context: &SelectionContext<'_>, request: &Request<'_>) -> Self {
         Self {
-            place: context.place.clone(),
+            key: context.key.clone(),
             overrides: context.overrides.clone(),
             demand: context.demand.clone(),
             form: request.form(),
@@ -52,7 +52,7 @@ impl RetrySnapshot {
             admit: Admit::Anyone,
             excluded,
             trail: Some(Rc::clone(&self.trail)),
-            ..router.context(&self.place, &self.overrides, &self.demand)
+            ..router.context(&self.key, &self.overrides, &self.demand)
         }
     }
 

@@ -113,8 +113,8 @@ pub(super) enum Admit {
 /// One request for one model key: the input of every step of a choice.
 #[derive(Debug, Clone)]
 pub(super) struct SelectionContext<'a> {
-    pub(super) place: &'a ModelKey,
-    pub(super) roster: Rc<ModelWorkers>,
+    pub(super) key: &'a ModelKey,
+    pub(super) model_workers: Rc<ModelWorkers>,
     pub(super) overrides: &'a RoutingOverrides,
     pub(super) demand: &'a Demand,
     pub(super) admit: Admit,
@@ -223,10 +223,10 @@ impl Router {
     }
 
     pub(super) fn check_model(&self, model: &str) -> Result<(), Refusal> {
-        if self.is_open() || self.places.places().next().is_none() {
+        if self.is_open() || self.model_states.states().next().is_none() {
             return Err(Refusal::NoFleet);
         }
-        match self.places.of_model(Some(model)).is_empty() {
+        match self.model_states.of_model(Some(model)).is_empty() {
             true => Err(Refusal::UnknownModel {
                 model: model.to_owned(),
             }),

@@ -12,7 +12,7 @@ use crate::selection::eligibility::Subset;
 
 /// The model key of a request, and its serving decision.
 pub(super) struct Placed {
-    pub(super) place: ModelKey,
+    pub(super) key: ModelKey,
     pub(super) decision: ServingDecision,
     /// The model, or the base model of the requested adapter; none: the API names no model.
     pub(super) model: Option<String>,
@@ -30,9 +30,9 @@ impl Router {
     ) -> Result<Placed, Refusal> {
         let outcome = self.look_up(&request.model).and_then(|(model, adapter)| {
             self.drop_stale_pins(overrides)?;
-            let (place, decision) = self.choose_place(model.as_deref(), overrides, subset)?;
+            let (key, decision) = self.choose_model_key(model.as_deref(), overrides, subset)?;
             Ok(Placed {
-                place,
+                key,
                 decision,
                 model,
                 adapter,
@@ -49,7 +49,7 @@ impl Router {
         overrides: &RoutingOverrides,
         subset: Option<&Subset>,
     ) -> Result<(ModelKey, ServingDecision), Refusal> {
-        let outcome = self.choose_place(model, overrides, subset);
+        let outcome = self.choose_model_key(model, overrides, subset);
         checked(request, outcome, |(_, decision)| *decision)
     }
 
@@ -66,7 +66,7 @@ impl Router {
 
     /// The model key that a request goes to, and its serving decision there. Of several that would serve it, one is drawn,
     /// weighted by the number of their workers.
-    pub(super) fn choose_place(
+    pub(super) fn choose_model_key(
         &mut self,
         model: Option<&str>,
         overrides: &RoutingOverrides,
@@ -74,23 +74,23 @@ impl Router {
     ) -> Result<(ModelKey, ServingDecision), Refusal> {
         let mode = overrides.mode();
         let absent = self.absent_policy();
-        let mut places: Vec<(ModelKey, ModelState)> = self
-            .places
+        let mut keys: Vec<(ModelKey, ModelState)> = self
+            .model_states
             .of_model(model)
             .into_iter()
-            .map(|(place, state)| (place.clone(), *state))
+            .map(|(key, state)| (key.clone(), *state))
             .collect();
         // In the map's order, the draw would differ for the same seed.
-        places.sort_by(|a, b| a.0.cmp(&b.0));
-        if !places.iter().any(|(_, state)| state.is_inhabited()) {
+        keys.sort_by(|a, b| a.0.cmp(&b.0));
+        if !keys.iter().any(|(_, state)| state.is_inhabited()) {
             // A caller's pins are judged only if there are workers: a remembered model key without workers answers like an
             // unknown one.
             return Err(Refusal::NotServed(NotServed::Vacant));
         }
-        self.keep_pinned(&mut places, overrides)?;
+        self.keep_pinned(&mut keys, overrides)?;
 
         let decision = |state: &ModelState| state.decision(mode, absent);
-        let mut served: Vec<&(ModelKey, ModelState)> = places
+        let mut served: Vec<&(ModelKey, ModelState)> = keys
             .iter()
             .filter(|(_, state)| !matches!(decision(state), ServingDecision::Refused(_)))
             .collect();
@@ -106,19 +106,17 @@ impl Router {
         }
         let weights: Vec<u64> = served
             .iter()
-            .map(|(place, _)| self.count_workers(place))
+            .map(|(key, _)| self.count_workers(key))
             .collect();
         if let Some(index) = weighted(&weights, &mut self.random)
-            && let Some((place, state)) = served.get(index)
+            && let Some((key, state)) = served.get(index)
         {
-            return Ok((place.clone(), decision(state)));
+            return Ok((key.clone(), decision(state)));
         }
-        let reasons = places
-            .iter()
-            .filter_map(|(_, state)| match decision(state) {
-                ServingDecision::Refused(reason) => Some(reason),
-                ServingDecision::Pair | ServingDecision::Whole => None,
-            });
+        let reasons = keys.iter().filter_map(|(_, state)| match decision(state) {
+            ServingDecision::Refused(reason) => Some(reason),
+            ServingDecision::Pair | ServingDecision::Whole => None,
+        });
         Err(Refusal::NotServed(
             reasons.min().unwrap_or(NotServed::Vacant),
         ))
@@ -127,7 +125,7 @@ impl Router {
     /// A named worker must exist; then only its model keys are kept.
     fn keep_pinned(
         &self,
-        places: &mut Vec<(ModelKey, ModelState)>,
+        keys: &mut Vec<(ModelKey, ModelState)>,
         overrides: &RoutingOverrides,
     ) -> Result<(), Refusal> {
         for (field, id) in [
@@ -143,8 +141,8 @@ impl Router {
                 .fleet
                 .get(id)
                 .ok_or_else(|| problem(PinProblem::Unknown))?;
-            places.retain(|(place, _)| place.holds(worker));
-            if places.is_empty() {
+            keys.retain(|(key, _)| key.holds(worker));
+            if keys.is_empty() {
                 return Err(problem(PinProblem::Elsewhere));
             }
         }
@@ -154,33 +152,30 @@ impl Router {
     /// Keeps the model keys where a worker of every needed role may be picked, if there are any.
     fn keep_allowed(
         &self,
-        places: &mut Vec<&(ModelKey, ModelState)>,
+        keys: &mut Vec<&(ModelKey, ModelState)>,
         may_be_picked: impl Fn(&Worker) -> bool,
         decision: impl Fn(&ModelState) -> ServingDecision,
     ) {
-        let has = |place: &ModelKey, is_wanted: &dyn Fn(&Worker) -> bool| {
-            let here = self.fleet.open().filter(|worker| place.holds(worker));
+        let has = |key: &ModelKey, is_wanted: &dyn Fn(&Worker) -> bool| {
+            let here = self.fleet.open().filter(|worker| key.holds(worker));
             let mut allowed = here.filter(|worker| may_be_picked(worker));
             allowed.any(|worker| is_wanted(worker))
         };
-        let is_allowed = |place: &ModelKey, state: &ModelState| match decision(state) {
+        let is_allowed = |key: &ModelKey, state: &ModelState| match decision(state) {
             ServingDecision::Pair => {
-                has(place, &|worker| worker.role == Role::Prefill)
-                    && has(place, &|worker| worker.role == Role::Decode)
+                has(key, &|worker| worker.role == Role::Prefill)
+                    && has(key, &|worker| worker.role == Role::Decode)
             }
-            ServingDecision::Whole => has(place, &|worker| runs_whole(&self.pool, worker)),
+            ServingDecision::Whole => has(key, &|worker| runs_whole(&self.pool, worker)),
             ServingDecision::Refused(_) => false,
         };
-        if places.iter().any(|(place, state)| is_allowed(place, state)) {
-            places.retain(|(place, state)| is_allowed(place, state));
+        if keys.iter().any(|(key, state)| is_allowed(key, state)) {
+            keys.retain(|(key, state)| is_allowed(key, state));
         }
     }
 
-    fn count_workers(&self, place: &ModelKey) -> u64 {
-        self.fleet
-            .open()
-            .filter(|worker| place.holds(worker))
-            .count() as u64
+    fn count_workers(&self, key: &ModelKey) -> u64 {
+        self.fleet.open().filter(|worker| key.holds(worker)).count() as u64
     }
 }
 

@@ -47,23 +47,23 @@ impl Router {
         if self.ledger.total().is_idle() {
             return Vec::new();
         }
-        let mut paces: Vec<(Option<PrefillRate>, f64)> = Vec::new();
+        let mut rates: Vec<(Option<PrefillRate>, f64)> = Vec::new();
         // A decode worker reads prompts only if it runs requests aggregated, and is then listed for that role.
         for role in [Role::Prefill, Role::Aggregated] {
-            for roster in self.rosters.values() {
-                let (pace, slowness) = roster.pace(role, &self.ledger);
-                for (member, slowness) in roster.of_role(role).iter().zip(slowness.iter()) {
-                    if member.slot >= paces.len() {
-                        paces.resize(member.slot.saturating_add(1), (None, 1.0));
+            for model_workers in self.models_workers.values() {
+                let (rate, slowness) = model_workers.rate(role, &self.ledger);
+                for (member, slowness) in model_workers.of_role(role).iter().zip(slowness.iter()) {
+                    if member.slot >= rates.len() {
+                        rates.resize(member.slot.saturating_add(1), (None, 1.0));
                     }
-                    if let Some(place) = paces.get_mut(member.slot) {
-                        *place = (pace, f64::from(*slowness));
+                    if let Some(place) = rates.get_mut(member.slot) {
+                        *place = (rate, f64::from(*slowness));
                     }
                 }
             }
         }
-        let pace_of = |slot: usize| paces.get(slot).copied().unwrap_or((None, 1.0));
-        self.ledger.shares(pace_of)
+        let rate_of = |slot: usize| rates.get(slot).copied().unwrap_or((None, 1.0));
+        self.ledger.shares(rate_of)
     }
 
     /// Replaces the bookings of all other VMs: choices, thresholds and back-pressure add them to this VM's own. Ranks

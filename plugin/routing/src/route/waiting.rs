@@ -94,8 +94,8 @@ impl Router {
     /// Queues the request, if allowed.
     pub(super) fn wait(
         &mut self,
-        place: &ModelKey,
-        claim: QueueKey,
+        key: &ModelKey,
+        queue_key: QueueKey,
         request: &Request<'_>,
         terms: Terms,
         overloaded: Refusal,
@@ -103,7 +103,7 @@ impl Router {
         let Some(queue) = &self.pool.admission.queue else {
             return Err(overloaded);
         };
-        match self.waiting.join(place, claim, queue) {
+        match self.waiting.join(key, queue_key, queue) {
             Ok(waiter) => Ok(Plan::Wait(Box::new(QueueTicket {
                 waiter,
                 parsed: request.parsed(),
@@ -147,11 +147,11 @@ impl Router {
             ..
         } = &*terms;
         let subset = demand.subset.as_deref();
-        let (place, decision) = self.placed_at(&request, model.as_deref(), overrides, subset)?;
-        let context = self.context(&place, overrides, demand);
+        let (key, decision) = self.placed_at(&request, model.as_deref(), overrides, subset)?;
+        let context = self.context(&key, overrides, demand);
         let mut outcome = self.plan_at(&context, decision, &request, now);
         if let Ok(Plan::Forward(_, assignment) | Plan::Prefill(_, assignment)) = &mut outcome {
-            assignment.facts = Facts::of(&place, demand);
+            assignment.facts = Facts::of(&key, demand);
         }
         outcome
     }
@@ -169,9 +169,9 @@ impl Router {
 
 impl Facts {
     /// The facts of a request. The model is that of the model key, not the client's, so that its values are bounded.
-    pub(super) fn of(place: &ModelKey, demand: &Demand) -> Self {
+    pub(super) fn of(key: &ModelKey, demand: &Demand) -> Self {
         Self {
-            model: place.model.as_deref().map(Rc::from),
+            model: key.model.as_deref().map(Rc::from),
             prompt_tokens: demand.prompt_tokens,
         }
     }

@@ -77,13 +77,13 @@ impl Router {
     /// The selection context of one request for one model key.
     pub(super) fn context<'a>(
         &mut self,
-        place: &'a ModelKey,
+        key: &'a ModelKey,
         overrides: &'a RoutingOverrides,
         demand: &'a Demand,
     ) -> SelectionContext<'a> {
         SelectionContext {
-            place,
-            roster: self.roster(place),
+            key,
+            model_workers: self.model_workers(key),
             overrides,
             demand,
             admit: Admit::WhoIsFree,
@@ -93,9 +93,9 @@ impl Router {
     }
 
     /// The workers of a model key, listed on first use.
-    fn roster(&mut self, place: &ModelKey) -> Rc<ModelWorkers> {
-        if let Some(roster) = self.rosters.get(place) {
-            return Rc::clone(roster);
+    fn model_workers(&mut self, key: &ModelKey) -> Rc<ModelWorkers> {
+        if let Some(model_workers) = self.models_workers.get(key) {
+            return Rc::clone(model_workers);
         }
         let Self {
             fleet,
@@ -104,9 +104,10 @@ impl Router {
             ledger,
             ..
         } = self;
-        let roster = Rc::new(ModelWorkers::of(place, fleet, pool, reports, ledger));
-        self.rosters.insert(place.clone(), Rc::clone(&roster));
-        roster
+        let model_workers = Rc::new(ModelWorkers::of(key, fleet, pool, reports, ledger));
+        self.models_workers
+            .insert(key.clone(), Rc::clone(&model_workers));
+        model_workers
     }
 
     /// Adopts another fleet as a whole.
@@ -153,7 +154,7 @@ impl Router {
 
     /// Recomputes what follows from the fleet and from what is known of its workers.
     pub(super) fn settle(&mut self) {
-        self.rosters.clear();
+        self.models_workers.clear();
         self.open_ranks();
         self.bind_what_is_known();
         // Of new workers, only the load of their peers is known.
@@ -207,14 +208,14 @@ impl Router {
 
     pub(super) fn recompute(&mut self) {
         let Self {
-            places,
+            model_states,
             fleet,
             bindings,
             pool,
             ..
         } = self;
         let needs_binding = pool.protocol.needs_binding();
-        let changed = places.update(
+        let changed = model_states.update(
             fleet,
             |id| !needs_binding || bindings.contains_key(&id),
             |worker| runs_whole(pool, worker),

@@ -68,7 +68,7 @@ pub struct Terms {
 
 /// The fewest tokens booked on any candidate: the decay of the credit is measured from there.
 fn least_booked<'c>(candidates: impl Iterator<Item = Candidate<'c>>) -> u64 {
-    let booked = candidates.map(|candidate| candidate.standing.booked_tokens);
+    let booked = candidates.map(|candidate| candidate.snapshot.booked_tokens);
     booked.min().unwrap_or_default()
 }
 
@@ -113,17 +113,17 @@ impl<'a> Prices<'a> {
 
     /// The same, term by term.
     pub fn terms(&self, candidate: &Candidate<'_>) -> Terms {
-        let standing = &candidate.standing;
+        let snapshot = &candidate.snapshot;
         Terms {
-            booked_tokens: standing.booked_tokens,
-            queued_tokens: standing.queued_tokens,
+            booked_tokens: snapshot.booked_tokens,
+            queued_tokens: snapshot.queued_tokens,
             overlap_blocks: candidate.overlap,
             credit_blocks: self.credit(candidate),
-            slowness: candidate.standing.slowness,
+            slowness: candidate.snapshot.slowness,
             estimated_wait_ms: wait_ms(self.task, candidate),
             prefill: self.prefill(candidate),
             decode: self.decode(candidate),
-            decodes: standing.decodes,
+            decodes: snapshot.decodes,
             factor: candidate.factor,
             cost: self.cost(candidate),
         }
@@ -135,14 +135,14 @@ impl<'a> Prices<'a> {
         if !counts {
             return 0.0;
         }
-        let wait = candidate.standing.queued_tokens * self.per_token;
+        let wait = candidate.snapshot.queued_tokens * self.per_token;
         let work = self.prompt_blocks - self.credit(candidate);
-        ((wait + work) * candidate.standing.slowness).max(0.0)
+        ((wait + work) * candidate.snapshot.slowness).max(0.0)
     }
 
     #[inline]
     fn decode(&self, candidate: &Candidate<'_>) -> f64 {
-        let used = candidate.standing.decode_weight + self.prompt_blocks_whole;
+        let used = candidate.snapshot.decode_weight + self.prompt_blocks_whole;
         match (self.task.role, self.task.decode_credit) {
             (Role::Prefill, _) => 0.0,
             (Role::Decode, DecodeCredit::Counts) => (used - self.credit(candidate)).max(0.0),
@@ -155,7 +155,7 @@ impl<'a> Prices<'a> {
         match self.task.role {
             Role::Prefill => 0.0,
             Role::Decode | Role::Aggregated => {
-                self.task.weights.decode_active_request_weight * decodes(&candidate.standing)
+                self.task.weights.decode_active_request_weight * decodes(&candidate.snapshot)
             }
         }
     }
@@ -169,7 +169,7 @@ impl<'a> Prices<'a> {
         if decay <= 0.0 || self.task.tracking == Tracking::DecodeOnly {
             return worth;
         }
-        let booked = candidate.standing.booked_tokens;
+        let booked = candidate.snapshot.booked_tokens;
         let more = booked.saturating_sub(self.least_booked) as f64 * self.per_token;
         worth / (1.0 + decay * more / self.prompt_blocks.max(1.0))
     }
@@ -177,15 +177,15 @@ impl<'a> Prices<'a> {
 
 /// Requests being decoded; the engine's external requests count as such.
 #[inline]
-fn decodes(standing: &LoadSnapshot) -> f64 {
-    f64::from(standing.decodes.saturating_add(standing.foreign_requests))
+fn decodes(snapshot: &LoadSnapshot) -> f64 {
+    f64::from(snapshot.decodes.saturating_add(snapshot.external_requests))
 }
 
 fn wait_ms(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<f64> {
     if task.role == Role::Decode {
         return None;
     }
-    let standing = &candidate.standing;
-    let seconds = standing.queued_tokens * task.pace?.per_token * standing.slowness;
+    let snapshot = &candidate.snapshot;
+    let seconds = snapshot.queued_tokens * task.rate?.per_token * snapshot.slowness;
     Some(seconds * 1000.0)
 }

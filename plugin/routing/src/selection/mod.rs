@@ -43,7 +43,7 @@ pub struct Task<'a> {
     /// Whether blocks cached on a decode worker lower its cost.
     pub decode_credit: DecodeCredit,
     /// The common prefill rate of the candidates; none if unknown.
-    pub pace: Option<PrefillRate>,
+    pub rate: Option<PrefillRate>,
 }
 
 /// A worker rank that could be picked, with the inputs of its price.
@@ -52,7 +52,7 @@ pub struct Candidate<'a> {
     /// The worker, and its rank.
     pub target: &'a Target,
     /// The load of the rank.
-    pub standing: LoadSnapshot,
+    pub snapshot: LoadSnapshot,
     /// Leading blocks of the prompt that the worker is estimated to hold.
     pub overlap: u32,
     /// Factor on the cost for the request's preferences; 1 without any.
@@ -64,13 +64,13 @@ impl Candidate<'_> {
     pub fn requests(&self, role: Role) -> u64 {
         let LoadSnapshot {
             prefills, decodes, ..
-        } = self.standing;
+        } = self.snapshot;
         let booked = match role {
             Role::Prefill => u64::from(prefills),
             Role::Decode => u64::from(decodes),
             Role::Aggregated => u64::from(prefills).saturating_add(u64::from(decodes)),
         };
-        booked.saturating_add(self.standing.foreign_requests.into())
+        booked.saturating_add(self.snapshot.external_requests.into())
     }
 }
 

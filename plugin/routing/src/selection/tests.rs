@@ -28,7 +28,7 @@ pub const TASK: Task<'static> = Task {
     },
     tracking: Tracking::Prefill,
     decode_credit: DecodeCredit::Nothing,
-    pace: None,
+    rate: None,
 };
 
 /// Workers of these ids.
@@ -55,7 +55,7 @@ pub fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
 pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
     let candidate = |target| Candidate {
         target,
-        standing: LoadSnapshot::default(),
+        snapshot: LoadSnapshot::default(),
         overlap: 0,
         factor: 1.0,
     };
@@ -63,10 +63,10 @@ pub fn idle(targets: &[Target]) -> Vec<Candidate<'_>> {
 }
 
 /// A candidate with this overlap and load.
-fn candidate(target: &Target, overlap: u32, standing: LoadSnapshot) -> Candidate<'_> {
+fn candidate(target: &Target, overlap: u32, snapshot: LoadSnapshot) -> Candidate<'_> {
     Candidate {
         target,
-        standing,
+        snapshot,
         overlap,
         factor: 1.0,
     }
@@ -116,9 +116,9 @@ mod costs {
         terms
     }
 
-    fn cost(task: &Task<'_>, overlap: u32, standing: LoadSnapshot) -> f64 {
+    fn cost(task: &Task<'_>, overlap: u32, snapshot: LoadSnapshot) -> f64 {
         let targets = targets(0..1);
-        terms(task, &[candidate(&targets[0], overlap, standing)]).cost
+        terms(task, &[candidate(&targets[0], overlap, snapshot)]).cost
     }
 
     #[test]
@@ -161,18 +161,18 @@ mod costs {
             },
             ..TASK
         };
-        let standing = LoadSnapshot {
+        let snapshot = LoadSnapshot {
             decode_weight: 7.0,
             decodes: 3,
             ..queued(160, 1)
         };
         // 2 · (10 + 62.5 − 60) + 7 + 63 + 10 · 3
-        assert_eq!(cost(&task, 60, standing), 125.0);
+        assert_eq!(cost(&task, 60, snapshot), 125.0);
         let untracked = Task {
             tracking: Tracking::DecodeOnly,
             ..task
         };
-        assert_eq!(cost(&untracked, 60, standing), 100.0);
+        assert_eq!(cost(&untracked, 60, snapshot), 100.0);
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod costs {
     #[test]
     fn a_slow_workers_wait_and_work_take_longer() {
         let task = Task {
-            pace: Some(PrefillRate {
+            rate: Some(PrefillRate {
                 per_prompt: 0.0,
                 per_token: 1.0 / 8_000.0,
             }),
@@ -220,8 +220,8 @@ mod costs {
             assert_eq!(cost(&task, 0, slow(slowness, 1_600)), 162.5 * slowness);
         }
         let targets = targets(0..1);
-        let wait = |task: &Task<'_>, standing| {
-            terms(task, &[candidate(&targets[0], 0, standing)]).estimated_wait_ms
+        let wait = |task: &Task<'_>, snapshot| {
+            terms(task, &[candidate(&targets[0], 0, snapshot)]).estimated_wait_ms
         };
         assert_eq!(wait(&task, slow(2.0, 2_000)), Some(500.0));
         assert_eq!(wait(&task, queued(2_000, 1)), Some(250.0));
@@ -238,12 +238,12 @@ mod costs {
                     prompt_tokens: u64::MAX,
                     ..TASK
                 };
-                let standing = LoadSnapshot {
+                let snapshot = LoadSnapshot {
                     decode_weight: 1e18,
                     decodes: u32::MAX,
                     ..queued(u64::MAX, u32::MAX)
                 };
-                assert!(cost(&task, u32::MAX, standing).is_finite());
+                assert!(cost(&task, u32::MAX, snapshot).is_finite());
             }
         }
     }

@@ -79,7 +79,7 @@ impl Log {
     }
 
     /// Writes the waiting segments, as far as the shared store takes them.
-    pub(super) fn write(&mut self, board: &dyn SharedStore, slot: u16, owner: u64) {
+    pub(super) fn write(&mut self, store: &dyn SharedStore, slot: u16, owner: u64) {
         for _ in 0..AT_ONCE {
             let Some(body) = self.waiting.front() else {
                 return;
@@ -89,7 +89,7 @@ impl Log {
             put_u64(&mut segment, owner);
             put_u64(&mut segment, self.next);
             segment.extend_from_slice(body);
-            if board.write(&log_key(slot, self.next), &segment, None) != WriteResult::Done {
+            if store.write(&log_key(slot, self.next), &segment, None) != WriteResult::Done {
                 return;
             }
             self.waiting.pop_front();
@@ -109,7 +109,7 @@ impl Follower {
     /// Reads up to the segment before `next`. Returns how many segments were lost.
     pub(super) fn read(
         &mut self,
-        board: &dyn SharedStore,
+        store: &dyn SharedStore,
         slot: u16,
         owner: u64,
         next: u64,
@@ -120,7 +120,7 @@ impl Follower {
         let wanted = self.wanted.unwrap_or(oldest);
         let mut lost = oldest.saturating_sub(wanted);
         for number in wanted.max(oldest)..next {
-            let read = board.read(&log_key(slot, number));
+            let read = store.read(&log_key(slot, number));
             match read.and_then(|(bytes, _)| decode(&bytes, owner, number)) {
                 Some(decisions) => out.extend(decisions),
                 None => lost = lost.saturating_add(1),

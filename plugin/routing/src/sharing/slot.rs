@@ -78,7 +78,7 @@ impl ThreadSlot {
     /// Reads the new decisions of the log. Returns how many segments were lost.
     pub(super) fn follow(
         &mut self,
-        board: &dyn SharedStore,
+        store: &dyn SharedStore,
         decisions: &mut Vec<(u64, Decision)>,
     ) -> u64 {
         let Some(head) = self.head else {
@@ -93,6 +93,6 @@ impl ThreadSlot {
             self.follower = Follower::default();
         }
         self.follower
-            .read(board, self.slot, owner, next_segment, decisions)
+            .read(store, self.slot, owner, next_segment, decisions)
     }
 }

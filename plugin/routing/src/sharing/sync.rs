@@ -22,7 +22,7 @@ const FREE_IN_A_ROW: usize = 4;
 #[derive(Debug)]
 pub struct ThreadSync {
     owner: u64,
-    seat: Option<Seat>,
+    own_slot: Option<OwnSlot>,
     beat: u64,
     totals: Totals,
     /// Last written blob, without its head.
@@ -49,7 +49,7 @@ enum Hold {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Seat {
+struct OwnSlot {
     slot: u16,
     hold: Hold,
 }
@@ -72,7 +72,7 @@ impl ThreadSync {
     pub fn new(owner: u64) -> Self {
         Self {
             owner,
-            seat: None,
+            own_slot: None,
             beat: 0,
             totals: Totals::default(),
             said: Vec::new(),
@@ -101,7 +101,7 @@ impl ThreadSync {
     /// now are published later.
     pub fn publish(
         &mut self,
-        board: &dyn SharedStore,
+        store: &dyn SharedStore,
         totals: &Totals,
         shares: &[PoolShares],
         decisions: &[(u64, Decision)],
@@ -113,57 +113,57 @@ impl ThreadSync {
         if !self.is_due(&body) {
             return;
         }
-        let Some((seat, version)) = self.own_place(board) else {
+        let Some((own_slot, version)) = self.kept_or_free_slot(store) else {
             return;
         };
-        self.write(board, seat, version, body);
+        self.write(store, own_slot, version, body);
     }
 
     /// Frees the slot: this VM's bookings stop counting at once, rather than when its beat is found to stand still.
-    pub fn leave(&mut self, board: &dyn SharedStore) {
-        let Some(seat) = self.seat.take() else {
+    pub fn leave(&mut self, store: &dyn SharedStore) {
+        let Some(own_slot) = self.own_slot.take() else {
             return;
         };
-        let key = blob_key(seat.slot);
-        if let Some((bytes, version)) = board.read(&key)
+        let key = blob_key(own_slot.slot);
+        if let Some((bytes, version)) = store.read(&key)
             && self.is_own(&bytes)
         {
-            board.write(&key, &[], Some(version));
+            store.write(&key, &[], Some(version));
         }
     }
 
     /// Reads the updates of the other VMs. `tick` must grow by one per period.
-    pub fn listen(&mut self, board: &dyn SharedStore, tick: u64) -> ThreadUpdate {
+    pub fn listen(&mut self, store: &dyn SharedStore, tick: u64) -> ThreadUpdate {
         let before = self.tick;
         self.tick = before.max(tick);
         if self.listened.is_multiple_of(LOOKS) {
-            self.look(board);
+            self.look(store);
         } else {
-            self.read_living(board, before);
+            self.read_living(store, before);
         }
         self.listened = self.listened.wrapping_add(1);
 
         let mut decisions = Vec::new();
         let (tick, me) = (self.tick, self.owner);
-        for place in &mut self.others {
-            if place.counts(tick, me) {
-                let lost = place.follow(board, &mut decisions);
+        for other in &mut self.others {
+            if other.counts(tick, me) {
+                let lost = other.follow(store, &mut decisions);
                 self.lapped = self.lapped.saturating_add(lost);
             }
         }
         let shares = self.sum();
-        let living = || self.others.iter().filter(|place| place.counts(tick, me));
+        let living = || self.others.iter().filter(|other| other.counts(tick, me));
         ThreadUpdate {
             shares,
             decisions,
-            totals: living().fold(self.totals, |sum, place| sum.plus(place.totals)),
+            totals: living().fold(self.totals, |sum, other| sum.plus(other.totals)),
             vms: living().count().saturating_add(1),
         }
     }
 
     /// Whether a write is due.
     fn is_due(&self, body: &[u8]) -> bool {
-        match self.seat.map(|seat| seat.hold) {
+        match self.own_slot.map(|own_slot| own_slot.hold) {
             None => self.publications >= self.next_try,
             Some(Hold::Claimed) => true,
             Some(Hold::Held) => {
@@ -175,23 +175,23 @@ impl ThreadSync {
     }
 
     /// This VM's slot if still owned, else another one; and the stored version.
-    fn own_place(&mut self, board: &dyn SharedStore) -> Option<(Seat, Option<u32>)> {
-        let Some(seat) = self.seat else {
-            return self.free_place(board);
+    fn kept_or_free_slot(&mut self, store: &dyn SharedStore) -> Option<(OwnSlot, Option<u32>)> {
+        let Some(own_slot) = self.own_slot else {
+            return self.free_slot(store);
         };
-        match board.read(&blob_key(seat.slot)) {
+        match store.read(&blob_key(own_slot.slot)) {
             Some((bytes, version)) if self.is_own(&bytes) => {
                 let hold = Hold::Held;
-                Some((Seat { hold, ..seat }, Some(version)))
+                Some((OwnSlot { hold, ..own_slot }, Some(version)))
             }
             Some(_) => {
-                self.lose_place();
-                self.free_place(board)
+                self.lose_slot();
+                self.free_slot(store)
             }
             None => Some((
-                Seat {
+                OwnSlot {
                     hold: Hold::Claimed,
-                    ..seat
+                    ..own_slot
                 },
                 None,
             )),
@@ -199,31 +199,37 @@ impl ThreadSync {
     }
 
     /// The first slot that is free or whose VM is dead.
-    fn free_place(&mut self, board: &dyn SharedStore) -> Option<(Seat, Option<u32>)> {
-        let seat = |slot| Seat {
+    fn free_slot(&mut self, store: &dyn SharedStore) -> Option<(OwnSlot, Option<u32>)> {
+        let own_slot = |slot| OwnSlot {
             slot,
             hold: Hold::Claimed,
         };
         for slot in 0..SLOTS {
-            let known = self.others.iter().find(|place| place.slot == slot);
-            if known.is_some_and(|place| !place.is_dead(self.tick)) {
+            let known = self.others.iter().find(|other| other.slot == slot);
+            if known.is_some_and(|other| !other.is_dead(self.tick)) {
                 continue;
             }
-            let Some((bytes, version)) = board.read(&blob_key(slot)) else {
-                return Some((seat(slot), None));
+            let Some((bytes, version)) = store.read(&blob_key(slot)) else {
+                return Some((own_slot(slot), None));
             };
-            let is_left = bytes.is_empty() || known.is_some_and(|place| place.is_at(version));
+            let is_left = bytes.is_empty() || known.is_some_and(|other| other.is_at(version));
             if is_left {
-                return Some((seat(slot), Some(version)));
+                return Some((own_slot(slot), Some(version)));
             }
         }
         self.next_try = self.publications.wrapping_add(LOOKS);
         None
     }
 
-    fn write(&mut self, board: &dyn SharedStore, seat: Seat, version: Option<u32>, body: Vec<u8>) {
-        if seat.hold == Hold::Held {
-            self.log.write(board, seat.slot, self.owner);
+    fn write(
+        &mut self,
+        store: &dyn SharedStore,
+        own_slot: OwnSlot,
+        version: Option<u32>,
+        body: Vec<u8>,
+    ) {
+        if own_slot.hold == Hold::Held {
+            self.log.write(store, own_slot.slot, self.owner);
         }
         self.beat = self.beat.wrapping_add(1);
         let head = Head {
@@ -232,20 +238,20 @@ impl ThreadSync {
             next_segment: self.log.next(),
         };
         let blob = head.encode(&body);
-        match board.write(&blob_key(seat.slot), &blob, version) {
+        match store.write(&blob_key(own_slot.slot), &blob, version) {
             WriteResult::Done => {
-                self.seat = Some(seat);
+                self.own_slot = Some(own_slot);
                 self.said = body;
-                self.others.retain(|place| place.slot != seat.slot);
+                self.others.retain(|other| other.slot != own_slot.slot);
             }
-            WriteResult::Stale => self.lose_place(),
+            WriteResult::Stale => self.lose_slot(),
             WriteResult::Failed => self.said.clear(),
         }
     }
 
     /// Gives the slot up to another VM. The next read checks all slots.
-    fn lose_place(&mut self) {
-        self.seat = None;
+    fn lose_slot(&mut self) {
+        self.own_slot = None;
         self.listened = 0;
     }
 
@@ -254,33 +260,33 @@ impl ThreadSync {
     }
 
     /// Reads the slots of the VMs that lived at the last read.
-    fn read_living(&mut self, board: &dyn SharedStore, before: u64) {
+    fn read_living(&mut self, store: &dyn SharedStore, before: u64) {
         let tick = self.tick;
-        for place in &mut self.others {
-            if place.is_dead(before) {
+        for other in &mut self.others {
+            if other.is_dead(before) {
                 continue;
             }
-            if let Some((bytes, version)) = board.read(&blob_key(place.slot)) {
-                place.see(&bytes, version, tick);
+            if let Some((bytes, version)) = store.read(&blob_key(other.slot)) {
+                other.see(&bytes, version, tick);
             }
         }
     }
 
     /// Reads all taken slots.
-    fn look(&mut self, board: &dyn SharedStore) {
-        let own = self.seat.map(|seat| seat.slot);
-        let known = self.others.iter().map(|place| place.slot).chain(own);
+    fn look(&mut self, store: &dyn SharedStore) {
+        let own = self.own_slot.map(|own_slot| own_slot.slot);
+        let known = self.others.iter().map(|other| other.slot).chain(own);
         let mut first_unknown = known.max().map_or(0, |slot| slot.saturating_add(1));
         let mut free = 0_usize;
         for slot in (0..SLOTS).filter(|slot| Some(*slot) != own) {
-            match board.read(&blob_key(slot)) {
+            match store.read(&blob_key(slot)) {
                 Some((bytes, version)) if !bytes.is_empty() => {
                     first_unknown = first_unknown.max(slot.saturating_add(1));
                     free = 0;
                     self.see(slot, &bytes, version);
                 }
                 _ => {
-                    self.others.retain(|place| place.slot != slot);
+                    self.others.retain(|other| other.slot != slot);
                     free = free.saturating_add(usize::from(slot >= first_unknown));
                 }
             }
@@ -292,14 +298,14 @@ impl ThreadSync {
 
     fn see(&mut self, slot: u16, bytes: &[u8], version: u32) {
         let tick = self.tick;
-        let known = self.others.iter_mut().find(|place| place.slot == slot);
-        if let Some(place) = known {
-            place.see(bytes, version, tick);
+        let known = self.others.iter_mut().find(|other| other.slot == slot);
+        if let Some(other) = known {
+            other.see(bytes, version, tick);
             return;
         }
-        let mut place = ThreadSlot::new(slot, tick);
-        place.see(bytes, version, tick);
-        self.others.push(place);
+        let mut other = ThreadSlot::new(slot, tick);
+        other.see(bytes, version, tick);
+        self.others.push(other);
     }
 
     /// Sums the bookings of all other living VMs.
@@ -307,8 +313,8 @@ impl ThreadSync {
         let mut pools: Vec<PoolShares> = Vec::new();
         self.sums.clear();
         let (tick, me) = (self.tick, self.owner);
-        let living = self.others.iter().filter(|place| place.counts(tick, me));
-        for pool_shares in living.flat_map(|place| &place.pools) {
+        let living = self.others.iter().filter(|other| other.counts(tick, me));
+        for pool_shares in living.flat_map(|other| &other.pools) {
             let known = pools.iter().position(|pool| pool.pool == pool_shares.pool);
             let nth = known.unwrap_or(pools.len());
             if known.is_none() {

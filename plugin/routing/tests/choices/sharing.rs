@@ -36,7 +36,7 @@ impl SharedStore for Map {
 /// A router and its thread sync.
 struct Vm {
     router: Router,
-    desk: ThreadSync,
+    sync: ThreadSync,
     tick: u64,
 }
 
@@ -46,12 +46,12 @@ impl Vm {
         router.keep_decisions();
         Self {
             router,
-            desk: ThreadSync::new(owner),
+            sync: ThreadSync::new(owner),
             tick: 0,
         }
     }
 
-    fn tell(&mut self, board: &Map) {
+    fn tell(&mut self, store: &Map) {
         let shares = [PoolShares {
             pool: 1,
             shares: self.router.shares(),
@@ -59,12 +59,12 @@ impl Vm {
         let decisions = self.router.take_decisions();
         let decisions: Vec<_> = decisions.into_iter().map(|it| (1, it)).collect();
         let totals = Totals::default();
-        self.desk.publish(board, &totals, &shares, &decisions);
+        self.sync.publish(store, &totals, &shares, &decisions);
     }
 
-    fn hear(&mut self, board: &Map) {
+    fn hear(&mut self, store: &Map) {
         self.tick += 1;
-        let heard = self.desk.listen(board, self.tick);
+        let heard = self.sync.listen(store, self.tick);
         let shares = heard.shares.iter().find(|pool| pool.pool == 1);
         let shares = shares.map(|pool| pool.shares.as_slice());
         self.router.hear_shares(shares.unwrap_or_default());
@@ -84,7 +84,7 @@ enum Sharing {
 struct Two {
     a: Vm,
     b: Vm,
-    board: Map,
+    store: Map,
     sharing: Sharing,
 }
 
@@ -93,7 +93,7 @@ impl Two {
         Self {
             a: Vm::new(1, workers, fields),
             b: Vm::new(2, workers, fields),
-            board: Map::default(),
+            store: Map::default(),
             sharing,
         }
     }
@@ -104,8 +104,8 @@ impl Two {
             return;
         }
         for vm in [&mut self.a, &mut self.b] {
-            vm.tell(&self.board);
-            vm.hear(&self.board);
+            vm.tell(&self.store);
+            vm.hear(&self.store);
         }
     }
 
@@ -223,7 +223,7 @@ fn thresholds_and_back_pressure_count_what_others_have_booked() {
 fn ranks_and_workers_that_are_not_known_are_passed_over() {
     let mut a = Vm::new(1, &pairs(2, 2), &policy("kv"));
     let mut b = Vm::new(2, &pairs(1, 1), &policy("kv"));
-    let board = Map::default();
+    let store = Map::default();
     let held: Vec<_> = (1..=2)
         .map(|id| {
             let wish = wish(id, 160).prefilled_by(id).decoded_by(100 + id);
@@ -231,8 +231,8 @@ fn ranks_and_workers_that_are_not_known_are_passed_over() {
         })
         .collect();
     for _ in 0..3 {
-        a.tell(&board);
-        b.hear(&board);
+        a.tell(&store);
+        b.hear(&store);
     }
     assert_eq!(a.router.shares().len(), 4);
     let elsewhere = |router: &Router| {
@@ -246,7 +246,7 @@ fn ranks_and_workers_that_are_not_known_are_passed_over() {
     // A new worker is not charged with its predecessor's shares.
     adopt(&mut b.router, &pairs(0, 2));
     assert_eq!(elsewhere(&b.router).decodes, 1);
-    b.hear(&board);
+    b.hear(&store);
     assert_eq!(elsewhere(&b.router).decodes, 2);
     drop(held);
 }

@@ -252,9 +252,9 @@ fn models_whose_workers_have_all_left_are_remembered_up_to_a_number() {
         router.adopt(Fleet::new(round + 1, of_models(round * 100, 100)));
     }
     // 300 have left.
-    assert_eq!(router.places().count(), 100 + 256);
+    assert_eq!(router.model_states().count(), 100 + 256);
     router.adopt(Fleet::new(9, Vec::new()));
-    assert_eq!(router.places().count(), 256);
+    assert_eq!(router.model_states().count(), 256);
 }
 
 #[test]

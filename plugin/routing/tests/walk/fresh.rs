@@ -396,8 +396,8 @@ fn found_c1_a_model_that_has_gone_does_not_decide_who_is_served() {
         Answer::Refused(503, "no_decode_worker")
     );
     let remembered = router
-        .places()
-        .find(|(place, _)| place.model.as_deref() == Some("sim") && place.namespace == "canary");
+        .model_states()
+        .find(|(key, _)| key.model.as_deref() == Some("sim") && key.namespace == "canary");
     let (_, state) = remembered.expect("it is remembered");
     assert_eq!(state.state.name(), "vacant");
 }
@@ -438,5 +438,5 @@ fn found_c11_of_models_that_have_gone_those_gone_longest_are_forgotten() {
     router.adopt(Fleet::new(503, Vec::new()));
     assert_eq!(status(&router, &name(144)), 503);
     assert_eq!(status(&router, &name(145)), 404);
-    assert_eq!(router.places().count(), 256);
+    assert_eq!(router.model_states().count(), 256);
 }

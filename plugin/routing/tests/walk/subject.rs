@@ -106,15 +106,15 @@ impl Real {
     /// Checks that each change of state is reported once, and that the reports match the state.
     fn hear_transitions(&mut self) {
         for transition in self.router.take_transitions() {
-            let known = self.told.insert(transition.place.clone(), transition.to);
+            let known = self.told.insert(transition.key.clone(), transition.to);
             if known != transition.from || transition.from == Some(transition.to) {
                 self.complaint = Some(format!("{transition:?} after {known:?}"));
             }
         }
         let now: BTreeMap<ModelKey, State> = self
             .router
-            .places()
-            .map(|(place, state)| (place.clone(), state.state))
+            .model_states()
+            .map(|(key, state)| (key.clone(), state.state))
             .collect();
         if now != self.told {
             self.complaint = Some(format!("told {:?}, is {now:?}", self.told));
@@ -122,9 +122,9 @@ impl Real {
     }
 
     fn of_space(&self, space: usize) -> Option<&routing::model_state::ModelState> {
-        let mut places = self.router.places();
-        places
-            .find(|(place, _)| place.namespace == SPACES[space])
+        let mut states = self.router.model_states();
+        states
+            .find(|(key, _)| key.namespace == SPACES[space])
             .map(|(_, state)| state)
     }
 }
@@ -186,7 +186,7 @@ impl Subject for Real {
     }
 
     fn state(&self, space: usize) -> Option<&'static str> {
-        self.of_space(space).map(|place| place.state.name())
+        self.of_space(space).map(|model| model.state.name())
     }
 
     fn memory(&self, space: usize) -> String {

@@ -71,13 +71,13 @@ const HEAD: Head = Head {
 
 /// The bytes of all segments that a log writes for these decisions.
 fn segments(decisions: &[(u64, Decision)]) -> Vec<Vec<u8>> {
-    let board = Map::default();
+    let store = Map::default();
     let mut log = Log::default();
     log.add(decisions);
     while log.has_waiting() {
-        log.write(&board, 0, 7);
+        log.write(&store, 0, 7);
     }
-    let read = |number| board.read(&log_key(0, number));
+    let read = |number| store.read(&log_key(0, number));
     (0..log.next()).filter_map(read).map(|it| it.0).collect()
 }
 
@@ -190,10 +190,10 @@ fn segments_and_what_waits_are_bounded() {
     let mut log = Log::default();
     log.add(&vec![long; 100]);
     assert!(log.dropped() > 0);
-    let board = Map::default();
+    let store = Map::default();
     for _ in 0..10 {
-        log.write(&board, 3, 7);
+        log.write(&store, 3, 7);
     }
-    assert_eq!(board.keys().len() as u64, SEGMENTS);
+    assert_eq!(store.keys().len() as u64, SEGMENTS);
     assert!(!log.has_waiting());
 }

@@ -45,24 +45,24 @@ fn step(may_restart: u32) -> impl Strategy<Value = Step> {
 /// One VM from its start to its end.
 struct Vm {
     owner: u64,
-    desk: ThreadSync,
+    sync: ThreadSync,
     booked: Option<u64>,
     tick: u64,
     to_tell: Vec<u32>,
     decided: Vec<u32>,
-    heard: HashMap<u32, u32>,
+    update: HashMap<u32, u32>,
 }
 
 impl Vm {
     fn new(owner: u64) -> Self {
         Self {
             owner,
-            desk: ThreadSync::new(owner),
+            sync: ThreadSync::new(owner),
             booked: None,
             tick: 0,
             to_tell: Vec::new(),
             decided: Vec::new(),
-            heard: HashMap::new(),
+            update: HashMap::new(),
         }
     }
 
@@ -78,17 +78,17 @@ impl Vm {
         }
     }
 
-    fn publish(&mut self, board: &dyn SharedStore) {
+    fn publish(&mut self, store: &dyn SharedStore) {
         let shares: Vec<ThreadLoad> = self.share().into_iter().collect();
         let told: Vec<_> = self.to_tell.drain(..).map(decision).collect();
         let totals = self.totals();
-        self.desk
-            .publish(board, &totals, &in_pool(1, &shares), &told);
+        self.sync
+            .publish(store, &totals, &in_pool(1, &shares), &told);
     }
 }
 
 struct World {
-    board: Map,
+    store: Map,
     vms: Vec<RefCell<Vm>>,
     owners: u64,
     decisions: u32,
@@ -98,7 +98,7 @@ impl World {
     fn new() -> Self {
         let vms = (0..VMS).map(|vm| RefCell::new(Vm::new(vm as u64)));
         Self {
-            board: Map::default(),
+            store: Map::default(),
             vms: vms.collect(),
             owners: VMS as u64,
             decisions: 0,
@@ -114,19 +114,19 @@ impl World {
             Step::Chatter(vm, times) => {
                 for _ in 0..times {
                     self.decide(vm);
-                    self.vms[vm].borrow_mut().publish(&self.board);
+                    self.vms[vm].borrow_mut().publish(&self.store);
                 }
             }
-            Step::Publish(vm) => self.vms[vm].borrow_mut().publish(&self.board),
+            Step::Publish(vm) => self.vms[vm].borrow_mut().publish(&self.store),
             Step::PublishLate(late, early) if late != early => {
                 let early = &self.vms[early];
-                let board = &self.board;
-                let meanwhile = Interrupted::new(board, || early.borrow_mut().publish(board));
+                let store = &self.store;
+                let meanwhile = Interrupted::new(store, || early.borrow_mut().publish(store));
                 self.vms[late].borrow_mut().publish(&meanwhile);
             }
-            Step::PublishLate(vm, _) => self.vms[vm].borrow_mut().publish(&self.board),
+            Step::PublishLate(vm, _) => self.vms[vm].borrow_mut().publish(&self.store),
             Step::Listen(vm) => self.listen(vm),
-            Step::Fail(writes) => self.board.failing.set(writes),
+            Step::Fail(writes) => self.store.failing.set(writes),
             Step::Restart(vm) => {
                 self.vms[vm] = RefCell::new(Vm::new(self.owners));
                 self.owners += 1;
@@ -151,13 +151,13 @@ impl World {
         let mut vm = self.vms[vm].borrow_mut();
         vm.tick += 1;
         let tick = vm.tick;
-        let heard = vm.desk.listen(&self.board, tick);
-        for share in heard.shares.iter().flat_map(|pool| &pool.shares) {
+        let update = vm.sync.listen(&self.store, tick);
+        for share in update.shares.iter().flat_map(|pool| &pool.shares) {
             assert_eq!(share.decodes, 1, "counted twice");
             assert_ne!(share.key.worker.0, vm.owner, "one's own was heard");
         }
-        for (_, decision) in heard.decisions {
-            let times = vm.heard.entry(decision.path[0]).or_insert(0);
+        for (_, decision) in update.decisions {
+            let times = vm.update.entry(decision.path[0]).or_insert(0);
             *times += 1;
             assert_eq!(*times, 1, "heard twice");
         }
@@ -165,14 +165,14 @@ impl World {
 
     fn round(&self, but: Option<usize>) {
         for vm in (0..VMS).filter(|vm| Some(*vm) != but) {
-            self.vms[vm].borrow_mut().publish(&self.board);
+            self.vms[vm].borrow_mut().publish(&self.store);
             self.listen(vm);
         }
     }
 
     /// After a while without failures every VM knows the bookings of all others, and none of dead ones.
     fn settle(&self) {
-        self.board.failing.set(0);
+        self.store.failing.set(0);
         for _ in 0..DEAD_TICKS + 20 {
             self.round(None);
         }
@@ -187,13 +187,13 @@ impl World {
         for vm in &self.vms {
             let mut vm = vm.borrow_mut();
             let tick = vm.tick + 1;
-            let heard = vm.desk.listen(&self.board, tick);
+            let update = vm.sync.listen(&self.store, tick);
             let others = all.iter().filter(|(owner, ..)| *owner != vm.owner);
             let shares: Vec<ThreadLoad> = others.filter_map(|(_, share, _)| *share).collect();
-            assert_eq!(sorted(heard.shares), sorted(in_pool(1, &shares)));
-            assert_eq!(heard.vms, VMS);
+            assert_eq!(sorted(update.shares), sorted(in_pool(1, &shares)));
+            assert_eq!(update.vms, VMS);
             assert_eq!(
-                heard.totals.streams,
+                update.totals.streams,
                 all.iter().map(|(_, _, streams)| streams).sum::<u64>()
             );
         }
@@ -203,16 +203,16 @@ impl World {
     fn check_everything_was_heard(&self) {
         for (nth, reader) in self.vms.iter().enumerate() {
             let reader = reader.borrow();
-            assert_eq!(reader.desk.dropped(), 0);
+            assert_eq!(reader.sync.dropped(), 0);
             let others = self.vms.iter().enumerate().filter(|(at, _)| *at != nth);
             let mut decided: Vec<u32> = others
                 .flat_map(|(_, writer)| writer.borrow().decided.clone())
                 .collect();
-            let mut heard: Vec<u32> = reader.heard.keys().copied().collect();
-            if reader.desk.lapped() == 0 {
+            let mut update: Vec<u32> = reader.update.keys().copied().collect();
+            if reader.sync.lapped() == 0 {
                 decided.sort_unstable();
-                heard.sort_unstable();
-                assert_eq!(heard, decided);
+                update.sort_unstable();
+                assert_eq!(update, decided);
             }
         }
     }

@@ -67,14 +67,14 @@ impl SharedStore for Map {
 
 /// A store on which something else happens just before the first write.
 pub struct Interrupted<'a> {
-    board: &'a Map,
+    store: &'a Map,
     by: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
 }
 
 impl<'a> Interrupted<'a> {
-    pub fn new(board: &'a Map, by: impl FnOnce() + 'a) -> Self {
+    pub fn new(store: &'a Map, by: impl FnOnce() + 'a) -> Self {
         Self {
-            board,
+            store,
             by: RefCell::new(Some(Box::new(by))),
         }
     }
@@ -82,14 +82,14 @@ impl<'a> Interrupted<'a> {
 
 impl SharedStore for Interrupted<'_> {
     fn read(&self, key: &str) -> Option<(Vec<u8>, u32)> {
-        self.board.read(key)
+        self.store.read(key)
     }
 
     fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         if let Some(happens) = self.by.take() {
             happens();
         }
-        self.board.write(key, value, version)
+        self.store.write(key, value, version)
     }
 }
 
