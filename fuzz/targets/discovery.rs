@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
     let mut router = Router::new(pool.clone(), 1, 2);
     router.advance(NOW);
     let mut source = discovery::source(&pool).expect("a source");
-    let mut belief = PolledWorkers::default();
+    let mut polled = PolledWorkers::default();
     // The same source hears one answer after the other.
     for (version, body) in choices.parts(4).into_iter().enumerate() {
         let _ = source.poll();
@@ -55,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
                 .is_none_or(|address| pool.destinations.allow(address));
             assert!(allowed, "{:?}", worker.address);
         }
-        if let Believed::Changed(workers) = belief.hear(workers) {
+        if let Believed::Changed(workers) = polled.accept(workers) {
             let fleet = Fleet::new(version as u64 + 1, workers);
             let told_to_others = Fleet::decode(&fleet.encode()).expect("what was encoded");
             assert!(told_to_others.same_workers(&fleet));

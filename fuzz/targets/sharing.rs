@@ -84,10 +84,10 @@ fuzz_target!(|data: &[u8]| {
         write_foreign(&board, tick, &mut choices);
         let heard = desk.listen(&board, tick);
         for pool in &heard.shares {
-            router.hear_shares(&pool.shares);
+            router.apply_shares(&pool.shares);
         }
         for (_, decision) in &heard.decisions {
-            router.hear_decision(decision);
+            router.apply_decision(decision);
         }
         router.advance(NOW);
     }
@@ -95,7 +95,7 @@ fuzz_target!(|data: &[u8]| {
     let read = decode_reports(rest).into_iter();
     let read = read.chain(decode_reports(&headed(b"pdr2", &[7], rest)));
     let reports: Vec<_> = read.flat_map(|(_, reports)| reports).collect();
-    router.hear_reports(&reports);
+    router.apply_reports(&reports);
     let _ = router.take_warnings();
     if let Ok(fleet) = Fleet::decode(rest) {
         router.adopt(fleet);

@@ -83,7 +83,7 @@ impl Ours {
     /// Other threads have as much booked on every worker as this one has, and are to hear what is decided here.
     pub fn share(&mut self) {
         let shares: Vec<ThreadLoad> = everywhere(&self.router).collect();
-        self.router.hear_shares(&shares);
+        self.router.apply_shares(&shares);
         self.router.keep_decisions();
     }
 

@@ -108,7 +108,7 @@ impl Threads {
 
     /// Takes over what the others have booked.
     pub fn hear(&mut self) {
-        self.router.hear_shares(black_box(&self.heard));
+        self.router.apply_shares(black_box(&self.heard));
     }
 
     /// All that a thread does in one tick.
@@ -117,7 +117,7 @@ impl Threads {
         self.publish();
         let heard = self.listen();
         for pool in &heard.shares {
-            self.router.hear_shares(&pool.shares);
+            self.router.apply_shares(&pool.shares);
         }
     }
 
@@ -126,7 +126,7 @@ impl Threads {
         self.router.advance(START);
         for _ in 0..self.heard.len() as u32 * CACHE_BLOCKS.div_ceil(DECISION_BLOCKS) {
             let decision = self.next_decision();
-            self.router.hear_decision(&decision);
+            self.router.apply_decision(&decision);
         }
     }
 
@@ -144,7 +144,7 @@ impl Threads {
 
     /// Remembers what another thread has decided.
     pub fn hear_decision(&mut self, decision: &Decision) {
-        self.router.hear_decision(decision);
+        self.router.apply_decision(decision);
     }
 
     fn key(&self, nth: usize) -> TargetKey {

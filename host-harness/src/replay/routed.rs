@@ -115,7 +115,7 @@ impl Chooser for Routed {
             block_tokens: None,
         };
         let reports: Vec<Report> = (0u64..).zip(engines).map(report).collect();
-        self.0.hear_reports(&reports);
+        self.0.apply_reports(&reports);
     }
 }
 

@@ -132,7 +132,7 @@ impl Leading {
         for warning in warnings {
             log::warn!("pool {}: {warning}", runtime.pool.name);
         }
-        if let Believed::Changed(workers) = self.polled.hear(workers) {
+        if let Believed::Changed(workers) = self.polled.accept(workers) {
             publish(runtime, workers);
         }
     }

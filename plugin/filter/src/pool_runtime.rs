@@ -184,12 +184,12 @@ impl PoolRuntime {
     }
 
     /// Applies the engine reports that the leading VM has published, if there are new ones.
-    pub fn hear_reports(&self) {
+    pub fn apply_reports(&self) {
         let Some((at, reports)) = shared::read_reports(&self.pool.name, &self.reports_seen) else {
             return;
         };
         let mut router = self.router.borrow_mut();
-        router.hear_reports_at(at, &reports);
+        router.apply_reports_at(at, &reports);
         for warning in router.take_warnings() {
             if self.vm.leads() {
                 log::warn!("pool {}: {warning}", self.pool.name);

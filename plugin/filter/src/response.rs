@@ -37,7 +37,7 @@ pub struct Reading {
     /// Whether the response's end has been seen.
     has_ended: bool,
     /// Whether the client has been sent the error event of a pending reset.
-    told_of_doom: bool,
+    has_told_reset: bool,
 }
 
 impl Reading {
@@ -338,11 +338,11 @@ impl Reading {
         else {
             return Action::Pause;
         };
-        let may_tell = stream.form.get() == Form::Events && !self.told_of_doom && !end;
+        let may_tell = stream.form.get() == Form::Events && !self.has_told_reset && !end;
         // The piece passed last may have ended in the middle of a line.
         let event = format!("\n\ndata: {}\n\n", refusal.to_json());
         if may_tell && host::set_buffer(Buffer::Response, event.as_bytes()).is_ok() {
-            self.told_of_doom = true;
+            self.has_told_reset = true;
             return Action::Continue;
         }
         let reason = refusal.code();

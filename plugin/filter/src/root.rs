@@ -102,7 +102,7 @@ impl BackgroundTasks {
         }
         if let Some(scraper) = &mut self.scraper {
             scraper.tick(runtime);
-            runtime.hear_reports();
+            runtime.apply_reports();
         }
         if let Some(asker) = &mut self.asker {
             asker.tick(runtime);

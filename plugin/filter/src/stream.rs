@@ -98,7 +98,7 @@ pub struct Stream {
     id: u32,
     ids: Ids,
     /// Whether the client sent the body's length: then the new length must be sent too.
-    told_length: bool,
+    declared_length: bool,
     /// The request's headers as they came, kept as long as a call may be made: the proxy no longer shows them after forwarding.
     headers: RefCell<Rc<[Header]>>,
     /// Whether the request has trailers.
@@ -166,7 +166,7 @@ impl Stream {
         Self {
             id,
             ids,
-            told_length: headers.iter().any(is_length),
+            declared_length: headers.iter().any(is_length),
             headers: RefCell::new(headers),
             trailers: Cell::new(false),
             stage: Cell::new(Stage::Forwarded),
@@ -379,7 +379,7 @@ impl Stream {
         host::set_buffer(Buffer::Request, body)?;
         // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with trailers
         // has no length, unless the client sent one.
-        if self.told_length || !self.trailers.get() {
+        if self.declared_length || !self.trailers.get() {
             let length = body.len().to_string();
             host::set_header(Map::Request, "content-length", length.as_bytes())?;
         }

@@ -87,7 +87,7 @@ impl ThreadSyncDriver {
             .sync
             .get_or_insert_with(|| ThreadSync::new(shared::unique_number()));
         sync.publish(&SharedData, &own, &shares, &decisions);
-        self.hear(runtimes, now)
+        self.listen(runtimes, now)
     }
 
     /// Whether the other VMs were read too long ago for a choice made `now`: an idle VM reads seldom.
@@ -97,14 +97,14 @@ impl ThreadSyncDriver {
     }
 
     /// Reads the other VMs, and applies their loads and decisions.
-    pub fn hear(&mut self, runtimes: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
+    pub fn listen(&mut self, runtimes: &[Rc<PoolRuntime>], now: Duration) -> Option<ThreadUpdate> {
         let sync = self.sync.as_mut()?;
         let update = sync.listen(&SharedData, self.ticked_ms / STORE_TICK_MS);
         for runtime in runtimes {
             let key = pool_number(&runtime.pool.name);
             let others = update.shares.iter().find(|pool| pool.pool == key);
             let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
-            runtime.router.borrow_mut().hear_shares(shares);
+            runtime.router.borrow_mut().apply_shares(shares);
             // The leading VM serves no requests, as a rule: prefix decisions are of no use there.
             if runtime.vm.serves() || !runtime.vm.leads() {
                 learn(runtime, key, &update);
@@ -123,7 +123,7 @@ impl ThreadSyncDriver {
 fn learn(runtime: &PoolRuntime, key: u64, update: &ThreadUpdate) {
     let mut router = runtime.router.borrow_mut();
     for (_, decision) in update.decisions.iter().filter(|(pool, _)| *pool == key) {
-        router.hear_decision(decision);
+        router.apply_decision(decision);
     }
 }
 

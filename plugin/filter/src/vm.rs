@@ -234,7 +234,7 @@ impl Vm {
     pub fn refresh(&self, rules: &Sharing, now: Duration) {
         let mut thread_sync = self.thread_sync.borrow_mut();
         if thread_sync.is_out_of_date(rules, now) {
-            thread_sync.hear(&self.acting(), now);
+            thread_sync.listen(&self.acting(), now);
         }
     }
 

@@ -29,7 +29,7 @@ impl PolledWorkers {
 
     /// Takes in a readable answer. After a fleet with workers an empty list counts only when repeated: a source that has
     /// just restarted has no workers before they have registered again.
-    pub fn hear(&mut self, answer: Vec<Worker>) -> Believed {
+    pub fn accept(&mut self, answer: Vec<Worker>) -> Believed {
         self.empty_answers = match answer.is_empty() {
             true => self.empty_answers.saturating_add(1),
             false => 0,
@@ -80,15 +80,18 @@ mod tests {
     fn emptiness_is_believed_the_second_time() {
         let mut polled = PolledWorkers::default();
         assert_eq!(
-            polled.hear(workers(&[1, 2])),
+            polled.accept(workers(&[1, 2])),
             Believed::Changed(workers(&[1, 2]))
         );
-        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(polled.hear(workers(&[1, 2])), Believed::Unchanged);
-        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(polled.hear(workers(&[])), Believed::Changed(workers(&[])));
-        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(polled.hear(workers(&[3])), Believed::Changed(workers(&[3])));
+        assert_eq!(polled.accept(workers(&[])), Believed::Unchanged);
+        assert_eq!(polled.accept(workers(&[1, 2])), Believed::Unchanged);
+        assert_eq!(polled.accept(workers(&[])), Believed::Unchanged);
+        assert_eq!(polled.accept(workers(&[])), Believed::Changed(workers(&[])));
+        assert_eq!(polled.accept(workers(&[])), Believed::Unchanged);
+        assert_eq!(
+            polled.accept(workers(&[3])),
+            Believed::Changed(workers(&[3]))
+        );
     }
 
     #[test]
@@ -96,7 +99,10 @@ mod tests {
         let mut polled = PolledWorkers::starting_from(workers(&[1]));
         assert_eq!(polled.expire(), Believed::Changed(workers(&[])));
         assert_eq!(polled.expire(), Believed::Unchanged);
-        assert_eq!(polled.hear(workers(&[])), Believed::Unchanged);
-        assert_eq!(polled.hear(workers(&[1])), Believed::Changed(workers(&[1])));
+        assert_eq!(polled.accept(workers(&[])), Believed::Unchanged);
+        assert_eq!(
+            polled.accept(workers(&[1])),
+            Believed::Changed(workers(&[1]))
+        );
     }
 }

@@ -313,11 +313,11 @@ impl LoadTable {
     }
 
     /// Adds bookings of other VMs on a slot to those received already.
-    pub(super) fn hear(&self, slot: usize, share: &ThreadLoad) {
+    pub(super) fn add_shared(&self, slot: usize, share: &ThreadLoad) {
         self.change_elsewhere(slot, |elsewhere| elsewhere.add(share));
     }
 
-    pub(super) fn hear_nothing(&self, slot: usize) {
+    pub(super) fn clear_shared(&self, slot: usize) {
         self.change_elsewhere(slot, |elsewhere| elsewhere.shared = None);
     }
 

@@ -110,13 +110,13 @@ impl Ledger {
     }
 
     /// Replaces the bookings of other VMs. Ranks unknown here are skipped.
-    pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
+    pub fn apply_shares(&mut self, others: &[ThreadLoad]) {
         for slot in self.shared_slots.drain(..) {
-            self.table.hear_nothing(slot);
+            self.table.clear_shared(slot);
         }
         for share in others {
             if let Some(slot) = self.slots.get(&share.key) {
-                self.table.hear(*slot, share);
+                self.table.add_shared(*slot, share);
                 self.shared_slots.push(*slot);
             }
         }

@@ -141,11 +141,11 @@ impl Router {
     /// the worker is sent no request.
     pub(super) fn unbind(&mut self, id: WorkerId) {
         let worker = self.fleet.get(id);
-        let is_told = worker.is_some_and(|worker| match self.pool.protocol {
+        let is_reported = worker.is_some_and(|worker| match self.pool.protocol {
             Protocol::Mooncake => true,
             _ => self.bootstrap_of(worker).is_none(),
         });
-        if is_told && self.bindings.remove(&id).is_some() {
+        if is_reported && self.bindings.remove(&id).is_some() {
             self.recompute();
         }
     }

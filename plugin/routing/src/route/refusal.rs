@@ -431,7 +431,7 @@ impl Refusal {
     }
 
     /// The value of `error.code`.
-    fn told_code(&self) -> Value {
+    fn json_code(&self) -> Value {
         match self.is_engines() {
             true => self.status().into(),
             false => self.code().into(),
@@ -448,7 +448,7 @@ impl Refusal {
             _ => None,
         };
         let message = excerpt(self, MESSAGE);
-        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.told_code()}}).to_string()
+        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.json_code()}}).to_string()
     }
 }
 

@@ -158,18 +158,18 @@ impl Router {
 
     /// Takes reports of engines, timed by this router's clock. Only a report that is newer than the last one of its worker
     /// counts.
-    pub fn hear_reports(&mut self, reports: &[Report]) {
-        self.hear_each(reports, |report| report.at);
+    pub fn apply_reports(&mut self, reports: &[Report]) {
+        self.apply_each(reports, |report| report.at);
     }
 
     /// The same, from another VM whose clock shows `at` now. The clocks need not agree.
-    pub fn hear_reports_at(&mut self, at: Duration, reports: &[Report]) {
+    pub fn apply_reports_at(&mut self, at: Duration, reports: &[Report]) {
         let now = self.ledger.now();
         let ago = |report: &Report| at.saturating_sub(report.at);
-        self.hear_each(reports, |report| now.saturating_sub(ago(report)));
+        self.apply_each(reports, |report| now.saturating_sub(ago(report)));
     }
 
-    fn hear_each(&mut self, reports: &[Report], asked_at: impl Fn(&Report) -> Duration) {
+    fn apply_each(&mut self, reports: &[Report], asked_at: impl Fn(&Report) -> Duration) {
         let mean_prompt = match self.ledger.mean_prompt_tokens() {
             mean if mean > 0.0 => mean,
             _ => UNSEEN_PROMPT_TOKENS,
@@ -193,7 +193,7 @@ impl Router {
             let report = report.after(last);
             let before = last.map(|last| (last.kv_blocks, last.block_tokens));
             has_capacity_changed |= before != Some((report.kv_blocks, report.block_tokens));
-            self.hear_report(&worker, report, asked_at(&report), mean_prompt);
+            self.apply_report(&worker, report, asked_at(&report), mean_prompt);
         }
         if has_capacity_changed {
             self.models_workers.clear();
@@ -212,7 +212,13 @@ impl Router {
         std::mem::take(&mut self.reports.warnings)
     }
 
-    fn hear_report(&mut self, worker: &Rc<Worker>, report: Report, at: Duration, mean_prompt: f64) {
+    fn apply_report(
+        &mut self,
+        worker: &Rc<Worker>,
+        report: Report,
+        at: Duration,
+        mean_prompt: f64,
+    ) {
         self.reports.warn(worker, &report, self.pool.block_tokens);
         let earlier = self.reports.of.get(&worker.id).map(|latest| latest.beyond);
         let beyond = self.beyond(worker, &report, at, mean_prompt);

@@ -127,12 +127,12 @@ pub(super) struct SelectionContext<'a> {
 impl Router {
     /// Starts to collect an explanation, if wanted.
     pub(super) fn explain(&mut self, wanted: Explain) {
-        let is_heard = match wanted {
+        let is_collected = match wanted {
             Explain::No => false,
             Explain::ForLog => true,
             Explain::ForCaller => self.pool.trust_clients,
         };
-        self.explained = is_heard.then(Vec::new);
+        self.explained = is_collected.then(Vec::new);
     }
 
     /// The explanation of the last plan's choices, as JSON; none if not wanted, or if no worker was chosen.

@@ -68,8 +68,8 @@ impl Router {
 
     /// Replaces the bookings of all other VMs: choices, thresholds and back-pressure add them to this VM's own. Ranks
     /// unknown here are skipped.
-    pub fn hear_shares(&mut self, others: &[ThreadLoad]) {
-        self.ledger.hear_shares(others);
+    pub fn apply_shares(&mut self, others: &[ThreadLoad]) {
+        self.ledger.apply_shares(others);
     }
 
     /// Bookings of other VMs on a worker, over all its ranks, as last received.
@@ -94,7 +94,7 @@ impl Router {
     }
 
     /// Records a decision of another VM in the prefix index, without sharing it again. A rank unknown here is skipped.
-    pub fn hear_decision(&mut self, decision: &Decision) {
+    pub fn apply_decision(&mut self, decision: &Decision) {
         if let Some(opened) = self.opened.get(&decision.key) {
             let now = self.ledger.now();
             self.prefixes.learn_path(opened.slot, &decision.path, now);

@@ -192,9 +192,9 @@ mod costs {
         };
         // The second candidate has one prompt more booked.
         for (decay, credit) in [(0.0, 62.0), (1.0, 31.0), (3.0, 15.5)] {
-            let told = terms(&decaying(decay), &both);
-            assert_eq!(told.credit_blocks, credit);
-            assert_eq!(told.cost, 72.5 + 62.5 - credit);
+            let decayed = terms(&decaying(decay), &both);
+            assert_eq!(decayed.credit_blocks, credit);
+            assert_eq!(decayed.cost, 72.5 + 62.5 - credit);
         }
         let untracked = Task {
             tracking: Tracking::DecodeOnly,

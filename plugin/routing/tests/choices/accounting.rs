@@ -350,7 +350,7 @@ fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
     phase.answered(GOOD, Client::Waits, &mut router);
     assignment.generated(32);
     // The 102 blocks in use of 200 are the booked ones: no other sender holds any.
-    router.hear_reports(&[Report {
+    router.apply_reports(&[Report {
         worker: WorkerId(101),
         at: at(1_000),
         started: None,

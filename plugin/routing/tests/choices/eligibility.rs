@@ -148,13 +148,13 @@ fn a_body_that_cannot_be_read_stays_within_the_subset() {
     let subset = Subset::parse("10.0.0.2:202");
     for seed in 0..20 {
         let mut router = router(&wholes(4), json!({}), seed);
-        let told = PlanInput {
+        let input = PlanInput {
             now: at(1_000),
             subset: Some(&subset),
             ..PlanInput::default()
         };
         let Ok(Plan::Forward(dispatch, assignment)) =
-            router.plan(Generation::Chat, b"\x1f\x8b", told)
+            router.plan(Generation::Chat, b"\x1f\x8b", input)
         else {
             panic!("not forwarded");
         };

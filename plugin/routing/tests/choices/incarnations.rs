@@ -32,7 +32,7 @@ fn well_known() -> Router {
     }
     let slow = slowness(&mut router, 2);
     assert!(slow > 1.3, "{slow}");
-    router.hear_reports(&[report(2, 290_000)]);
+    router.apply_reports(&[report(2, 290_000)]);
     for id in [2, 1, 2, 2] {
         let (phase, assignment) = wish(90 + id, 100)
             .prefilled_by(id)
@@ -63,12 +63,12 @@ fn report(worker: u64, ms: u64) -> Report {
 /// A prefill worker's slowness: its time relative to all workers together.
 fn slowness(router: &mut Router, id: u64) -> f64 {
     let body = wish(77, 640).body();
-    let told = routing::route::PlanInput {
+    let input = routing::route::PlanInput {
         now: at(295_000),
         explain: routing::route::Explain::ForCaller,
         ..Default::default()
     };
-    let plan = router.plan(routing::request::Generation::Completions, &body, told);
+    let plan = router.plan(routing::request::Generation::Completions, &body, input);
     drop(plan.unwrap());
     let explained: Value = serde_json::from_str(&router.take_explanation().unwrap()).unwrap();
     let candidates = explained[0]["candidates"].as_array().unwrap();
@@ -133,7 +133,7 @@ fn found_c2_an_engine_that_tells_another_start_is_another() {
         running: None,
         ..report(2, 294_000)
     };
-    router.hear_reports(&[again]);
+    router.apply_reports(&[again]);
     is_a_stranger(&mut router);
 }
 
@@ -174,12 +174,12 @@ fn found_c2_one_that_tells_another_port_is_a_stranger() {
     assert!(router.on_reply(&life, port(9_001).as_bytes()));
     assert_eq!(remembered(&router, 1), 0);
     // The same where the worker's source gives the port.
-    for (told, is_kept) in [(9_001, true), (9_002, false)] {
+    for (port, is_kept) in [(9_001, true), (9_002, false)] {
         serve(&mut router);
         assert_eq!(remembered(&router, 1), held);
-        let prefill = worker_with("prefill", 1, json!({"bootstrap_port": told}));
+        let prefill = worker_with("prefill", 1, json!({"bootstrap_port": port}));
         adopt(&mut router, &[prefill, worker("decode", 101)]);
         let left = if is_kept { held } else { 0 };
-        assert_eq!(remembered(&router, 1), left, "{told}");
+        assert_eq!(remembered(&router, 1), left, "{port}");
     }
 }

@@ -85,12 +85,12 @@ fn chats_keep_their_workers_through_their_bodies() {
                 let text = |of: &str| format!("{of} {name} {turn} ").repeat(60);
                 messages.push(json!({"role": "user", "content": text("question")}));
                 let body = json!({"model": "m", "messages": messages}).to_string();
-                let told = PlanInput {
+                let input = PlanInput {
                     now: at(now),
                     ..PlanInput::default()
                 };
                 let Ok(Plan::Prefill(phase, assignment)) =
-                    router.plan(Generation::Chat, body.as_bytes(), told)
+                    router.plan(Generation::Chat, body.as_bytes(), input)
                 else {
                     panic!("no prefill");
                 };

@@ -61,8 +61,8 @@ fn it_wins_over_the_configuration() {
     let fields = json!({"selection": {"kv": {"overlap_score_credit": 0.0}}});
     let (mut router, _busy) = taught(fields);
     assert_eq!(again().prefiller(&mut router), 1);
-    let heard = again().overriding(json!({"overlap_score_credit": 1.0}));
-    assert_eq!(heard.prefiller(&mut router), 2);
+    let overridden = again().overriding(json!({"overlap_score_credit": 1.0}));
+    assert_eq!(overridden.prefiller(&mut router), 2);
 }
 
 #[test]
@@ -97,16 +97,16 @@ fn an_untrusted_caller_is_not_heard() {
 }
 
 /// The refusal of such an override.
-fn told(weights: &str) -> Refusal {
+fn refusal_of(weights: &str) -> Refusal {
     let mut router = router(&pairs(2, 1), json!({}), 1);
     let body = format!(
         r#"{{"model":"m","prompt":[1,2,3],"nvext":{{"router_config_override":{weights}}}}}"#
     );
-    let told = routing::route::PlanInput::default();
+    let input = routing::route::PlanInput::default();
     let plan = router.plan(
         routing::request::Generation::Completions,
         body.as_bytes(),
-        told,
+        input,
     );
     assert!(router.total_load().is_idle());
     match plan {
@@ -123,7 +123,7 @@ fn numbers_that_cannot_be_meant_are_refused_by_name() {
         r#"{"router_temperature":-1e300}"#,
         r#"{"overlap_score_weight":-1}"#,
     ] {
-        let refused = told(weights);
+        let refused = refusal_of(weights);
         assert_eq!((refused.status(), refused.code()), (400, "invalid_field"));
         assert!(
             refused.to_string().contains("router_config_override"),
@@ -143,7 +143,7 @@ fn what_cannot_be_read_is_refused_by_name_too() {
         r#""text""#,
         "7",
     ] {
-        let refused = told(weights);
+        let refused = refusal_of(weights);
         assert_eq!(
             (refused.status(), refused.code()),
             (400, "invalid_field"),
@@ -162,7 +162,7 @@ fn no_number_is_no_json() {
         r#"{"router_temperature":NaN}"#,
         r#"{"router_temperature":Infinity}"#,
     ] {
-        assert_eq!(told(weights).status(), 400);
+        assert_eq!(refusal_of(weights).status(), 400);
     }
 }
 

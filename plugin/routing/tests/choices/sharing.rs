@@ -64,12 +64,12 @@ impl Vm {
 
     fn hear(&mut self, store: &Map) {
         self.tick += 1;
-        let heard = self.sync.listen(store, self.tick);
-        let shares = heard.shares.iter().find(|pool| pool.pool == 1);
+        let update = self.sync.listen(store, self.tick);
+        let shares = update.shares.iter().find(|pool| pool.pool == 1);
         let shares = shares.map(|pool| pool.shares.as_slice());
-        self.router.hear_shares(shares.unwrap_or_default());
-        for (_, decision) in &heard.decisions {
-            self.router.hear_decision(decision);
+        self.router.apply_shares(shares.unwrap_or_default());
+        for (_, decision) in &update.decisions {
+            self.router.apply_decision(decision);
         }
     }
 }
@@ -157,9 +157,10 @@ fn stuck(sharing: Sharing) -> usize {
     };
     let count = (0..8).filter(same).count();
     // Decisions read from another VM are not published again: A would read its own.
-    let told = two.b.router.take_decisions();
+    let decisions = two.b.router.take_decisions();
     assert!(
-        told.iter()
+        decisions
+            .iter()
             .all(|it| it.path.len() > RunLength::Graded.names(4096 / 16))
     );
     count
@@ -260,9 +261,12 @@ fn only_decisions_that_were_new_to_the_worker_are_kept_and_only_if_asked_for() {
     wish(1, 160).served(&mut router);
     assert!(router.take_decisions().is_empty());
     wish(1, 192).served(&mut router);
-    let told = router.take_decisions();
-    assert_eq!(told.len(), 1);
-    assert_eq!((told[0].key.worker.0, told[0].path.len()), (1, 12));
+    let decisions = router.take_decisions();
+    assert_eq!(decisions.len(), 1);
+    assert_eq!(
+        (decisions[0].key.worker.0, decisions[0].path.len()),
+        (1, 12)
+    );
     assert!(router.take_decisions().is_empty());
     for nth in 0..5000 {
         wish(nth + 10, 16).served(&mut router);

@@ -215,13 +215,13 @@ impl Wish {
     }
 
     fn plan_body(&self, router: &mut Router, body: &[u8]) -> Result<Plan, Refusal> {
-        let told = PlanInput {
+        let input = PlanInput {
             now: self.now,
             session: self.session.as_deref(),
             subset: self.subset.as_ref(),
             ..PlanInput::default()
         };
-        router.plan(Generation::Completions, body, told)
+        router.plan(Generation::Completions, body, input)
     }
 
     pub fn refused(&self, router: &mut Router) -> Refusal {

@@ -20,11 +20,11 @@ fn router(protocol: &str) -> Router {
 }
 
 fn plan(protocol: &str, generation: Generation, body: &[u8]) -> Result<Plan, Refusal> {
-    let told = PlanInput {
+    let input = PlanInput {
         now: Duration::from_secs(1),
         ..PlanInput::default()
     };
-    router(protocol).plan(generation, body, told)
+    router(protocol).plan(generation, body, input)
 }
 
 /// A body with a list of `count` elements between `before` and `after`.

@@ -115,8 +115,8 @@ fn the_queue_is_bounded_in_number_and_in_time() {
     // The requests came at second 1.
     assert!(router.late(Duration::from_millis(1499)).is_empty());
     let late = router.late(Duration::from_millis(1500));
-    let told = Refusal::QueueDeadline { deadline_ms: 500 };
-    assert_eq!(late, [(queued.waiter, told)]);
+    let refusal = Refusal::QueueDeadline { deadline_ms: 500 };
+    assert_eq!(late, [(queued.waiter, refusal)]);
     assert_eq!(router.waiting(), 0);
 }
 
@@ -159,11 +159,11 @@ fn found_b2_a_request_that_waits_is_read_once_however_often_it_is_tried() {
         assert_eq!(before, body(&json!({})).len() as u64);
 
         let long = long_body(&json!({}));
-        let told = PlanInput {
+        let input = PlanInput {
             now: Duration::from_secs(1),
             ..PlanInput::default()
         };
-        let plan = router.plan(Generation::Chat, &long, told);
+        let plan = router.plan(Generation::Chat, &long, input);
         let mut queued = waits_with(plan, long.clone());
         for event in 0..100 {
             assert!(again(&mut router, &mut queued, 1000 + event).is_none());
@@ -195,12 +195,12 @@ fn found_b2_what_waits_is_sent_as_it_would_have_been_at_once() {
         let admission = json!({"prefill": {"tokens": 0}, "queue": {}});
         let mut router = router(protocol, &workers, json!({"admission": admission}));
         let long = long_body(&json!({"hints": {}}));
-        let told = PlanInput {
+        let input = PlanInput {
             now: Duration::from_secs(1),
             ..PlanInput::default()
         };
-        let (first, assignment) = prefill(router.plan(Generation::Chat, &long, told));
-        let plan = router.plan(Generation::Chat, &long, told);
+        let (first, assignment) = prefill(router.plan(Generation::Chat, &long, input));
+        let plan = router.plan(Generation::Chat, &long, input);
         let mut queued = waits_with(plan, long.clone());
         let expected = bare(&first.body(&long));
         drop((first, assignment));

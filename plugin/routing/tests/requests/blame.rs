@@ -38,11 +38,11 @@ impl World {
     /// Runs one request to its end and returns whether it was answered.
     fn serves(&mut self, router: &mut Router, body: &Value, now: Duration) -> bool {
         let body = body.to_string().into_bytes();
-        let told = PlanInput {
+        let input = PlanInput {
             now,
             ..PlanInput::default()
         };
-        let mut plan = router.plan(Generation::Chat, &body, told).ok();
+        let mut plan = router.plan(Generation::Chat, &body, input).ok();
         while let Some(next) = plan {
             let (mut assignment, came) = self.run(router, next);
             let Some(came) = came else {

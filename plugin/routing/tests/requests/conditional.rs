@@ -27,11 +27,11 @@ fn pool(conditional: Value, fields: Value) -> Router {
 /// Plans a prompt of this many words, each longer than a token.
 fn ask(router: &mut Router, words: usize, nvext: Value) -> Result<Plan, Refusal> {
     let body = json!({"model": "m", "prompt": TURN.repeat(words), "nvext": nvext}).to_string();
-    let told = PlanInput {
+    let input = PlanInput {
         now: Duration::from_secs(1),
         ..PlanInput::default()
     };
-    router.plan(Generation::Completions, body.as_bytes(), told)
+    router.plan(Generation::Completions, body.as_bytes(), input)
 }
 
 #[test]

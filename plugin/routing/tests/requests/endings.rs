@@ -20,12 +20,12 @@ fn whole(body: &str) -> PrefillAnswer<'_> {
 }
 
 fn start(router: &mut Router, body: &Value) -> (PrefillPhase, Assignment) {
-    let told = PlanInput {
+    let input = PlanInput {
         headers: &[],
         now: std::time::Duration::from_secs(1),
         ..PlanInput::default()
     };
-    prefill(router.plan(Generation::Chat, body.to_string().as_bytes(), told))
+    prefill(router.plan(Generation::Chat, body.to_string().as_bytes(), input))
 }
 
 #[test]
@@ -112,12 +112,12 @@ fn found_l2_one_token_is_no_whole_answer_of_the_responses_interface() {
     let answer = r#"{"object":"response","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"No"}]}],"usage":{"input_tokens":9,"output_tokens":1}}"#;
     let mut router = router("nixl", &two_by_two(), json!({}));
     let asked = json!({"model": "m", "input": "p"}).to_string();
-    let told = PlanInput {
+    let input = PlanInput {
         headers: &[],
         now: std::time::Duration::from_secs(1),
         ..PlanInput::default()
     };
-    let (phase, _assignment) = prefill(router.plan(Generation::Responses, asked.as_bytes(), told));
+    let (phase, _assignment) = prefill(router.plan(Generation::Responses, asked.as_bytes(), input));
     let AfterPrefill::Again(phase) = phase.answered(whole(answer), Client::Waits, &mut router)
     else {
         panic!("not tried again");

@@ -106,7 +106,7 @@ fn a_prefill_answer_that_is_too_long_has_failed() {
 }
 
 /// Number of workers that a pool's source reads from an answer.
-fn heard(pool: Value, body: &[u8]) -> Result<usize, SourceError> {
+fn read(pool: Value, body: &[u8]) -> Result<usize, SourceError> {
     let config = json!({"pools": [with(json!({"name": "p"}), pool)]});
     let config = Config::parse(config.to_string().as_bytes()).unwrap();
     let mut source = discovery::source(&config.pools[0]).unwrap();
@@ -137,11 +137,11 @@ fn a_source_may_tell_so_many_workers_and_ranks() {
         json!({"workers": workers}).to_string()
     };
     assert_eq!(
-        heard(document(), listed(16_384, 4).as_bytes()).unwrap(),
+        read(document(), listed(16_384, 4).as_bytes()).unwrap(),
         16_384
     );
     for (count, size) in [(16_385, 1), (16_384, 5), (65, 1024)] {
-        let error = heard(document(), listed(count, size).as_bytes()).unwrap_err();
+        let error = read(document(), listed(count, size).as_bytes()).unwrap_err();
         assert!(error.to_string().contains("at most"), "{error}");
     }
 
@@ -153,10 +153,10 @@ fn a_source_may_tell_so_many_workers_and_ranks() {
     };
     let direct = || json!({"protocol": "direct", "frontends": ["127.0.0.1:1"], "discovery": {"dynamo": {"models": {"d": "m"}}}});
     assert_eq!(
-        heard(direct(), instances(16_384).as_bytes()).unwrap(),
+        read(direct(), instances(16_384).as_bytes()).unwrap(),
         16_384
     );
-    let error = heard(direct(), instances(16_385).as_bytes()).unwrap_err();
+    let error = read(direct(), instances(16_385).as_bytes()).unwrap_err();
     assert!(matches!(error, SourceError::TooMany), "{error}");
 
     let hosts = |count: u32| {
@@ -166,8 +166,8 @@ fn a_source_may_tell_so_many_workers_and_ranks() {
         json!({"cluster_statuses": [{"name": "d", "host_statuses": hosts}]}).to_string()
     };
     let clusters = || json!({"protocol": "nixl", "discovery": {"envoy_clusters": {"members": {"d": {"role": "decode", "dp_size": 1024}}}}});
-    assert_eq!(heard(clusters(), hosts(64).as_bytes()).unwrap(), 64);
-    let error = heard(clusters(), hosts(65).as_bytes()).unwrap_err();
+    assert_eq!(read(clusters(), hosts(64).as_bytes()).unwrap(), 64);
+    let error = read(clusters(), hosts(65).as_bytes()).unwrap_err();
     assert!(matches!(error, SourceError::TooMany), "{error}");
 }
 
@@ -175,9 +175,9 @@ fn a_source_may_tell_so_many_workers_and_ranks() {
 fn a_sources_answer_that_is_too_long_is_not_read() {
     let mut long = br#"{"workers":[]}"#.to_vec();
     long.resize(discovery::MAX_ANSWER, b' ');
-    assert_eq!(heard(document(), &long).unwrap(), 0);
+    assert_eq!(read(document(), &long).unwrap(), 0);
     long.push(b' ');
-    let error = heard(document(), &long).unwrap_err();
+    let error = read(document(), &long).unwrap_err();
     assert!(matches!(error, SourceError::TooLong), "{error}");
 }
 

@@ -98,11 +98,11 @@ fn found_c9_a_name_that_is_nobodys_any_more_is_left_out_where_the_policy_aggrega
     let mut direct = router("direct", &two_by_two(), json!({}));
     let (dispatch, assignment) = forward(ask(&mut direct, json!({"prefill_worker_id": 99})));
     let picked = assignment.prefill.as_ref().unwrap().id.to_string();
-    let told = dispatch
+    let header = dispatch
         .headers
         .iter()
         .find(|(name, _)| name.contains("prefill-instance-id"));
-    assert_eq!(told.unwrap().1, picked);
+    assert_eq!(header.unwrap().1, picked);
 }
 
 #[test]
@@ -263,13 +263,13 @@ fn a_name_without_a_rank_goes_to_the_rank_that_has_least_to_do() {
     let mut router = router("nixl", &workers, json!({}));
     let long = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(40_000)}],
         "nvext": {"prefill_worker_id": 1, "prefill_dp_rank": 0}});
-    let told = routing::route::PlanInput {
+    let input = routing::route::PlanInput {
         now: std::time::Duration::from_secs(1),
         ..Default::default()
     };
     let generation = routing::request::Generation::Chat;
     let _long = router
-        .plan(generation, long.to_string().as_bytes(), told)
+        .plan(generation, long.to_string().as_bytes(), input)
         .unwrap();
     let short = |rank: u32| json!({"prefill_worker_id": 1, "prefill_dp_rank": rank});
     let _short: Vec<_> = (0..3)

@@ -309,7 +309,7 @@ fn direct_selection_asks_for_the_header_that_is_missing() {
 #[test]
 fn a_query_is_answered_in_the_form_that_was_asked_for() {
     let mut router = router("nixl", &fleet(), json!({}));
-    let told = PlanInput {
+    let input = PlanInput {
         headers: &[],
         now: std::time::Duration::from_secs(5),
         ..PlanInput::default()
@@ -319,7 +319,7 @@ fn a_query_is_answered_in_the_form_that_was_asked_for() {
             Some(_) => Generation::Completions,
             None => Generation::Chat,
         };
-        match router.plan(generation, body.to_string().as_bytes(), told) {
+        match router.plan(generation, body.to_string().as_bytes(), input) {
             Ok(Plan::Answer(answer)) => answer,
             _ => panic!("not answered here"),
         }

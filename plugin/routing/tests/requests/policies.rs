@@ -138,7 +138,7 @@ fn fails_as_it_should(
             }
             AfterPrefill::Refused(refusal) => {
                 assert!(
-                    matches!(refusal, Refusal::PrefillFailed { tried: told, .. } if told == tried + 1),
+                    matches!(refusal, Refusal::PrefillFailed { tried: reported_tried, .. } if reported_tried == tried + 1),
                     "{refusal}"
                 );
                 break;

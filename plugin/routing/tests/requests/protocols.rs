@@ -78,8 +78,9 @@ fn a_mooncake_worker_that_took_no_connection_must_tell_anew() {
     assert!(tell(&mut router, 1, "e-1") && tell(&mut router, 2, "e-2"));
     let bound = |router: &Router| {
         let questions = router.questions();
-        let told = questions.iter().filter(|question| question.is_bound);
-        told.map(|question| question.worker.id.0)
+        let bound = questions.iter().filter(|question| question.is_bound);
+        bound
+            .map(|question| question.worker.id.0)
             .collect::<Vec<_>>()
     };
     let (phase, _assignment) = prefill(plan(&mut router, Generation::Chat, &chat()));
@@ -131,8 +132,8 @@ fn llmds_sidecar_is_told_who_prefills_and_the_body_is_let_be() {
     let mut router = router("llmd", &two_by_two(), json!({}));
     let (dispatch, assignment) = forward(plan(&mut router, Generation::Chat, &chat()));
     let prefill = assignment.prefill.as_ref().unwrap().address.unwrap();
-    let told = ("x-prefiller-host-port", prefill.to_string());
-    assert!(dispatch.headers.contains(&told), "{:?}", dispatch.headers);
+    let header = ("x-prefiller-host-port", prefill.to_string());
+    assert!(dispatch.headers.contains(&header), "{:?}", dispatch.headers);
     assert_eq!(dispatch.destinations[0].port() / 10, 1, "a decode worker");
     assert!(dispatch.edits.is_none());
     assert_eq!(router.total_load().prefills, 1);

@@ -242,9 +242,9 @@ fn found_v4_so_may_a_decode_worker_over_its_first_token() {
     let mut router = router("aggregated", &[worker("aggregated", 21)], json!({}));
     let streamed = |router: &mut Router| {
         let body = json!({"model": "m", "messages": [], "stream": true}).to_string();
-        let told = routing::route::PlanInput::default();
+        let input = routing::route::PlanInput::default();
         let kind = routing::request::Generation::Chat;
-        forward(router.plan(kind, body.as_bytes(), told))
+        forward(router.plan(kind, body.as_bytes(), input))
     };
     let (cold, mut assignment) = streamed(&mut router);
     assert!(cold.patience.first >= Some(Duration::from_secs(180)));
@@ -257,9 +257,9 @@ fn found_v4_so_may_a_decode_worker_over_its_first_token() {
 fn a_decode_deadline_is_the_first_tokens_or_the_whole_answers() {
     let deadline = |members: Value| {
         let mut router = router("nixl", &two_by_two(), warm());
-        let told = routing::route::PlanInput::default();
+        let input = routing::route::PlanInput::default();
         let body = with(json!({"model": "m", "messages": []}), members).to_string();
-        let plan = router.plan(routing::request::Generation::Chat, body.as_bytes(), told);
+        let plan = router.plan(routing::request::Generation::Chat, body.as_bytes(), input);
         let (phase, _assignment) = prefill(plan);
         match phase.answered(GOOD, Client::Waits, &mut router) {
             AfterPrefill::Decode { dispatch, .. } => dispatch.patience,
@@ -281,9 +281,9 @@ fn a_prefills_deadline_grows_with_what_is_booked_before_it() {
     let mut router = router("nixl", &workers, warm());
     let (first, _one) = prefill(ask(&mut router, json!({})));
     let long = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(40_000)}]});
-    let told = routing::route::PlanInput::default();
+    let input = routing::route::PlanInput::default();
     let kind = routing::request::Generation::Chat;
-    let (second, _two) = prefill(router.plan(kind, long.to_string().as_bytes(), told));
+    let (second, _two) = prefill(router.plan(kind, long.to_string().as_bytes(), input));
     let (third, _three) = prefill(ask(&mut router, json!({})));
     assert!(first.timeout() < second.timeout());
     assert!(second.timeout() < third.timeout());
@@ -347,12 +347,12 @@ fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
     ] {
         let fields = json!({"handoff": {"lease_ms": lease_ms}});
         let mut router = router("nixl", &two_by_two(), fields);
-        let told = routing::route::PlanInput {
+        let input = routing::route::PlanInput {
             now: start,
             ..routing::route::PlanInput::default()
         };
         let client = body(&json!({}));
-        let plan = router.plan(routing::request::Generation::Chat, &client, told);
+        let plan = router.plan(routing::request::Generation::Chat, &client, input);
         let (phase, mut assignment) = prefill(plan);
         let AfterPrefill::Decode { target, staged, .. } =
             phase.answered(answer, Client::Waits, &mut router)
@@ -386,13 +386,13 @@ fn found_v3_a_hand_off_that_comes_too_late_is_none() {
         body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4]],"remote_blocks_expiry_time":1600000000}}"#,
     };
     let mut router = router("nixl", &two_by_two(), json!({}));
-    let told = routing::route::PlanInput {
+    let input = routing::route::PlanInput {
         now: Duration::from_secs(1_700_000_000),
         ..routing::route::PlanInput::default()
     };
     let client = body(&json!({}));
     let (phase, _assignment) =
-        prefill(router.plan(routing::request::Generation::Chat, &client, told));
+        prefill(router.plan(routing::request::Generation::Chat, &client, input));
     let after = phase.answered(late, Client::Waits, &mut router);
     assert_eq!(word(&after), "again");
 }

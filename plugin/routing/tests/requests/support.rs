@@ -96,12 +96,12 @@ pub fn ask_with(
         .iter()
         .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
         .collect();
-    let told = PlanInput {
+    let input = PlanInput {
         headers: &headers,
         now: std::time::Duration::from_secs(1),
         ..PlanInput::default()
     };
-    router.plan(Generation::Chat, &body(&nvext), told)
+    router.plan(Generation::Chat, &body(&nvext), input)
 }
 
 pub fn prefill(plan: Result<Plan, Refusal>) -> (PrefillPhase, Assignment) {

@@ -165,8 +165,8 @@ fn found_w4_a_sidecar_is_spared_what_its_engines_cannot_hand_over() {
         Generation::Completions,
         &body,
     ));
-    let told: Vec<&str> = dispatch.headers.iter().map(|(name, _)| *name).collect();
-    assert!(!told.contains(&"x-prefiller-host-port"), "{told:?}");
+    let headers: Vec<&str> = dispatch.headers.iter().map(|(name, _)| *name).collect();
+    assert!(!headers.contains(&"x-prefiller-host-port"), "{headers:?}");
     let refusal = refusal(plan(&mut strict("llmd"), Generation::Completions, &body));
     assert_eq!(refusal.status(), 400);
 }
@@ -316,8 +316,8 @@ fn found_v1_what_is_surely_too_long_is_refused_before_prefill() {
                 continue;
             }
             let refusal = refusal(outcome);
-            let told = (refusal.status(), refusal.code());
-            assert_eq!(told, (400, "context_length_exceeded"), "{body}");
+            let found = (refusal.status(), refusal.code());
+            assert_eq!(found, (400, "context_length_exceeded"), "{body}");
             assert!(refusal.to_string().contains("100 tokens"), "{refusal}");
             assert_eq!(router.total_load(), routing::load::Load::default());
         }
@@ -339,9 +339,9 @@ fn found_v1_what_is_not_known_or_is_cut_by_the_engine_is_let_through() {
     prefill(ask(of_length("trtllm", json!({}))));
     prefill(ask(strict("nixl")));
     // The pool's limit counts for workers without one.
-    let told = json!({"max_model_len": 1_000});
+    let fields = json!({"max_model_len": 1_000});
     assert_eq!(
-        refusal(ask(bound(router("nixl", &two_by_two(), told)))).status(),
+        refusal(ask(bound(router("nixl", &two_by_two(), fields)))).status(),
         400
     );
     let one = [
@@ -391,12 +391,12 @@ fn found_w11_adapters_are_among_the_models_while_theirs_is_served() {
     let mut router = router("nixl", &workers, rewrites);
     let list = models(&router);
     let list = list.as_array().unwrap();
-    let told: Vec<_> = list
+    let ids: Vec<_> = list
         .iter()
         .map(|model| ["id", "root", "parent"].map(|name| model[name].as_str()))
         .collect();
     assert_eq!(
-        told,
+        ids,
         [
             [Some("a"), Some("a"), Some("m")],
             [Some("b"), Some("b"), Some("m")],
@@ -439,8 +439,11 @@ fn found_v5_one_model_is_told_of_as_in_the_list() {
     let mut router = router("aggregated", &workers, json!({}));
     let listed = json!(router.models().unwrap());
     for name in ["a", "b", "l"] {
-        let told = json!(router.named(name).unwrap().unwrap());
-        assert!(listed["data"].as_array().unwrap().contains(&told), "{told}");
+        let model = json!(router.named(name).unwrap().unwrap());
+        assert!(
+            listed["data"].as_array().unwrap().contains(&model),
+            "{model}"
+        );
     }
     let unknown = router.named("c").unwrap().unwrap_err();
     assert_eq!(unknown.status(), 404);

@@ -45,10 +45,10 @@ fn check_unbound(subject: &dyn Subject, world: &World, setup: &Setup) -> Result<
     });
     let mut right: Vec<u64> = unbound.map(|(_, life, _)| life.id).collect();
     right.sort_unstable();
-    let told = subject.unbound();
-    match told == right {
+    let unbound = subject.unbound();
+    match unbound == right {
         true => Ok(()),
-        false => Err(format!("to be bound: {told:?}, not {right:?}")),
+        false => Err(format!("to be bound: {unbound:?}, not {right:?}")),
     }
 }
 
@@ -110,10 +110,10 @@ fn check_pinned(subject: &mut dyn Subject, world: &World, setup: &Setup) -> Resu
             .filter(move |(at, _, _)| world.role(*at) == role);
         here.map(|(_, life, bound)| (life, bound))
     };
-    let nobody = std::iter::once(None);
-    let prefills: Vec<_> = nobody.chain(here(Role::Prefill).map(Some)).collect();
-    let nobody = std::iter::once(None);
-    let decodes: Vec<_> = nobody.chain(here(Role::Decode).map(Some)).collect();
+    let none = std::iter::once(None);
+    let prefills: Vec<_> = none.chain(here(Role::Prefill).map(Some)).collect();
+    let none = std::iter::once(None);
+    let decodes: Vec<_> = none.chain(here(Role::Decode).map(Some)).collect();
     for prefill in &prefills {
         for decode in &decodes {
             let Some((first, _)) = prefill.or(*decode) else {

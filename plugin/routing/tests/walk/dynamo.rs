@@ -117,7 +117,7 @@ fn dynamos_tables_are_answered_as_dynamo_does_with_both_bugs_healed() {
             for event in before.iter().chain([event]) {
                 let news = world.apply(*event);
                 remember(&mut world, &setup);
-                subject.told(news, &world);
+                subject.on_news(news, &world);
             }
             let line = format!("{before:?}, {event:?}");
             assert_eq!(subject.state(0), Some(*state), "{line}");
@@ -161,7 +161,7 @@ fn all_orders_of_start_converge() {
         for event in order.map(joins).into_iter().chain([Bound(P), Bound(P2)]) {
             let news = world.apply(event);
             remember(&mut world, &setup);
-            subject.told(news, &world);
+            subject.on_news(news, &world);
         }
         assert_eq!(subject.state(0), Some("active"), "{order:?}");
     }

@@ -136,7 +136,7 @@ struct Old {
     listed: BTreeMap<u64, ListedWorker>,
     registry: Registry,
     /// Workers that have reported, by the fields that end with their life.
-    told: BTreeSet<(u64, String, &'static str)>,
+    bound: BTreeSet<(u64, String, &'static str)>,
     version: u64,
 }
 
@@ -153,7 +153,7 @@ impl Old {
             router: Router::new(pool, 42, 7),
             listed: BTreeMap::new(),
             registry: Registry::default(),
-            told: BTreeSet::new(),
+            bound: BTreeSet::new(),
             version: 0,
         }
     }
@@ -187,14 +187,14 @@ impl Old {
         let workers = self.workers();
         self.router.adopt(Fleet::new(self.version, workers));
         let lives: BTreeSet<_> = self.router.fleet().workers().map(|w| life(w)).collect();
-        self.told.retain(|told| lives.contains(told));
+        self.bound.retain(|bound| lives.contains(bound));
     }
 
     fn tells(&mut self, id: u64) {
         let worker = self.router.fleet().get(WorkerId(id)).cloned();
         if let Some(worker) = worker.filter(|worker| worker.role == Role::Prefill) {
             self.router.on_reply(&worker.incarnation(), INFO);
-            self.told.insert(life(&worker));
+            self.bound.insert(life(&worker));
         }
     }
 
@@ -202,7 +202,7 @@ impl Old {
     fn fresh(&self, pool: Pool) -> Router {
         let mut router = Router::new(pool, 43, 8);
         router.adopt(Fleet::new(1, self.workers()));
-        for (id, ..) in &self.told {
+        for (id, ..) in &self.bound {
             let worker = router.fleet().get(WorkerId(*id)).expect("it is there");
             let worker = worker.incarnation();
             router.on_reply(&worker, INFO);
@@ -242,11 +242,11 @@ enum Answer {
 
 fn answer(router: &mut Router, model: &str, nvext: &Value) -> Answer {
     let body = json!({"model": model, "messages": [], "nvext": nvext}).to_string();
-    let told = PlanInput {
+    let input = PlanInput {
         now: Duration::from_secs(1),
         ..PlanInput::default()
     };
-    match router.plan(Generation::Chat, body.as_bytes(), told) {
+    match router.plan(Generation::Chat, body.as_bytes(), input) {
         Ok(Plan::Prefill(..)) => Answer::Served("pair"),
         Ok(Plan::Forward(_, assignment)) if assignment.prefill.is_some() => Answer::Served("pair"),
         Ok(Plan::Forward(..)) => Answer::Served("whole"),

@@ -226,13 +226,13 @@ impl Historic {
             "prefill_not_activated",
             "no_decode_worker",
         ];
-        let told = order.into_iter().find(|code| answers.contains(&Err(code)));
-        refused(503, told.unwrap_or("no_worker"))
+        let code = order.into_iter().find(|code| answers.contains(&Err(code)));
+        refused(503, code.unwrap_or("no_worker"))
     }
 }
 
 impl Subject for Historic {
-    fn told(&mut self, news: News, world: &World) {
+    fn on_news(&mut self, news: News, world: &World) {
         match news {
             News::Fleet => {
                 let here: Vec<_> = world.here().collect();

@@ -154,7 +154,7 @@ impl History {
     fn happens(&mut self, event: Event) {
         let news = self.world.apply(event);
         remember(&mut self.world, &self.setup);
-        self.subject.told(news, &self.world);
+        self.subject.on_news(news, &self.world);
         if let crate::world::News::Bound(id) = news {
             self.last_binding = Some(id);
         }
@@ -175,7 +175,7 @@ impl History {
             prefill: None,
             decode: named,
         };
-        let told = PlanInput {
+        let input = PlanInput {
             headers: &[],
             now: std::time::Duration::from_secs(1),
             ..PlanInput::default()
@@ -183,7 +183,7 @@ impl History {
         let outcome = self
             .subject
             .router
-            .plan(Generation::Chat, &ask.body(), told);
+            .plan(Generation::Chat, &ask.body(), input);
         let got = match &outcome {
             Ok(plan) => planned(plan),
             Err(refusal) => refused(refusal),

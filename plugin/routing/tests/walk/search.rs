@@ -86,7 +86,7 @@ fn replay(events: &[Event], setup: &Setup, make: Make<'_>) -> (Box<dyn Subject>,
     for event in events {
         let news = world.apply(*event);
         remember(&mut world, setup);
-        subject.told(news, &world);
+        subject.on_news(news, &world);
     }
     (subject, world)
 }

@@ -33,7 +33,7 @@ pub enum Got {
 /// A router under test.
 pub trait Subject {
     /// Takes in a change of the world.
-    fn told(&mut self, news: News, world: &World);
+    fn on_news(&mut self, news: News, world: &World);
 
     fn ask(&mut self, ask: &Ask) -> Got;
 
@@ -61,7 +61,7 @@ pub struct Real {
     pub router: Router,
     setup: Setup,
     version: u64,
-    told: BTreeMap<ModelKey, State>,
+    reported: BTreeMap<ModelKey, State>,
     complaint: Option<String>,
     /// Every worker that has been there.
     lives: BTreeMap<u64, Incarnation>,
@@ -97,16 +97,16 @@ impl Real {
             router: Router::new(pool(&setup, fields), 42, 7),
             setup,
             version: 0,
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             complaint: None,
             lives: BTreeMap::new(),
         }
     }
 
     /// Checks that each change of state is reported once, and that the reports match the state.
-    fn hear_transitions(&mut self) {
+    fn record_transitions(&mut self) {
         for transition in self.router.take_transitions() {
-            let known = self.told.insert(transition.key.clone(), transition.to);
+            let known = self.reported.insert(transition.key.clone(), transition.to);
             if known != transition.from || transition.from == Some(transition.to) {
                 self.complaint = Some(format!("{transition:?} after {known:?}"));
             }
@@ -116,8 +116,8 @@ impl Real {
             .model_states()
             .map(|(key, state)| (key.clone(), state.state))
             .collect();
-        if now != self.told {
-            self.complaint = Some(format!("told {:?}, is {now:?}", self.told));
+        if now != self.reported {
+            self.complaint = Some(format!("told {:?}, is {now:?}", self.reported));
         }
     }
 
@@ -130,7 +130,7 @@ impl Real {
 }
 
 impl Subject for Real {
-    fn told(&mut self, news: News, world: &World) {
+    fn on_news(&mut self, news: News, world: &World) {
         match news {
             News::Fleet => {
                 self.version += 1;
@@ -144,29 +144,29 @@ impl Subject for Real {
             News::Bound(id) => {
                 let info = br#"{"disaggregation_bootstrap_port":8998}"#;
                 // Bootstrap information about an unknown worker must have no effect.
-                let nobody = Incarnation {
+                let unknown = Incarnation {
                     id: WorkerId(id),
                     address: None,
                     role: Role::Prefill,
                     dp_size: 1,
                 };
-                let worker = self.lives.get(&id).copied().unwrap_or(nobody);
+                let worker = self.lives.get(&id).copied().unwrap_or(unknown);
                 assert!(self.router.on_reply(&worker, info));
             }
             // No news for the router: the worker is still among those to be asked.
             News::Failed => {}
         }
-        self.hear_transitions();
+        self.record_transitions();
     }
 
     fn ask(&mut self, ask: &Ask) -> Got {
         let body = ask.body();
-        let told = PlanInput {
+        let input = PlanInput {
             headers: &[],
             now: std::time::Duration::from_secs(1),
             ..PlanInput::default()
         };
-        match self.router.plan(Generation::Chat, &body, told) {
+        match self.router.plan(Generation::Chat, &body, input) {
             Ok(plan) => planned(&plan),
             Err(refusal) => refused(&refusal),
         }

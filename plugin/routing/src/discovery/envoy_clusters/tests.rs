@@ -163,7 +163,7 @@ fn what_envoy_says_of_a_host_is_its_condition() {
 #[test]
 fn one_that_only_fails_is_not_well_until_it_works_or_is_left_alone() {
     use Condition::{Ready, Unhealthy};
-    let told = |steps: &[([u64; 4], Condition)]| {
+    let check = |steps: &[([u64; 4], Condition)]| {
         let mut source = source("");
         for (step, (counters, wanted)) in steps.iter().enumerate() {
             let seen = condition(&mut source, &json!({}), *counters);
@@ -171,18 +171,18 @@ fn one_that_only_fails_is_not_well_until_it_works_or_is_left_alone() {
         }
     };
     // Earlier failures do not count; two new ones are below the limit.
-    told(&[([90, 90, 0, 5], Ready), ([92, 92, 0, 5], Ready)]);
+    check(&[([90, 90, 0, 5], Ready), ([92, 92, 0, 5], Ready)]);
     // One failed request counts twice in Envoy, and once here.
-    told(&[([0, 0, 0, 0], Ready), ([2, 2, 2, 0], Ready)]);
+    check(&[([0, 0, 0, 0], Ready), ([2, 2, 2, 0], Ready)]);
     // The host works again.
-    told(&[
+    check(&[
         ([0; 4], Ready),
         ([3, 3, 0, 0], Unhealthy),
         ([3, 3, 0, 0], Unhealthy),
         ([3, 4, 0, 1], Ready),
     ]);
     // The host gets no requests.
-    told(&[
+    check(&[
         ([0; 4], Ready),
         ([0, 0, 3, 0], Unhealthy),
         ([0, 0, 3, 0], Unhealthy),
@@ -192,7 +192,7 @@ fn one_that_only_fails_is_not_well_until_it_works_or_is_left_alone() {
         ([0, 0, 4, 0], Ready),
     ]);
     // Failures among successes are the requests' own.
-    told(&[([0; 4], Ready), ([0, 50, 0, 1], Ready)]);
+    check(&[([0; 4], Ready), ([0, 50, 0, 1], Ready)]);
     // The counters of a host that came back start at zero.
-    told(&[([9; 4], Ready), ([0; 4], Ready), ([2, 0, 0, 0], Ready)]);
+    check(&[([9; 4], Ready), ([0; 4], Ready), ([2, 0, 0, 0], Ready)]);
 }

@@ -84,13 +84,13 @@ impl Index {
     }
 
     fn sweep_all(&mut self) {
-        let nobody = self.slots.len();
-        self.open(nobody, Some(0));
+        let unused = self.slots.len();
+        self.open(unused, Some(0));
         while !self.gone.is_empty() {
-            self.learn(nobody, &Blocks::default(), NOW);
+            self.learn(unused, &Blocks::default(), NOW);
         }
-        assert_eq!(self.held(nobody), 0);
-        self.forget(nobody);
+        assert_eq!(self.held(unused), 0);
+        self.forget(unused);
     }
 
     fn assert_empty(&self) {

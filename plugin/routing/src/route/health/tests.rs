@@ -62,7 +62,7 @@ impl Rig {
         self.router.advance(self.now);
     }
 
-    fn hear(&mut self, id: u64, outcome: Outcome) -> &mut Self {
+    fn record(&mut self, id: u64, outcome: Outcome) -> &mut Self {
         let worker = self.router.fleet().get(WorkerId(id)).cloned();
         if let Some(worker) = worker {
             self.router.record_outcome(worker.incarnation(), outcome);
@@ -70,9 +70,9 @@ impl Rig {
         self
     }
 
-    fn hear_often(&mut self, id: u64, outcomes: &[Outcome]) -> &mut Self {
+    fn record_often(&mut self, id: u64, outcomes: &[Outcome]) -> &mut Self {
         for outcome in outcomes {
-            self.hear(id, *outcome);
+            self.record(id, *outcome);
         }
         self
     }
@@ -80,8 +80,8 @@ impl Rig {
     /// The ejections since the last call: worker id, and seconds.
     fn lasts(&mut self) -> Vec<(u64, u64)> {
         let ejections = self.router.take_ejections();
-        let told = |ejection: Ejection| (ejection.worker.id.0, ejection.lasts.as_secs());
-        ejections.into_iter().map(told).collect()
+        let summary = |ejection: Ejection| (ejection.worker.id.0, ejection.lasts.as_secs());
+        ejections.into_iter().map(summary).collect()
     }
 
     fn pick(&mut self) -> (u64, u64) {
@@ -132,10 +132,12 @@ use Outcome::{Failed, Good, Overloaded, Unreachable};
 #[test]
 fn one_that_fails_three_times_in_a_row_is_ejected_while_another_one_works() {
     let mut rig = Rig::new(&ALL);
-    rig.hear(11, Failed).hear(12, Good).hear(11, Unreachable);
-    rig.hear(11, Overloaded);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record(11, Unreachable);
+    rig.record(11, Overloaded);
     assert!(!rig.router.is_ejected(WorkerId(11)));
-    rig.hear(11, Failed);
+    rig.record(11, Failed);
     assert!(rig.router.is_ejected(WorkerId(11)));
     assert_eq!(rig.router.ejected(), 1);
     assert_eq!(rig.lasts(), [(11, 5)]);
@@ -147,7 +149,8 @@ fn one_that_fails_three_times_in_a_row_is_ejected_while_another_one_works() {
 fn an_answer_in_between_ends_the_row() {
     let mut rig = Rig::new(&ALL);
     for _ in 0..10 {
-        rig.hear_often(11, &[Failed, Failed, Good]).hear(12, Good);
+        rig.record_often(11, &[Failed, Failed, Good])
+            .record(12, Good);
     }
     assert_eq!(rig.router.ejected(), 0);
 }
@@ -157,10 +160,10 @@ fn what_all_do_wrong_ejects_nobody_and_half_of_a_role_at_most_are_out() {
     let mut rig = Rig::new(&ALL);
     for _ in 0..20 {
         for id in ALL {
-            rig.hear(id, Failed);
+            rig.record(id, Failed);
         }
         // Working prefill workers say nothing about decode workers.
-        rig.hear(1, Good);
+        rig.record(1, Good);
     }
     assert_eq!(rig.here(Role::Decode).len(), 4);
     let ejected = ALL.map(|id| rig.router.is_ejected(WorkerId(id)));
@@ -173,23 +176,23 @@ fn what_all_do_wrong_ejects_nobody_and_half_of_a_role_at_most_are_out() {
 #[test]
 fn the_last_one_is_never_ejected_and_a_late_answer_of_one_that_is_out_ejects_nobody() {
     let mut rig = Rig::new(&[1, 11, 12, 13]);
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     assert!(rig.router.is_ejected(WorkerId(11)));
     for id in [12, 13] {
-        rig.hear(id, Failed);
+        rig.record(id, Failed);
     }
-    rig.hear(11, Good);
+    rig.record(11, Good);
     for id in [12, 13] {
-        rig.hear_often(id, &[Failed; 9]);
+        rig.record_often(id, &[Failed; 9]);
     }
     let ejected = [11, 12, 13].map(|id| rig.router.is_ejected(WorkerId(id)));
     assert_eq!(ejected, [true, false, false]);
     // The remaining workers leave: none is avoided, and the next request to the ejected worker is its trial.
     rig.adopt(&[1, 11]);
     assert_eq!(rig.decoders(3), [11; 3]);
-    rig.hear(11, Good);
+    rig.record(11, Good);
     assert_eq!(rig.router.ejected(), 0);
 }
 
@@ -198,77 +201,77 @@ fn the_last_one_is_never_ejected_and_a_late_answer_of_one_that_is_out_ejects_nob
 #[test]
 fn half_open_success_closes() {
     let mut rig = Rig::new(&ALL);
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     rig.wait(EJECT);
     assert!(rig.router.is_ejected(WorkerId(11)));
     let trials = |picked: Vec<u64>| picked.iter().filter(|id| **id == 11).count();
     assert_eq!(trials(rig.decoders(40)), 1);
-    rig.hear(11, Good);
+    rig.record(11, Good);
     assert_eq!(rig.router.ejected(), 0);
     assert_eq!(trials(rig.decoders(40)), 10);
     // The worker is fully readmitted: one failure is one failure.
-    rig.hear(11, Failed);
+    rig.record(11, Failed);
     assert_eq!(rig.router.ejected(), 0);
 }
 
 #[test]
 fn a_trial_that_fails_ejects_for_longer_up_to_the_bound() {
     let mut rig = Rig::new(&ALL);
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     for expected in [5, 10, 20, 40, 60, 60] {
         assert_eq!(rig.lasts(), [(11, expected)]);
         // Calls from before the ejection end late.
-        rig.hear_often(11, &[Failed; 5]).hear(12, Good);
+        rig.record_often(11, &[Failed; 5]).record(12, Good);
         assert_eq!(rig.lasts(), []);
         rig.wait(Duration::from_secs(expected) - Duration::from_millis(1));
         assert!(!rig.decoders(10).contains(&11));
         rig.wait(Duration::from_millis(1));
         assert!(rig.decoders(8).contains(&11));
-        rig.hear(11, Failed);
+        rig.record(11, Failed);
     }
     rig.wait(MOST);
-    rig.hear(11, Good);
+    rig.record(11, Good);
     // The ejection is remembered for a while …
     rig.wait(MOST - Duration::from_millis(1));
     rig.lasts();
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     assert_eq!(rig.lasts(), [(11, 60)]);
     rig.wait(MOST);
-    rig.hear(11, Good);
+    rig.record(11, Good);
     // … and no longer.
     rig.wait(MOST);
     assert!(rig.router.health.has_no_records());
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     assert_eq!(rig.lasts(), [(11, 5)]);
 }
 
 #[test]
 fn a_trial_that_fails_while_nobody_works_tells_nothing_new() {
     let mut rig = Rig::new(&ALL);
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     for _ in 0..3 {
         assert_eq!(rig.lasts(), [(11, 5)]);
         rig.wait(EJECT);
-        rig.hear(12, Failed).hear(11, Failed);
+        rig.record(12, Failed).record(11, Failed);
     }
 }
 
 #[test]
 fn a_trial_of_which_nothing_is_heard_is_free_again_and_so_is_one_that_was_told_to_wait() {
     let mut rig = Rig::new(&ALL);
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     rig.wait(EJECT);
     let trials = |rig: &mut Rig| rig.decoders(20).iter().filter(|id| **id == 11).count();
     assert_eq!(trials(&mut rig), 1);
@@ -276,7 +279,7 @@ fn a_trial_of_which_nothing_is_heard_is_free_again_and_so_is_one_that_was_told_t
     assert_eq!(trials(&mut rig), 0);
     rig.wait(Duration::from_millis(1));
     assert_eq!(trials(&mut rig), 1);
-    rig.hear(11, Overloaded);
+    rig.record(11, Overloaded);
     assert_eq!(trials(&mut rig), 0);
     rig.wait(Duration::from_secs(1));
     assert_eq!(trials(&mut rig), 1);
@@ -285,13 +288,13 @@ fn a_trial_of_which_nothing_is_heard_is_free_again_and_so_is_one_that_was_told_t
 #[test]
 fn one_that_leaves_takes_its_record_along() {
     let mut rig = Rig::new(&ALL);
-    rig.hear(11, Failed)
-        .hear(12, Good)
-        .hear_often(11, &[Failed; 2]);
+    rig.record(11, Failed)
+        .record(12, Good)
+        .record_often(11, &[Failed; 2]);
     rig.adopt(&[1, 12, 13]);
     assert_eq!(rig.router.ejected(), 0);
     // A later answer belongs to no known worker.
-    rig.hear_often(11, &[Failed, Unreachable, Good]);
+    rig.record_often(11, &[Failed, Unreachable, Good]);
     rig.adopt(&ALL);
     assert!(rig.router.health.has_no_records());
     assert!(rig.decoders(20).contains(&11));
@@ -373,7 +376,7 @@ impl Watch {
         Ok(())
     }
 
-    fn heard(&mut self, id: u64, rig: &mut Rig) -> Result<(), TestCaseError> {
+    fn check_outcome(&mut self, id: u64, rig: &mut Rig) -> Result<(), TestCaseError> {
         self.trials.remove(&id);
         for Ejection { worker, lasts } in rig.router.take_ejections() {
             prop_assert_eq!(worker.id.0, id);
@@ -402,13 +405,13 @@ impl Watch {
     fn step(&mut self, step: Step, rig: &mut Rig) -> Result<(), TestCaseError> {
         match step {
             Step::Hear(at, outcome) => {
-                rig.hear(ALL[at], outcome);
-                self.heard(ALL[at], rig)
+                rig.record(ALL[at], outcome);
+                self.check_outcome(ALL[at], rig)
             }
             Step::HearOften(at, outcome) => {
                 for _ in 0..3 {
-                    rig.hear(ALL[at], outcome);
-                    self.heard(ALL[at], rig)?;
+                    rig.record(ALL[at], outcome);
+                    self.check_outcome(ALL[at], rig)?;
                 }
                 Ok(())
             }
@@ -439,7 +442,7 @@ proptest! {
         }
         rig.wait(MOST);
         for id in ALL {
-            rig.hear(id, Good);
+            rig.record(id, Good);
         }
         prop_assert_eq!(rig.router.ejected(), 0);
         prop_assert!(rig.router.health.is_clear(rig.now));

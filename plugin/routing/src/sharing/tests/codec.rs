@@ -142,10 +142,10 @@ fn of_too_many_shares_those_that_weigh_least_are_left_out() {
     let pools = [first, pool(2, light(10)), pool(3, vec![share(5, 100_000)])];
     let bytes = HEAD.encode(&blob::body(&Totals::default(), &pools));
     assert!(bytes.len() <= BLOB_BYTES && bytes.len() > BLOB_BYTES - 2048);
-    let told = Blob::decode(&bytes).unwrap().pools;
-    assert!(told[0].shares.contains(&heavy));
-    assert_eq!(told[2].shares, [share(5, 100_000)]);
-    let count: usize = told.iter().map(|pool| pool.shares.len()).sum();
+    let pools = Blob::decode(&bytes).unwrap().pools;
+    assert!(pools[0].shares.contains(&heavy));
+    assert_eq!(pools[2].shares, [share(5, 100_000)]);
+    let count: usize = pools.iter().map(|pool| pool.shares.len()).sum();
     assert!(count > 7_000 && count < 9_012, "{count}");
 }
 
@@ -165,11 +165,11 @@ fn what_is_more_than_can_be_said_is_said_as_the_most() {
         shares: vec![most],
     }];
     let bytes = HEAD.encode(&blob::body(&Totals::default(), &pools));
-    let told = Blob::decode(&bytes).unwrap().pools[0].shares[0];
+    let share = Blob::decode(&bytes).unwrap().pools[0].shares[0];
     let all = u64::from(u32::MAX);
-    let Held { blocks, weight } = told.decoding;
+    let Held { blocks, weight } = share.decoding;
     assert_eq!(
-        [told.booked_tokens, told.queued_tokens, blocks, weight],
+        [share.booked_tokens, share.queued_tokens, blocks, weight],
         [all; 4]
     );
 }
@@ -185,8 +185,8 @@ fn segments_and_what_waits_are_bounded() {
     );
     let all = segments(&vec![long.clone(); 5]);
     assert!(all.iter().all(|segment| segment.len() <= SEGMENT_BYTES));
-    let told = log::decode(&all[0], 7, 0).unwrap();
-    assert_eq!(told[0].1.path.len(), 8192);
+    let decisions = log::decode(&all[0], 7, 0).unwrap();
+    assert_eq!(decisions[0].1.path.len(), 8192);
     let mut log = Log::default();
     log.add(&vec![long; 100]);
     assert!(log.dropped() > 0);

@@ -80,10 +80,10 @@ impl Vm {
 
     fn publish(&mut self, store: &dyn SharedStore) {
         let shares: Vec<ThreadLoad> = self.share().into_iter().collect();
-        let told: Vec<_> = self.to_tell.drain(..).map(decision).collect();
+        let decisions: Vec<_> = self.to_tell.drain(..).map(decision).collect();
         let totals = self.totals();
         self.sync
-            .publish(store, &totals, &in_pool(1, &shares), &told);
+            .publish(store, &totals, &in_pool(1, &shares), &decisions);
     }
 }
 

@@ -383,12 +383,12 @@ const NAMES: usize = 44;
 
 #[test]
 fn every_code_is_listed_once() {
-    let mut told: Vec<&str> = lines().iter().map(|line| line.refusal.code()).collect();
-    told.sort_unstable();
-    told.dedup();
+    let mut codes: Vec<&str> = lines().iter().map(|line| line.refusal.code()).collect();
+    codes.sort_unstable();
+    codes.dedup();
     let mut listed = Refusal::CODES.to_vec();
     listed.sort_unstable();
-    assert_eq!(listed, told);
+    assert_eq!(listed, codes);
 }
 
 fn table() -> String {
@@ -400,8 +400,8 @@ fn table() -> String {
     } in lines()
     {
         let retry_after = refusal.retry_after_s();
-        let told: serde_json::Value = serde_json::from_str(&refusal.to_json()).unwrap();
-        let code = told["error"]["code"].to_string();
+        let json: serde_json::Value = serde_json::from_str(&refusal.to_json()).unwrap();
+        let code = json["error"]["code"].to_string();
         let code = code.trim_matches('"');
         writeln!(
             text,
