@@ -9,16 +9,16 @@ use super::eligible::{
 use super::explain::Explained;
 use super::model_workers::RankSlot;
 use super::pinned::Pinned;
-use super::selection_request::{Admit, SelectionContext};
+use super::selection_request::{Admit, SelectionContext, task};
 use super::{Refusal, Router};
 use crate::fleet::{Role, Target, TargetKey, Worker};
-use crate::load::{LoadSnapshots, PrefillRate};
+use crate::load::LoadSnapshots;
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
 use crate::request::overrides::header_for;
 use crate::selection::cost::DecodeCredit;
 use crate::selection::eligibility::{Eligible, Filter};
-use crate::selection::{Candidate, Reads, Task, cheapest};
+use crate::selection::{Candidate, Reads, cheapest};
 use crate::topology::Constraints;
 
 /// A picked worker rank, and how many leading blocks of the prompt it is estimated to hold.
@@ -470,7 +470,7 @@ impl Router {
             eligible = most_preferred(members, eligible, wanted);
         }
         let (rate, slowness) = context.model_workers.rate(role, &self.ledger);
-        let look = CandidateBuilder {
+        let builder = CandidateBuilder {
             snapshots: self.ledger.snapshots(rate),
             depths: &self.depths,
             wanted,
@@ -482,12 +482,12 @@ impl Router {
             let picked = match &eligible {
                 Eligible::All(_) => {
                     let all = members.iter().zip(slowness.iter());
-                    let all = all.map(|(member, slowness)| look.at(member, *slowness));
+                    let all = all.map(|(member, slowness)| builder.at(member, *slowness));
                     cheapest(&task, all, &mut self.random)
                 }
                 Eligible::Some(indexes) => {
                     let some = indexes.iter().filter_map(of_index);
-                    let some = some.map(|(member, slowness)| look.at(member, *slowness));
+                    let some = some.map(|(member, slowness)| builder.at(member, *slowness));
                     cheapest(&task, some, &mut self.random)
                 }
             };
@@ -496,7 +496,7 @@ impl Router {
         let indexes: Vec<usize> = eligible.indexes().collect();
         let listed = indexes.iter().filter_map(of_index);
         let candidates: Vec<Candidate<'_>> = listed
-            .map(|(member, slowness)| look.at(member, *slowness))
+            .map(|(member, slowness)| builder.at(member, *slowness))
             .collect();
         let picked = policy.peek(&task, &candidates, &mut self.random);
         if let Some(explained) = &mut self.explained {
@@ -587,26 +587,5 @@ impl CandidateBuilder<'_> {
                 false => 1.0,
             },
         }
-    }
-}
-
-/// The task that a worker is picked for.
-fn task<'c>(
-    context: &'c SelectionContext<'_>,
-    role: Role,
-    rate: Option<PrefillRate>,
-    decode_credit: DecodeCredit,
-    block_tokens: u32,
-) -> Task<'c> {
-    Task {
-        role,
-        prompt_tokens: context.demand.prompt_tokens,
-        block_tokens,
-        blocks: &context.demand.blocks,
-        session: context.demand.session.as_deref(),
-        weights: context.demand.weights,
-        tracking: context.demand.tracking,
-        decode_credit,
-        rate,
     }
 }

@@ -6,15 +6,61 @@ use std::rc::Rc;
 use super::choice::{Pair, Whole};
 use super::recovery::{Budget, Recovery, Way};
 use super::retry::RetrySnapshot;
-use super::selection_request::SelectionContext;
-use super::{Assignment, Dispatch, Fallback, Plan, Router};
-use crate::config::Protocol;
+use super::selection_request::{Demand, SelectionContext};
+use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
+use crate::config::{OnPrefillAbsent, Protocol};
 use crate::fleet::TargetKey;
 use crate::handoff::{direct, llmd};
 use crate::json::Edits;
-use crate::request::{Generation, Request};
+use crate::model_state::{ModelKey, ModelState};
+use crate::rendezvous::{Mode, ServingDecision};
+use crate::request::{Generation, Request, RoutingOverrides};
+use crate::selection::eligibility::Subset;
 
 impl Router {
+    /// Forwards a request by load alone: to a worker that runs it aggregated, else to a pair that needs no hand-off in the
+    /// body. The refusal is `otherwise`, unless a worker has a nearer reason.
+    pub(super) fn plan_by_load(
+        &mut self,
+        mut otherwise: Refusal,
+        subset: Option<&Subset>,
+    ) -> Result<Plan, Refusal> {
+        let nothing = RoutingOverrides::default();
+        let absent = self.absent_policy();
+        let keys: Vec<(ModelKey, ModelState)> = self
+            .model_states
+            .of_model(None)
+            .into_iter()
+            .map(|(key, state)| (key.clone(), *state))
+            .collect();
+        let demand = Demand {
+            subset: subset.cloned().map(Rc::new),
+            ..Demand::nothing(self.pool.selection.kv)
+        };
+        // A pool with the policy "fail" runs no request aggregated.
+        let may_run_whole = absent == OnPrefillAbsent::Aggregate;
+        for (key, _) in keys.iter().filter(|_| may_run_whole) {
+            let context = self.context(key, &nothing, &demand);
+            match self.pick_whole(&context) {
+                Ok(whole) => return Ok(self.forward_whole(whole, &context, None, None)),
+                Err(why @ (Refusal::Overloaded { .. } | Refusal::NoneEligible { .. })) => {
+                    otherwise = why;
+                }
+                Err(_) => {}
+            }
+        }
+        if self.pool.protocol != Protocol::Direct {
+            return Err(otherwise);
+        }
+        let served = keys
+            .iter()
+            .find(|(_, state)| state.decision(Mode::Normal, absent) == ServingDecision::Pair);
+        let (key, _) = served.ok_or(otherwise)?;
+        let context = self.context(key, &nothing, &demand);
+        let pair = self.pick_pair(&context)?;
+        Ok(self.forward_pair(pair, &context, None))
+    }
+
     pub(super) fn forward_pair(
         &mut self,
         pair: Pair,

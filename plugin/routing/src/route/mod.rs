@@ -73,8 +73,8 @@ use crate::handoff::rooms::Rooms;
 use crate::load::{Ledger, Load};
 use crate::model_state::{ModelKey, ModelState, ModelStates, Transition};
 use crate::prefix::index::Index;
-use crate::rendezvous::{Mode, NotServed, ServingDecision};
-use crate::request::{Generation, Request, RoutingOverrides, check_unread};
+use crate::rendezvous::{NotServed, ServingDecision};
+use crate::request::{Generation, Request, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
 use binding::Binding;
@@ -86,8 +86,8 @@ use pinned::Pinned;
 use recovery::{Budget, Way};
 use reports::Reports;
 use retry::RetrySnapshot;
-use selection_request::{Demand, SelectionContext};
-use serving::Placed;
+use selection_request::SelectionContext;
+use serving::ServingChoice;
 use sharing::Kept;
 use waiting::Terms;
 use workers::Opened;
@@ -358,12 +358,12 @@ impl Router {
             request.check_handoff_is_ours()?;
         }
         let mut overrides = self.overrides(&request, input)?;
-        let Placed {
+        let ServingChoice {
             key,
             decision,
             model,
             adapter,
-        } = self.placed(&request, &mut overrides, input.subset)?;
+        } = self.choose_serving(&request, &mut overrides, input.subset)?;
         let demand = self.demand(&request, &overrides, input, adapter);
         let rank = self.objective(input.headers);
         let queue_key = QueueKey {
@@ -454,47 +454,6 @@ impl Router {
         self.or_forward_anywhere(outcome, subset)
     }
 
-    fn plan_by_load(
-        &mut self,
-        mut otherwise: Refusal,
-        subset: Option<&Subset>,
-    ) -> Result<Plan, Refusal> {
-        let nothing = RoutingOverrides::default();
-        let absent = self.absent_policy();
-        let keys: Vec<(ModelKey, ModelState)> = self
-            .model_states
-            .of_model(None)
-            .into_iter()
-            .map(|(key, state)| (key.clone(), *state))
-            .collect();
-        let demand = Demand {
-            subset: subset.cloned().map(Rc::new),
-            ..Demand::nothing(self.pool.selection.kv)
-        };
-        // A pool with the policy "fail" runs no request aggregated.
-        let may_run_whole = absent == OnPrefillAbsent::Aggregate;
-        for (key, _) in keys.iter().filter(|_| may_run_whole) {
-            let context = self.context(key, &nothing, &demand);
-            match self.pick_whole(&context) {
-                Ok(whole) => return Ok(self.forward_whole(whole, &context, None, None)),
-                Err(why @ (Refusal::Overloaded { .. } | Refusal::NoneEligible { .. })) => {
-                    otherwise = why;
-                }
-                Err(_) => {}
-            }
-        }
-        if self.pool.protocol != Protocol::Direct {
-            return Err(otherwise);
-        }
-        let served = keys
-            .iter()
-            .find(|(_, state)| state.decision(Mode::Normal, absent) == ServingDecision::Pair);
-        let (key, _) = served.ok_or(otherwise)?;
-        let context = self.context(key, &nothing, &demand);
-        let pair = self.pick_pair(&context)?;
-        Ok(self.forward_pair(pair, &context, None))
-    }
-
     fn plan_pair(
         &mut self,
         context: &SelectionContext<'_>,
@@ -512,11 +471,11 @@ impl Router {
             let why = Some(Fallback::NotWorthIt);
             return Ok(self.forward_whole(whole, context, why, Some(request)));
         }
-        self.place_pair(context, request)
+        self.book_pair(context, request)
     }
 
     /// Picks and books a pair.
-    fn place_pair(
+    fn book_pair(
         &mut self,
         context: &SelectionContext<'_>,
         request: &Request<'_>,

@@ -283,7 +283,7 @@ impl Router {
                 let whole = self.pick_whole(&context)?;
                 Ok(self.forward_whole(whole, &context, None, Some(request)))
             }
-            Way::Pair => self.place_pair(&context, request),
+            Way::Pair => self.book_pair(&context, request),
         }
     }
 }

@@ -7,15 +7,15 @@ use super::model_workers::ModelWorkers;
 use super::trail::SharedTrail;
 use super::{Explain, PlanInput, Refusal, Router};
 use crate::config::KvWeights;
-use crate::fleet::WorkerId;
-use crate::load::Answer;
+use crate::fleet::{Role, WorkerId};
+use crate::load::{Answer, PrefillRate};
 use crate::model_state::ModelKey;
 use crate::prefix::{Blocks, RunLength};
 use crate::request::prompt::{self, Identity, Prompt};
 use crate::request::{Request, RoutingOverrides};
-use crate::selection::Reads;
-use crate::selection::cost::Tracking;
+use crate::selection::cost::{DecodeCredit, Tracking};
 use crate::selection::eligibility::Subset;
+use crate::selection::{Reads, Task};
 
 /// A parsed request: from a body, a trace or a benchmark.
 #[derive(Debug, Clone, Copy)]
@@ -232,5 +232,26 @@ impl Router {
             }),
             false => Ok(()),
         }
+    }
+}
+
+/// The task that a worker is picked for.
+pub(super) fn task<'c>(
+    context: &'c SelectionContext<'_>,
+    role: Role,
+    rate: Option<PrefillRate>,
+    decode_credit: DecodeCredit,
+    block_tokens: u32,
+) -> Task<'c> {
+    Task {
+        role,
+        prompt_tokens: context.demand.prompt_tokens,
+        block_tokens,
+        blocks: &context.demand.blocks,
+        session: context.demand.session.as_deref(),
+        weights: context.demand.weights,
+        tracking: context.demand.tracking,
+        decode_credit,
+        rate,
     }
 }

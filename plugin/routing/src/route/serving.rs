@@ -11,7 +11,7 @@ use crate::selection::Random;
 use crate::selection::eligibility::Subset;
 
 /// The model key of a request, and its serving decision.
-pub(super) struct Placed {
+pub(super) struct ServingChoice {
     pub(super) key: ModelKey,
     pub(super) decision: ServingDecision,
     /// The model, or the base model of the requested adapter; none: the API names no model.
@@ -22,27 +22,27 @@ pub(super) struct Placed {
 
 impl Router {
     /// The model key of a parsed request. Errors of the request itself matter unless it runs aggregated.
-    pub(super) fn placed(
+    pub(super) fn choose_serving(
         &mut self,
         request: &Request<'_>,
         overrides: &mut RoutingOverrides,
         subset: Option<&Subset>,
-    ) -> Result<Placed, Refusal> {
+    ) -> Result<ServingChoice, Refusal> {
         let outcome = self.look_up(&request.model).and_then(|(model, adapter)| {
             self.drop_stale_pins(overrides)?;
             let (key, decision) = self.choose_model_key(model.as_deref(), overrides, subset)?;
-            Ok(Placed {
+            Ok(ServingChoice {
                 key,
                 decision,
                 model,
                 adapter,
             })
         });
-        checked(request, outcome, |placed| placed.decision)
+        checked(request, outcome, |choice| choice.decision)
     }
 
     /// The same for a model that has been looked up already.
-    pub(super) fn placed_at(
+    pub(super) fn choose_serving_of_model(
         &mut self,
         request: &Request<'_>,
         model: Option<&str>,
@@ -187,7 +187,7 @@ fn checked<T>(
     decision: impl Fn(&T) -> ServingDecision,
 ) -> Result<T, Refusal> {
     match &outcome {
-        Ok(placed) if decision(placed) == ServingDecision::Whole => {}
+        Ok(choice) if decision(choice) == ServingDecision::Whole => {}
         _ => request.check()?,
     }
     outcome

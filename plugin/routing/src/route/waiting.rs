@@ -147,7 +147,8 @@ impl Router {
             ..
         } = &*terms;
         let subset = demand.subset.as_deref();
-        let (key, decision) = self.placed_at(&request, model.as_deref(), overrides, subset)?;
+        let (key, decision) =
+            self.choose_serving_of_model(&request, model.as_deref(), overrides, subset)?;
         let context = self.context(&key, overrides, demand);
         let mut outcome = self.plan_at(&context, decision, &request, now);
         if let Ok(Plan::Forward(_, assignment) | Plan::Prefill(_, assignment)) = &mut outcome {
