@@ -115,7 +115,7 @@ impl Ours {
         let conversation = self.turn as usize % self.conversations.len();
         let fork = self.situation.fork() / self.situation.block_tokens;
         let mut blocks = std::mem::take(&mut self.conversations[conversation].blocks);
-        let fork = blocks.grain.names(fork);
+        let fork = blocks.run_length.hashes(fork);
         for (block, nth) in blocks.sequence[fork..].iter_mut().zip(0..) {
             *block = new_block(self.turn, nth);
         }
@@ -286,8 +286,8 @@ fn conversations(situation: &Situation) -> Vec<Conversation> {
 
 fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
     let scope = hash::scope(MODEL, HashScope::ByIds);
-    let names = hash::ids(ids, block_tokens, Salt::new(None, None));
-    Blocks::named(scope, names, RunLength::of(block_tokens))
+    let hashes = hash::ids(ids, block_tokens, Salt::new(None, None));
+    Blocks::of_hashes(scope, hashes, RunLength::of(block_tokens))
 }
 
 /// Blocks that nobody asks for.
@@ -297,6 +297,6 @@ fn stuffed(cache: u32, first: u32, count: u32) -> Blocks {
         sequence: (first..first + count)
             .map(|block| stuffing(cache, block))
             .collect(),
-        grain: RunLength::Even,
+        run_length: RunLength::Even,
     }
 }

@@ -15,7 +15,7 @@ use crate::host::{self, Buffer, HostError};
 use crate::pool_runtime::{PoolRuntime, Waiting};
 use crate::shared::Lease;
 use crate::status::Refusals;
-use crate::telemetry::{Census, Leader, PoolTelemetry, Telemetry};
+use crate::telemetry::{FleetCounts, Leader, PoolTelemetry, Telemetry};
 use crate::thread_sync::{ThreadSyncDriver, TickKind};
 use crate::uploads::Receiving;
 
@@ -250,19 +250,19 @@ impl Vm {
             return;
         }
         self.set_anew_at_times();
-        let mut census = Census {
+        let mut counts = FleetCounts {
             leader: match self.serves() {
                 true => Leader::Worker,
                 false => Leader::Main,
             },
-            ..Census::default()
+            ..FleetCounts::default()
         };
         for runtime in self.acting() {
             let router = runtime.router.borrow();
-            census.add(&router);
-            runtime.metrics.census(&router);
+            counts.add(&router);
+            runtime.metrics.export_counts(&router);
         }
-        self.telemetry.census(census);
+        self.telemetry.export_counts(counts);
     }
 
     /// Two VMs may both believe that they lead, for a moment, and the wrong one may set the gauges last: so all gauges are set

@@ -56,7 +56,7 @@ pub struct Telemetry {
     open: Cell<u64>,
     /// Values that this VM set the gauges to last.
     exported: Cell<Option<(Totals, usize)>>,
-    exported_counts: RefCell<Option<Census>>,
+    exported_counts: RefCell<Option<FleetCounts>>,
 }
 
 impl Telemetry {
@@ -264,7 +264,7 @@ impl Telemetry {
     }
 
     /// Sets the gauges of workers, model states and leader, of all pools together. Called by the leading VM.
-    pub fn census(&self, now: Census) {
+    pub fn export_counts(&self, now: FleetCounts) {
         if self.exported_counts.borrow().as_ref() == Some(&now) {
             return;
         }
@@ -313,7 +313,7 @@ pub enum Leader {
 
 /// Numbers of workers and model keys.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct FleetCounts {
     /// Kind of the leading VM.
     pub leader: Leader,
     /// Workers by role and condition.
@@ -322,7 +322,7 @@ pub struct Census {
     pub places: [u64; State::ALL.len()],
 }
 
-impl Census {
+impl FleetCounts {
     /// Adds the numbers of a pool.
     pub fn add(&mut self, router: &Router) {
         for (role, counts) in Role::ALL.into_iter().zip(&mut self.workers) {
@@ -338,7 +338,7 @@ impl Census {
         for (state, count) in State::ALL.into_iter().zip(&mut self.places) {
             let here = router
                 .model_states()
-                .filter(|(_, place)| place.state == state);
+                .filter(|(_, model)| model.state == state);
             *count = count.saturating_add(here.count() as u64);
         }
     }

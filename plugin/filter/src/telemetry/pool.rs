@@ -164,7 +164,7 @@ impl PoolTelemetry {
     }
 
     /// Sets the gauges of the pool; called by the leading VM. Workers that were never picked start with 0 picks.
-    pub fn census(&self, router: &Router) {
+    pub fn export_counts(&self, router: &Router) {
         let absent = router.absent_policy();
         let disaggregates = router
             .model_states()
@@ -180,7 +180,7 @@ impl PoolTelemetry {
         self.tell_of_workers(router);
     }
 
-    /// Forgets the values of the gauges: the next census sets all of them.
+    /// Forgets the values of the gauges: the next export sets all of them.
     pub fn forget_exported(&self) {
         self.exported.set(None);
         for known in self.workers.borrow_mut().values_mut() {

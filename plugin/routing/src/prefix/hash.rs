@@ -61,7 +61,7 @@ pub fn ids(ids: &[u8], block_tokens: u32, salt: Salt) -> Vec<u64> {
 #[derive(Debug)]
 pub struct Text {
     block_bytes: usize,
-    grain: RunLength,
+    run_length: RunLength,
     /// Bytes of the next run.
     run_bytes: usize,
     /// Bytes of the next run so far.
@@ -72,12 +72,12 @@ pub struct Text {
 }
 
 impl Text {
-    /// For blocks of `block_tokens` (0 counts as 1) of four bytes each, in runs as long as `grain` says.
-    pub fn new(block_tokens: u32, grain: RunLength) -> Self {
+    /// For blocks of `block_tokens` (0 counts as 1) of four bytes each, in runs as long as `run_length` says.
+    pub fn new(block_tokens: u32, run_length: RunLength) -> Self {
         let block_bytes = block_bytes(block_tokens);
         Self {
             block_bytes,
-            grain,
+            run_length,
             run_bytes: block_bytes,
             held: Vec::new(),
             bytes: 0,
@@ -123,7 +123,7 @@ impl Text {
     fn name(&mut self, block: u64) {
         self.previous = chain(self.previous, block, TEXT_SEED);
         self.sequence.push(self.previous);
-        let kind = self.grain.kind(self.sequence.len());
+        let kind = self.run_length.kind(self.sequence.len());
         self.run_bytes = self.block_bytes.saturating_mul(blocks_of(kind) as usize);
     }
 
@@ -347,8 +347,8 @@ mod tests {
     fn equal_blocks_have_different_names_in_different_places() {
         let mut text = Text::new(1, RunLength::Even);
         text.put(b"same".repeat(3).as_slice());
-        let names = text.finish();
-        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
+        let hashes = text.finish();
+        assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2] && hashes[0] != hashes[2]);
     }
 
     proptest! {

@@ -481,11 +481,11 @@ impl Index {
 fn tags(blocks: &Blocks) -> impl ExactSizeIterator<Item = u32> + Clone {
     // A scope is a small number or a hash: spread over all bits, so that the block hash cannot cancel it.
     let scope = blocks.scope.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let grain = blocks.grain;
-    let names = blocks.sequence.iter().enumerate();
-    names.map(move |(nth, hash)| {
+    let run_length = blocks.run_length;
+    let hashes = blocks.sequence.iter().enumerate();
+    hashes.map(move |(nth, hash)| {
         let mixed = hash ^ scope;
-        tag((mixed ^ (mixed >> 32)) as u32, grain.kind(nth))
+        tag((mixed ^ (mixed >> 32)) as u32, run_length.kind(nth))
     })
 }
 

@@ -31,7 +31,7 @@ pub struct Blocks {
     /// One sequence hash for each run of full blocks; a partial run at the end has none.
     pub sequence: Vec<u64>,
     /// Length of the runs, in blocks.
-    pub grain: RunLength,
+    pub run_length: RunLength,
 }
 
 /// How many blocks each sequence hash of a prompt stands for.
@@ -49,11 +49,11 @@ pub enum RunLength {
 /// Number of kinds of run, as many as fit into three bits: a run of kind `k` has `4^k` blocks.
 pub(crate) const KINDS: u32 = 8;
 
-/// The kind of all runs after those of [`NAMES_BEFORE`].
+/// The kind of all runs after those of [`HASHES_BEFORE`].
 const LAST: u32 = 4;
 
 /// For each kind, the number of hashes after which its runs end.
-const NAMES_BEFORE: [(usize, u32); 4] = [(16, 0), (44, 1), (68, 2), (92, 3)];
+const HASHES_BEFORE: [(usize, u32); 4] = [(16, 0), (44, 1), (68, 2), (92, 3)];
 
 /// Blocks of a run of this kind.
 #[inline]
@@ -79,31 +79,31 @@ impl RunLength {
         match self {
             Self::Even => 0,
             Self::Graded => {
-                let found = NAMES_BEFORE.iter().find(|(before, _)| nth < *before);
+                let found = HASHES_BEFORE.iter().find(|(before, _)| nth < *before);
                 found.map_or(LAST, |(_, kind)| *kind)
             }
         }
     }
 
-    /// Blocks that the first `names` hashes stand for.
-    pub fn blocks(self, names: usize) -> u32 {
+    /// Blocks that the first `hashes` hashes stand for.
+    pub fn blocks(self, hashes: usize) -> u32 {
         let mut blocks = 0_u64;
         let mut from = 0;
-        for (before, kind) in NAMES_BEFORE {
-            let of_kind = names.min(before).saturating_sub(from) as u64;
+        for (before, kind) in HASHES_BEFORE {
+            let of_kind = hashes.min(before).saturating_sub(from) as u64;
             blocks = blocks.saturating_add(of_kind.saturating_mul(self.run(kind)));
             from = before;
         }
-        let rest = names.saturating_sub(from) as u64;
+        let rest = hashes.saturating_sub(from) as u64;
         blocks = blocks.saturating_add(rest.saturating_mul(self.run(LAST)));
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
     /// Number of hashes that stand for at most the first `blocks`.
-    pub fn names(self, blocks: u32) -> usize {
+    pub fn hashes(self, blocks: u32) -> usize {
         let mut left = u64::from(blocks);
         let mut from = 0_usize;
-        for (before, kind) in NAMES_BEFORE {
+        for (before, kind) in HASHES_BEFORE {
             let fitting = usize::try_from(left / self.run(kind)).unwrap_or(usize::MAX);
             if fitting < before.saturating_sub(from) {
                 return from.saturating_add(fitting);
@@ -127,40 +127,40 @@ impl RunLength {
 }
 
 impl Blocks {
-    /// From `names`, the sequence hash of every block, keeps those of the runs of length `grain`.
-    pub fn named(scope: u64, names: Vec<u64>, grain: RunLength) -> Self {
-        let sequence = match grain {
-            RunLength::Even => names,
-            RunLength::Graded => ends_of_runs(&names),
+    /// From `hashes`, the sequence hash of every block, keeps those of the runs of length `run_length`.
+    pub fn of_hashes(scope: u64, hashes: Vec<u64>, run_length: RunLength) -> Self {
+        let sequence = match run_length {
+            RunLength::Even => hashes,
+            RunLength::Graded => ends_of_runs(&hashes),
         };
         Self {
             scope,
             sequence,
-            grain,
+            run_length,
         }
     }
 
     /// The hash of the first `blocks` together; none where no run ends there.
     pub fn beginning(&self, blocks: u32) -> Option<u64> {
-        let names = self.grain.names(blocks);
-        let ends_there = self.grain.blocks(names) == blocks;
-        let last = names.checked_sub(1).filter(|_| ends_there)?;
+        let hashes = self.run_length.hashes(blocks);
+        let ends_there = self.run_length.blocks(hashes) == blocks;
+        let last = hashes.checked_sub(1).filter(|_| ends_there)?;
         self.sequence.get(last).copied()
     }
 
     /// Number of full blocks that the hashes stand for.
     pub fn count(&self) -> u32 {
-        self.grain.blocks(self.sequence.len())
+        self.run_length.blocks(self.sequence.len())
     }
 }
 
-fn ends_of_runs(names: &[u64]) -> Vec<u64> {
+fn ends_of_runs(hashes: &[u64]) -> Vec<u64> {
     let mut ends = Vec::new();
     let mut end = 0_usize;
     loop {
         let kind = RunLength::Graded.kind(ends.len());
         end = end.saturating_add(blocks_of(kind) as usize);
-        match end.checked_sub(1).and_then(|last| names.get(last)) {
+        match end.checked_sub(1).and_then(|last| hashes.get(last)) {
             Some(name) => ends.push(*name),
             None => return ends,
         }
@@ -171,18 +171,18 @@ fn ends_of_runs(names: &[u64]) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    fn graded(names: &[u64]) -> Blocks {
-        Blocks::named(1, names.to_vec(), RunLength::Graded)
+    fn graded(hashes: &[u64]) -> Blocks {
+        Blocks::of_hashes(1, hashes.to_vec(), RunLength::Graded)
     }
 
     #[test]
     fn a_graded_prompt_has_few_names_and_loses_little() {
-        let names: Vec<u64> = (1..=10_000).collect();
+        let hashes: Vec<u64> = (1..=10_000).collect();
         for blocks in [
             0, 1, 15, 16, 17, 19, 20, 127, 128, 143, 144, 511, 512, 575, 576, 2047, 2048, 2303,
             2304, 3500, 10_000,
         ] {
-            let found = graded(&names[..blocks]);
+            let found = graded(&hashes[..blocks]);
             let count = found.count() as usize;
             assert!(
                 count <= blocks && blocks - count <= blocks / 6,
@@ -190,34 +190,34 @@ mod tests {
             );
             assert_eq!(found.sequence.last().copied().unwrap_or(0), count as u64);
         }
-        assert_eq!(graded(&names[..3500]).sequence.len(), 97);
-        assert_eq!(graded(&names[..16]).sequence, names[..16]);
+        assert_eq!(graded(&hashes[..3500]).sequence.len(), 97);
+        assert_eq!(graded(&hashes[..16]).sequence, hashes[..16]);
     }
 
     #[test]
     fn what_one_prompt_shares_with_a_longer_one_is_known_under_the_same_names() {
-        let names: Vec<u64> = (1..=5000).collect();
-        let long = graded(&names);
+        let hashes: Vec<u64> = (1..=5000).collect();
+        let long = graded(&hashes);
         for blocks in (0..5000).step_by(37) {
-            let short = graded(&names[..blocks]);
+            let short = graded(&hashes[..blocks]);
             assert!(long.sequence.starts_with(&short.sequence));
         }
     }
 
     #[test]
     fn names_and_blocks_are_counted_alike() {
-        for grain in [RunLength::Even, RunLength::Graded] {
-            for names in [0, 1, 15, 16, 17, 43, 44, 45, 67, 68, 69, 91, 92, 93, 400] {
-                let blocks = grain.blocks(names);
-                assert_eq!(grain.names(blocks), names, "{grain:?}");
+        for run_length in [RunLength::Even, RunLength::Graded] {
+            for hashes in [0, 1, 15, 16, 17, 43, 44, 45, 67, 68, 69, 91, 92, 93, 400] {
+                let blocks = run_length.blocks(hashes);
+                assert_eq!(run_length.hashes(blocks), hashes, "{run_length:?}");
                 assert_eq!(
-                    grain.names(blocks.saturating_sub(1)),
-                    names.saturating_sub(1)
+                    run_length.hashes(blocks.saturating_sub(1)),
+                    hashes.saturating_sub(1)
                 );
             }
         }
-        let names: Vec<u64> = (1..=3000).collect();
-        let found = graded(&names);
+        let hashes: Vec<u64> = (1..=3000).collect();
+        let found = graded(&hashes);
         for power in 0..12 {
             assert_eq!(found.beginning(1 << power), Some(1 << power));
         }

@@ -87,7 +87,7 @@ pub struct Identity<'a> {
     /// Tokens of one block.
     pub block_tokens: u32,
     /// How many blocks each sequence hash stands for.
-    pub grain: RunLength,
+    pub run_length: RunLength,
 }
 
 /// A prompt as seen by the selection of a worker.
@@ -113,7 +113,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     }
     let member = |name| request.body.get(name).map(|member| member.value);
     let prompt = request.prompt().unwrap_or("null");
-    let mut stream = Stream(Text::new(identity.block_tokens, identity.grain), 0);
+    let mut stream = Stream(Text::new(identity.block_tokens, identity.run_length), 0);
     match request.generation {
         // Embeddings are not read.
         Generation::Completions if embeds::sequences(&request.body).is_some() => {
@@ -161,9 +161,9 @@ impl Identity<'_> {
     fn by_ids(&self, ids: &Ids) -> Prompt {
         let salt = Salt::new(self.adapter, self.cache_salt);
         let scope = hash::scope(self.model, HashScope::ByIds);
-        let names = hash::ids(ids.bytes(), self.block_tokens, salt);
+        let hashes = hash::ids(ids.bytes(), self.block_tokens, salt);
         Prompt {
-            blocks: Blocks::named(scope, names, self.grain),
+            blocks: Blocks::of_hashes(scope, hashes, self.run_length),
             tokens: ids.count().max(1),
         }
     }
@@ -179,7 +179,7 @@ impl Identity<'_> {
             blocks: Blocks {
                 scope: hash::scope(self.model, known),
                 sequence: text.finish(),
-                grain: self.grain,
+                run_length: self.run_length,
             },
             tokens,
         }

@@ -40,7 +40,7 @@ const ONE_PROMPTS_PART: usize = 8;
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
-    grain: RunLength::Even,
+    run_length: RunLength::Even,
 };
 
 impl Default for SelectionRequest<'_> {
@@ -217,7 +217,7 @@ impl Router {
             cache_salt: input.tenant,
             token_data: overrides.token_data.as_deref(),
             block_tokens: self.pool.block_tokens,
-            grain: RunLength::of(self.pool.block_tokens),
+            run_length: RunLength::of(self.pool.block_tokens),
         };
         prompt::read(request, &identity)
     }

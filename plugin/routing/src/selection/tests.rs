@@ -9,7 +9,7 @@ use crate::prefix::RunLength;
 static NO_BLOCKS: Blocks = Blocks {
     scope: 0,
     sequence: Vec::new(),
-    grain: RunLength::Even,
+    run_length: RunLength::Even,
 };
 
 /// A prompt of 1,000 tokens without known blocks.
@@ -349,7 +349,7 @@ fn blocks(name: u64) -> Blocks {
     Blocks {
         scope: 1,
         sequence: (0..300).map(|index| name * 1_000 + index).collect(),
-        grain: RunLength::Even,
+        run_length: RunLength::Even,
     }
 }
 

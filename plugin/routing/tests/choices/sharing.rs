@@ -161,7 +161,7 @@ fn stuck(sharing: Sharing) -> usize {
     assert!(
         decisions
             .iter()
-            .all(|it| it.path.len() > RunLength::Graded.names(4096 / 16))
+            .all(|it| it.path.len() > RunLength::Graded.hashes(4096 / 16))
     );
     count
 }

@@ -20,7 +20,7 @@ fn blocks(sequence: impl IntoIterator<Item = u64>) -> Blocks {
     Blocks {
         scope: 7,
         sequence: sequence.into_iter().collect(),
-        grain: RunLength::Even,
+        run_length: RunLength::Even,
     }
 }
 
@@ -122,7 +122,7 @@ fn a_worker_holds_what_it_was_given_and_its_prefixes() {
 fn long_prompt(seed: u64, count: usize, shared: usize) -> Blocks {
     let own = prompt(seed, count as u64).sequence;
     let all = prompt(0, shared as u64).sequence.into_iter().chain(own);
-    Blocks::named(7, all.take(count).collect(), RunLength::Graded)
+    Blocks::of_hashes(7, all.take(count).collect(), RunLength::Graded)
 }
 
 #[test]
@@ -522,7 +522,7 @@ fn a_prompt() -> impl Strategy<Value = Blocks> {
     (0..2_u64, sequence).prop_map(|(scope, sequence)| Blocks {
         scope,
         sequence,
-        grain: RunLength::Even,
+        run_length: RunLength::Even,
     })
 }
 

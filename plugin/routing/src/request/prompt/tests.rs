@@ -6,7 +6,7 @@ pub(super) const PLAIN: Identity<'static> = Identity {
     cache_salt: None,
     token_data: None,
     block_tokens: 1,
-    grain: RunLength::Even,
+    run_length: RunLength::Even,
 };
 
 pub(super) fn read_as(generation: Generation, body: &str, identity: &Identity<'_>) -> Prompt {
