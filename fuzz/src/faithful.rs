@@ -1,6 +1,6 @@
-//! Owns what an edited body is held against: it is JSON still, and what no edit speaks of is as it was, byte for byte.
+//! Owns the check of an edited body: it is still JSON, and every member that no edit names is unchanged, byte for byte.
 //!
-//! It is read by a reader of its own: the one that is tested would be blind to its own faults.
+//! The body is read by a parser of its own: the parser under test would be blind to its own faults.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// A member as it is written: its key in quotes, its value.
+/// A member as written: its key in quotes, its value.
 type Member<'a> = (&'a str, &'a str);
 
 struct Members<'a>(Vec<Member<'a>>);
@@ -45,10 +45,10 @@ fn name(key: &str) -> String {
     serde_json::from_str(key).unwrap_or_else(|_| key.to_owned())
 }
 
-/// Whether `edited` is `body` with members changed, put in or taken out only of those that `named` names.
+/// Checks that `edited` is `body` with only the members in `named` changed, added or removed.
 ///
 /// # Panics
-/// Where it is not.
+/// When it is not.
 pub fn check_edited(body: &[u8], edited: &[u8], named: &[&str]) {
     let before = members(body).expect("an edited body was an object");
     let after = members(edited).unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! Owns what the fuzz targets share: pools and routers of known workers, and how bytes are read as choices.
+//! Owns what the fuzz targets share: pools and routers of known workers, and the reading of bytes as choices.
 #![forbid(unsafe_code)]
 
 mod faithful;
@@ -13,7 +13,7 @@ use routing::config::{Config, Pool};
 use routing::request::Generation;
 use routing::route::{Explain, PlanInput, Router};
 
-/// The generations whose bodies are read.
+/// The API generations whose bodies are read.
 pub const GENERATIONS: [Generation; 5] = [
     Generation::Chat,
     Generation::Completions,
@@ -22,7 +22,7 @@ pub const GENERATIONS: [Generation; 5] = [
     Generation::Other,
 ];
 
-/// The protocols, as a configuration names them, each with fields that its pool needs.
+/// The protocols by configuration name, each with the fields that its pool needs.
 const PROTOCOLS: [(&str, &str); 7] = [
     ("nixl", ""),
     ("mooncake", ""),
@@ -42,12 +42,12 @@ pub enum Callers {
     Strangers,
 }
 
-/// Bytes that are left to choose with.
+/// The bytes left to choose with.
 #[derive(Debug, Clone, Copy)]
 pub struct Choices<'a>(pub &'a [u8]);
 
 impl<'a> Choices<'a> {
-    /// The next byte; 0 where there is none.
+    /// The next byte; 0 at the end.
     pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else {
             return 0;
@@ -56,12 +56,12 @@ impl<'a> Choices<'a> {
         *first
     }
 
-    /// One of these. Digits choose as numbers do, so that a corpus can be read.
+    /// One of these values. Digits choose as numbers do, so that a corpus is readable.
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[usize::from(self.byte().wrapping_sub(b'0')) % of.len()]
     }
 
-    /// At most so many of the next bytes.
+    /// At most `most` of the next bytes.
     pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(most.min(self.0.len()));
         self.0 = rest;
@@ -73,7 +73,7 @@ impl<'a> Choices<'a> {
         usize::from(self.byte()) | usize::from(self.byte()) << 8
     }
 
-    /// The parts that [`SEAM`]s divide the rest into: at most so many.
+    /// The remaining bytes, split by [`SEAM`] into at most `most` parts.
     pub fn parts(self, most: usize) -> Vec<&'a [u8]> {
         let mut parts = Vec::new();
         let mut rest = self.0;
@@ -88,11 +88,11 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// What divides parts: it can be typed, and occurs in none of them by itself.
+/// Separates parts: can be typed, and occurs in no part by itself.
 const SEAM: &[u8] = b"\n----\n";
 
 thread_local! {
-    /// Pools that were read, by their documents: reading takes longer than most of what is tested.
+    /// Parsed pools by document: parsing takes longer than most of what is tested.
     static POOLS: RefCell<HashMap<String, Pool>> = RefCell::default();
 }
 
@@ -114,7 +114,7 @@ fn read(document: &str) -> Pool {
     config.pools.into_iter().next().expect("a pool")
 }
 
-/// A pool with workers of every role that its protocol knows, of the model `m`, whose decode workers also run requests whole.
+/// A pool of the model `m`, with workers of every role that its protocol knows; its decode workers also run aggregated requests.
 pub fn pool(protocol: &str, callers: Callers, fields: &str) -> Pool {
     let worker = |role: &str, id: u32| {
         let port = if role == "prefill" {
@@ -160,7 +160,7 @@ pub fn router(protocol: &str, callers: Callers, fields: &str) -> Router {
     router
 }
 
-/// Any moment.
+/// An arbitrary moment.
 pub const NOW: Duration = Duration::from_secs(1_800_000_000);
 
 /// The names of the protocols.
@@ -168,7 +168,7 @@ pub fn protocols() -> [&'static str; 7] {
     PROTOCOLS.map(|(name, _)| name)
 }
 
-/// What a request says beside its body: nothing.
+/// Plan inputs beside the body: none.
 pub fn told<'a>() -> PlanInput<'a> {
     PlanInput {
         now: NOW,

@@ -1,5 +1,5 @@
-//! Owns the target of what prefill workers answer, and of what is made of it: the decode leg, the leg that cleans up, the
-//! client's answer.
+//! Owns the target of prefill workers' answers and of what is built from them: the decode leg, the clean-up leg, the client's
+//! answer.
 #![no_main]
 
 use fuzz::{Callers, Choices, check_edited, protocols, router, told};
@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
     let status = choices.one(&[200, 200, 200, 400, 429, 500, 503]);
     let answer = choices.0;
 
-    // What is read of an answer by itself.
+    // Read from an answer alone.
     let _ = (usage::prompt_tokens(answer), usage::cached_tokens(answer));
     let _ = mooncake::EngineIds::parse(answer);
     if let Some(logprobs) = PromptLogprobs::read(answer) {
@@ -65,7 +65,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
 
-    // And what follows from it.
+    // The legs that follow from the answer.
     let mut router = router(protocol, Callers::Strangers, "");
     let worker = router.fleet().get(WorkerId(1));
     if let Some(life) = worker.map(|worker| worker.incarnation()) {

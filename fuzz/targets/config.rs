@@ -1,4 +1,4 @@
-//! Owns the target of configurations: what is read builds its routers, and no secret comes out in words.
+//! Owns the target of configurations: a valid one builds its routers, and no secret appears in `Debug` output.
 #![no_main]
 
 use fuzz::{NOW, told};
@@ -20,7 +20,7 @@ fuzz_target!(|document: &[u8]| {
     for pool in &config.pools {
         if let Discovery::Registration(rules) = &pool.discovery {
             let secret = std::str::from_utf8(rules.token.secret()).expect("ASCII");
-            // A shorter one may stand there by chance.
+            // A shorter secret may appear by chance.
             assert!(secret.len() < 12 || !written.contains(secret) || elsewhere(document, secret));
         }
         let _ = discovery::source(pool).and_then(|source| source.poll());
@@ -33,7 +33,7 @@ fuzz_target!(|document: &[u8]| {
     }
 });
 
-/// Whether the document says the same text in another place too, where it is no secret.
+/// Whether the document contains the same text in another place, where it is no secret.
 fn elsewhere(document: &[u8], secret: &str) -> bool {
     let text = String::from_utf8_lossy(document);
     text.matches(secret).count() > 1 || !text.contains(secret)

@@ -1,4 +1,4 @@
-//! Owns the target of what sources of workers answer: a Dynamo frontend, a document, Envoy's clusters, one that nobody asked.
+//! Owns the target of answers from discovery sources: a Dynamo frontend, a document, Envoy's clusters, and unsolicited ones.
 #![no_main]
 
 use fuzz::{Choices, NOW, configured, told};
@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     router.advance(NOW);
     let mut source = discovery::source(&pool).expect("a source");
     let mut polled = PolledWorkers::default();
-    // The same source hears one answer after the other.
+    // One source receives several answers in a row.
     for (version, body) in choices.parts(4).into_iter().enumerate() {
         let _ = source.poll();
         let answer = Answer {

@@ -1,4 +1,4 @@
-//! Owns the target of engines' metrics: whatever the text, a figure is a sound one or unknown.
+//! Owns the target of engines' metrics: for any text, a figure is a sane number or unknown.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -14,7 +14,7 @@ fuzz_target!(|text: &[u8]| {
     }
     assert_ne!(figures.kv_blocks, Some(0));
     assert_ne!(figures.block_tokens, Some(0));
-    // What no engine says changes nothing.
+    // Lines that no engine writes change nothing.
     let more = [
         b"# HELP of nothing\nprocess_open_fds 3\n",
         text,

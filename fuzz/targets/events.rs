@@ -1,4 +1,4 @@
-//! Owns the target of answers as they flow: however a stream's bytes are cut, what is read of it and what goes on are the same.
+//! Owns the target of streamed answers: however a stream's bytes are cut, the parsed values and the forwarded bytes are the same.
 #![no_main]
 
 use fuzz::Choices;
@@ -28,7 +28,7 @@ fn rewritten<'a>(edit: &EventEdit, pieces: impl Iterator<Item = &'a [u8]>) -> Ve
     out
 }
 
-/// The stream in pieces whose lengths the bytes of `cuts` give, over and over; some of them are empty.
+/// The stream in pieces whose lengths are the bytes of `cuts`, repeated; some pieces are empty.
 fn cut<'a>(stream: &'a [u8], cuts: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let lengths = cuts.iter().map(|byte| usize::from(*byte % 61));
     let mut lengths = lengths.chain([61]).collect::<Vec<_>>().into_iter().cycle();
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
         let at_once = rewritten(edit, whole());
         assert_eq!(rewritten(edit, cut(stream, cuts)), at_once);
         assert_eq!(rewritten(edit, stream.chunks(1)), at_once);
-        // Lines are neither lost nor made.
+        // No line is lost or added.
         let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
         assert_eq!(lines(stream), lines(&at_once));
     }

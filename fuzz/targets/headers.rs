@@ -1,4 +1,4 @@
-//! Owns the target of what stands in a request's line and headers: method, path, what steers, the subset, session and tenant.
+//! Owns the target of a request's line and headers: method, path, routing overrides, the subset, session and tenant.
 #![no_main]
 
 use fuzz::{Callers, Choices, protocols, router, told};
@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let kind = head.kind();
     let _ = (head.is_encoded(), Form::of(part(1).unwrap_or_default()));
-    // In a header, or as a gateway's metadata have it.
+    // From a header, or as a gateway's metadata carries it.
     let subset = part(2).map(|text| match is_in_header {
         true => Subset::parse(&String::from_utf8_lossy(text)),
         false => Subset::of_metadata(text),
@@ -49,7 +49,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let body = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
     let plan = router.plan(Generation::Chat, body, told);
-    // Nobody outside the subset is asked, whoever calls.
+    // No worker outside the subset is used, for trusted and untrusted callers.
     if let (Ok(Plan::Forward(dispatch, _)), Some(subset)) = (&plan, &subset)
         && protocol != "direct"
     {
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
             );
         }
     }
-    // A header has no say where its sender is not trusted.
+    // Headers of an untrusted caller override nothing.
     if callers == Callers::Strangers
         && let Ok(Plan::Answer(_)) = plan
     {

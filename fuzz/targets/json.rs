@@ -1,4 +1,4 @@
-//! Owns the target of JSON objects as spans: any edits of any object leave JSON, and every other member as it was.
+//! Owns the target of JSON objects as spans: any edits of any object leave valid JSON, and every other member unchanged.
 #![no_main]
 
 use fuzz::{Choices, check_edited};

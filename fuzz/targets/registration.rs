@@ -1,4 +1,4 @@
-//! Owns the target of workers that register themselves: what they send, where, with which token, and the registry's own bytes.
+//! Owns the target of workers that register themselves: bodies, paths, tokens, and the registry's own bytes.
 #![no_main]
 
 use fuzz::{Choices, configured};
@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
     ));
     let path = String::from_utf8_lossy(part(0));
     let pools = || std::iter::once(&pool);
-    // A guess is let in only if it is the token.
+    // A guess is accepted only if it equals the token.
     if registration_pool(pools(), "/pd-router/workers", Some(part(1))).is_ok() {
         let given = part(1).get(7..).unwrap_or_default().trim_ascii();
         assert_eq!(given, b"secret-of-the-test");
@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     let registration =
         registration_pool(pools(), "/pd-router/workers", Some(TOKEN)).expect("the token");
 
-    // What lies on the board may be anybody's.
+    // The bytes in the shared store may have any author.
     let mut registry = Registry::decode(part(2)).unwrap_or_default();
     let before = registry.entries().len();
     let mut leases = Leases::default();

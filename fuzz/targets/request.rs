@@ -1,6 +1,6 @@
-//! Owns the target of request bodies: read, planned by every protocol, edited for each leg.
+//! Owns the target of request bodies: parsed, planned by every protocol, edited for each leg.
 //!
-//! What is planned is JSON still with only the hand-off changed, and no stranger's own hand-off gets through.
+//! A planned body is still JSON with only the hand-off changed, and no untrusted caller's own hand-off gets through.
 #![no_main]
 
 use fuzz::{Callers, Choices, GENERATIONS, check_edited, protocols, router, told};
@@ -12,7 +12,7 @@ use routing::route::{Dispatch, Plan};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 
-/// What a decode leg's edits may change.
+/// Members that the edits of a decode leg may change.
 const DECODE: &[&str] = &[
     "kv_transfer_params",
     "bootstrap_host",
@@ -24,7 +24,7 @@ const DECODE: &[&str] = &[
     "nvext",
 ];
 
-/// And what those of a leg of one token may change besides.
+/// Members that the edits of a one-token leg may change in addition.
 const ONE_TOKEN: &[&str] = &[
     "max_tokens",
     "max_completion_tokens",
@@ -40,8 +40,8 @@ fn sent(body: &[u8], dispatch: &Dispatch) -> Option<Vec<u8>> {
     dispatch.edits.as_ref().map(|edits| edits.apply(body))
 }
 
-/// The text of a body as Python's reader of JSON has it, which engines use: in UTF-8 or UTF-16, with a mark in front or
-/// without, and with numbers that are none.
+/// The text of a body as Python's JSON parser accepts it, which engines use: UTF-8 or UTF-16, with or without a byte order mark,
+/// and with literals such as `NaN` that are no JSON numbers.
 fn as_engines_read(body: &[u8]) -> Option<String> {
     let is_wide = body.get(1) == Some(&0) && body.len().is_multiple_of(2);
     let text = match is_wide {
@@ -61,7 +61,7 @@ fn as_engines_read(body: &[u8]) -> Option<String> {
     Some(text.replace("NaN", "0").replace("Infinity", "0"))
 }
 
-/// What an engine reads of a stranger's body sets no field of a hand-off to anything.
+/// Checks that an engine's parser finds no hand-off field set in an untrusted caller's body.
 fn check_not_forged(body: &[u8]) {
     let Some(text) = as_engines_read(body) else {
         return;

@@ -1,4 +1,4 @@
-//! Owns the target of what lies on the board that all threads share: blobs, segments of decisions, reports, fleets.
+//! Owns the target of the store that all threads share: blobs, segments of decisions, reports, fleets.
 #![no_main]
 
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use routing::fleet::Fleet;
 use routing::request::Generation;
 use routing::sharing::{SharedStore, ThreadSync, WriteResult, decode_reports, pool_number};
 
-/// A board in memory.
+/// A shared store in memory.
 #[derive(Default)]
 struct Memory(RefCell<HashMap<String, (Vec<u8>, u32)>>);
 
@@ -33,7 +33,7 @@ impl SharedStore for Memory {
 
 const OWNER: u64 = 99;
 
-/// A blob's or a segment's head, then whatever comes.
+/// The head of a blob or a segment, then arbitrary bytes.
 fn headed(magic: &[u8; 4], numbers: &[u64], rest: &[u8]) -> Vec<u8> {
     let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
     let mut bytes: Vec<u8> = magic.iter().copied().chain(numbers).collect();
@@ -41,7 +41,7 @@ fn headed(magic: &[u8; 4], numbers: &[u64], rest: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Somebody else's blob and segments, as the bytes say.
+/// Another thread's blob and segments, chosen by the input.
 fn write_foreign(board: &Memory, beat: u64, choices: &mut Choices<'_>) {
     let slot = choices.one(&[0, 1, 2]);
     let next = u64::from(choices.byte() % 20);

@@ -1,22 +1,22 @@
-//! Owns the KV cache of one engine, simulated or in a replay: which blocks it holds, and which one goes first when it is full.
+//! Owns the KV cache of one engine, simulated or in a replay: the blocks in it, and the order of eviction.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Blocks in order of use. A prompt's blocks are used from its end to its beginning, so that a block is always older than
-/// those it builds on: the oldest one is a leaf, and what goes first is never something that another block needs.
+/// Blocks in order of use. A prompt's blocks are used from its end to its start, so that a block is always older than those it
+/// builds on: the oldest one is a leaf, and eviction never takes a block that another one needs.
 #[derive(Debug)]
 pub struct Cache {
     capacity: usize,
     places: HashMap<u64, usize, BuildHasherDefault<Already>>,
     nodes: Vec<Node>,
-    /// Nodes that hold nothing now.
+    /// Unused nodes.
     free: Vec<usize>,
     newest: usize,
     oldest: usize,
 }
 
-/// A block, between the one used before it and the one used after it.
+/// A block in a list by time of use, with links to its neighbours.
 #[derive(Debug)]
 struct Node {
     name: u64,
@@ -40,7 +40,7 @@ impl Cache {
         }
     }
 
-    /// How many leading blocks of a prompt are held.
+    /// Number of leading blocks of a prompt in the cache.
     pub fn depth(&self, sequence: &[u64]) -> usize {
         let held = sequence
             .iter()
@@ -48,7 +48,7 @@ impl Cache {
         held.count()
     }
 
-    /// A prompt's blocks are used: those that are not held enter, and the least recently used go until all fit.
+    /// Marks a prompt's blocks as used: missing ones enter, and the least recently used are evicted until all fit.
     pub fn enter(&mut self, sequence: &[u64]) {
         for name in sequence.iter().take(self.capacity).rev() {
             self.touch(*name);
@@ -90,7 +90,7 @@ impl Cache {
         self.free.push(place);
     }
 
-    /// Puts a node before all others.
+    /// Puts a node at the front.
     fn link(&mut self, place: usize) {
         self.nodes[place].newer = NONE;
         self.nodes[place].older = self.newest;
@@ -114,7 +114,7 @@ impl Cache {
     }
 }
 
-/// Names of blocks are hashes already.
+/// Sequence hashes need no further hashing.
 #[derive(Debug, Default)]
 pub struct Already(u64);
 

@@ -1,4 +1,4 @@
-//! `pd-harness`: a proxy-wasm host, simulated engines, and the tools that judge pd-router.
+//! Owns the command line of `pd-harness`: a proxy-wasm host, simulated engines, and the tools that test pd-router.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ mod plot;
 mod replay;
 mod run;
 
-/// A proxy-wasm host for pd-router, simulated inference engines, and the tools that judge them.
+/// A proxy-wasm host for pd-router, simulated inference engines, and the tools that test them.
 #[derive(Parser)]
 #[command(name = "pd-harness", version)]
 struct Cli {
@@ -33,9 +33,9 @@ enum Command {
     Check(check::Args),
     /// Start one simulated inference server.
     Engine(engine::Args),
-    /// Send requests to an address, and measure what comes of them.
+    /// Send requests to an address, and measure the answers.
     Load(load::Args),
-    /// Make engines fail while clients ask, and judge what the clients get.
+    /// Make engines fail while clients send requests, and judge the clients' outcomes.
     Chaos(chaos::Args),
     /// Measure pd-router beside its peers, and write a report.
     Bench(bench::Args),

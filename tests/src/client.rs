@@ -1,4 +1,4 @@
-//! A well-behaved client: one request and its whole answer, over HTTP/1.1 or HTTP/2, fresh or kept connections.
+//! Owns a well-behaved client: one request and its complete answer, over HTTP/1.1 or HTTP/2, new or kept connections.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::sse;
 /// After this long an answer is not coming, where the request does not say otherwise.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// A request to be sent.
+/// A request to send.
 #[derive(Clone, Debug)]
 pub struct Ask {
     method: Method,
@@ -60,20 +60,20 @@ impl Ask {
         Ask::post("/v1/chat/completions", chat_body(content).to_string())
     }
 
-    /// The same as a stream.
+    /// A chat request for a short streamed answer.
     pub fn chat_stream(content: &str) -> Ask {
         let mut body = chat_body(content);
         body["stream"] = json!(true);
         Ask::post("/v1/chat/completions", body.to_string())
     }
 
-    /// To this authority, whoever listens there.
+    /// Sets the authority, whatever server listens at the address.
     pub fn to(mut self, authority: &str) -> Ask {
         self.authority = Some(authority.to_owned());
         self
     }
 
-    /// With this header too.
+    /// Adds a header.
     pub fn header(self, name: &str, value: &str) -> Ask {
         self.header_bytes(name, value.as_bytes())
     }
@@ -90,7 +90,7 @@ impl Ask {
         self.header("content-type", kind)
     }
 
-    /// With this header too, whatever its bytes.
+    /// Adds a header with arbitrary bytes.
     pub fn header_bytes(mut self, name: &str, value: &[u8]) -> Ask {
         let (Ok(name), Ok(value)) = (
             HeaderName::from_bytes(name.as_bytes()),
@@ -147,18 +147,18 @@ pub fn chat_body(content: &str) -> Value {
     })
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// Its status.
+    /// HTTP status.
     pub status: u16,
-    /// Its headers.
+    /// Headers.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Body.
     pub body: Bytes,
 }
 
-/// The two workers that the gateway says it chose.
+/// The two workers that the gateway reports to have selected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pair {
     /// `x-pd-router-prefill`.
@@ -168,14 +168,14 @@ pub struct Pair {
 }
 
 impl Reply {
-    /// The reply itself; fails where its status is another.
+    /// The reply itself; fails if the status differs.
     #[track_caller]
     pub fn expect(self, status: u16) -> Reply {
         assert_eq!(self.status, status, "the answer is {}", self.text());
         self
     }
 
-    /// The header's value, where there is exactly one.
+    /// The header's value if there is exactly one.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.get_all(name).iter();
         let value = values.next()?;
@@ -183,7 +183,7 @@ impl Reply {
         value.to_str().ok()
     }
 
-    /// The two workers that the response headers name.
+    /// The two workers named in the response headers.
     #[track_caller]
     pub fn pair(&self) -> Pair {
         let named = |name| {
@@ -224,7 +224,7 @@ impl Reply {
         sse::json_until_done(&self.text())
     }
 
-    /// The reply itself; fails where it is not a whole chat answer, or a whole stream of one, of so many tokens.
+    /// The reply itself; fails unless it is a complete chat answer, unstreamed or streamed, of `tokens` tokens.
     #[track_caller]
     pub fn expect_tokens(self, tokens: u64) -> Reply {
         let reply = self.expect(200);
@@ -244,7 +244,7 @@ impl Reply {
         reply
     }
 
-    /// The message of an error of pd-router's own with this status and code; fails where it is another.
+    /// The message of pd-router's own error with this status and code; fails otherwise.
     #[track_caller]
     pub fn expect_code(&self, status: u16, code: &str) -> String {
         let message = self.expect_error(status);
@@ -252,7 +252,7 @@ impl Reply {
         message
     }
 
-    /// The message of an error of pd-router's own; fails where its status or shape is another.
+    /// The message of pd-router's own error; fails if its status or shape differs.
     #[track_caller]
     pub fn expect_error(&self, status: u16) -> String {
         assert_eq!(self.status, status, "the answer is {}", self.text());
@@ -273,14 +273,14 @@ impl Reply {
     }
 }
 
-/// Why no answer came.
+/// Why there is no answer.
 #[derive(Debug)]
 pub enum Failure {
-    /// Nobody listens, or the other side does not speak HTTP.
+    /// The port is closed, or the other side does not speak HTTP.
     NoConnection(String),
     /// The connection ended before the answer began.
     NoAnswer(String),
-    /// The answer began and did not come to its end.
+    /// The answer began and did not end.
     BreaksOff(String),
     /// Nothing of the sort within this limit.
     TooLate(Duration),
@@ -307,7 +307,7 @@ impl Failure {
     }
 }
 
-/// Sends one request over a connection of its own; fails where no answer comes.
+/// Sends one request over its own connection; fails without an answer.
 pub async fn send(to: SocketAddr, ask: Ask) -> Reply {
     let what = format!("{} {}", ask.method, ask.path);
     try_send(to, ask)
@@ -315,16 +315,16 @@ pub async fn send(to: SocketAddr, ask: Ask) -> Reply {
         .unwrap_or_else(|failure| panic!("no answer from {to} to {what}: {failure}"))
 }
 
-/// Sends one request over a connection of its own.
+/// Sends one request over its own connection.
 ///
 /// # Errors
-/// Where no answer comes.
+/// When there is no answer.
 pub async fn try_send(to: SocketAddr, ask: Ask) -> Result<Reply, Failure> {
     let mut connection = Connection::open(to).await?;
     connection.send(ask).await
 }
 
-/// Many clients at once, each with a connection of its own, each asking `ask` so many times; fails where any gets no answer.
+/// Runs many clients at once, each over its own connection and each sending `ask` `each` times; fails if any gets no answer.
 pub async fn crowd(to: SocketAddr, clients: usize, each: usize, ask: &Ask) -> Vec<Reply> {
     let one = |_| async move {
         let mut replies = Vec::new();
@@ -346,7 +346,7 @@ enum Sender {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// A connection that is kept for many requests.
+/// A connection kept for many requests.
 pub struct Connection {
     to: SocketAddr,
     sender: Sender,
@@ -356,7 +356,7 @@ impl Connection {
     /// An HTTP/1.1 connection.
     ///
     /// # Errors
-    /// Where nobody listens.
+    /// When the port is closed.
     pub async fn open(to: SocketAddr) -> Result<Connection, Failure> {
         let io = connect(to).await?;
         let (sender, connection) = http1::handshake(io).await.map_err(Failure::no_connection)?;
@@ -367,10 +367,10 @@ impl Connection {
         })
     }
 
-    /// An HTTP/2 connection in clear text, without asking first.
+    /// An HTTP/2 connection in clear text with prior knowledge.
     ///
     /// # Errors
-    /// Where nobody listens or the other side does not speak HTTP/2.
+    /// When the port is closed or the other side does not speak HTTP/2.
     pub async fn open_http2(to: SocketAddr) -> Result<Connection, Failure> {
         let io = connect(to).await?;
         let (sender, connection) = http2::handshake(TokioExecutor::new(), io)
@@ -383,7 +383,7 @@ impl Connection {
         })
     }
 
-    /// Another handle of the same HTTP/2 connection, for requests side by side.
+    /// Another handle of the same HTTP/2 connection, for concurrent requests.
     pub fn share(&self) -> Option<Connection> {
         let Sender::Http2(sender) = &self.sender else {
             return None;
@@ -394,10 +394,10 @@ impl Connection {
         })
     }
 
-    /// Sends one request and reads the whole answer.
+    /// Sends one request and reads the complete answer.
     ///
     /// # Errors
-    /// Where no answer comes, or not in time.
+    /// When there is no answer, or not in time.
     pub async fn send(&mut self, ask: Ask) -> Result<Reply, Failure> {
         let limit = ask.limit;
         timeout(limit, self.exchange(ask))

@@ -1,4 +1,4 @@
-//! Conversations that grow: each turn sends all that was said before.
+//! Owns conversations that grow: each turn sends all earlier messages.
 
 use std::net::SocketAddr;
 
@@ -8,13 +8,13 @@ use crate::client::{self, Ask, Reply};
 use crate::engines::{MODEL, with};
 use crate::gateway::Gateway;
 
-/// Where chat requests go.
+/// Path of chat requests.
 pub const CHAT: &str = "/v1/chat/completions";
 
-/// What all begin with, some thirty times: that is as many blocks of sixteen tokens.
+/// A sentence of the shared system prompt, which repeats it some thirty times: that is as many blocks of sixteen tokens.
 const PLAIN: &str = "Answer in one sentence, in plain words, and only what you are sure of. ";
 
-/// How a turn spells the contents of messages. To a reader all are the same.
+/// How a turn spells the contents of messages. All spellings mean the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
     /// As strings.
@@ -23,7 +23,7 @@ pub enum Spelling {
     Alternating,
 }
 
-/// A conversation: each turn sends all that was said before. Every other answer is a stream.
+/// A conversation: each turn sends all earlier messages. Every other answer is a stream.
 pub struct Conversation {
     topic: String,
     spelling: Spelling,
@@ -32,12 +32,12 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// One about `topic` that begins with the system prompt that all share.
+    /// A conversation about `topic` that begins with the shared system prompt.
     pub fn about(topic: &str, spelling: Spelling) -> Conversation {
         Conversation::beginning(topic, spelling, PLAIN)
     }
 
-    /// One about `topic` that shares its beginning with no other.
+    /// A conversation about `topic` that shares its prefix with no other.
     pub fn alone(topic: &str) -> Conversation {
         let instruction =
             format!("Speak of {topic} as one who has seen it all before, and briefly. ");
@@ -73,12 +73,12 @@ impl Conversation {
         json!({"model": MODEL, "messages": messages, "max_tokens": 8, "stream": is_stream})
     }
 
-    /// The next turn.
+    /// The request of the next turn.
     pub fn ask(&mut self) -> Ask {
         Ask::post(CHAT, self.body().to_string())
     }
 
-    /// Takes the answer into the conversation.
+    /// Appends the answer to the conversation.
     pub fn hear(&mut self, reply: &Reply) {
         let text: String = match self.turns % 2 {
             1 => said(&reply.json()["choices"][0]["message"]).to_owned(),
@@ -93,12 +93,12 @@ impl Conversation {
             .push(json!({"role": "assistant", "content": text}));
     }
 
-    /// Sends the next turn on a connection of its own and hears the answer.
+    /// Sends the next turn over its own connection and appends the answer.
     pub async fn turn(&mut self, gateway: &Gateway) -> Reply {
         self.turn_at(gateway.listen).await
     }
 
-    /// The same with whoever listens there.
+    /// The same at any address.
     pub async fn turn_at(&mut self, gateway: SocketAddr) -> Reply {
         let ask = self.ask();
         self.turn_as(gateway, ask).await

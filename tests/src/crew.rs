@@ -1,4 +1,4 @@
-//! Engines at fixed addresses behind a roster: each can be killed, and started again as somebody else.
+//! Owns engines at fixed addresses behind a document of workers: each can be killed, and restarted under a new identity.
 
 use std::net::SocketAddr;
 
@@ -11,13 +11,13 @@ use crate::gateway::{Build, Gateway};
 use crate::roster::{Roster, own_loopback};
 use crate::wait::{GENEROUS, eventually};
 
-/// A place for an engine. The engine that takes it has a new id and a new name each time.
+/// A slot for an engine. Each engine in the slot has a new id and a new name.
 pub struct Post {
-    /// What its engines do.
+    /// Role of the slot's engines.
     pub role: Role,
-    /// Where they listen.
+    /// Address of the slot's engines.
     pub address: SocketAddr,
-    /// Where the first engine's partners found it, if it had such a place.
+    /// Bootstrap address of the slot's first engine, if it had one.
     pub bootstrap: Option<SocketAddr>,
     listed_as: Role,
     listed: bool,
@@ -30,29 +30,29 @@ pub struct Post {
 }
 
 impl Post {
-    /// The name of the engine that has it now, or had it last.
+    /// Name of the current or last engine.
     pub fn name(&self) -> String {
         format!("{}-{}-{}", self.listed_as.as_str(), self.number, self.times)
     }
 
-    /// The id of the engine that has it now, or had it last.
+    /// Id of the current or last engine.
     pub fn id(&self) -> u64 {
-        // Above 2^63: neither a signed number nor a float holds it.
+        // Above 2^63: neither a signed number nor a float holds this value.
         u64::MAX - self.number * 1_000_000 - self.times
     }
 
-    /// The engine that has it; fails where there is none.
+    /// The current engine; fails if there is none.
     pub fn engine(&self) -> &Engine {
         let engine = self.engine.as_ref();
         engine.unwrap_or_else(|| panic!("nobody is at {}", self.name()))
     }
 
-    /// Whether an engine has it.
+    /// Whether the slot has an engine.
     pub fn lives(&self) -> bool {
         self.engine.is_some()
     }
 
-    /// Counters of the engine that has it and of all that had it, as they were last asked.
+    /// Counters of all engines that the slot has had, dead ones as last read.
     pub async fn state(&self) -> State {
         match &self.engine {
             Some(engine) => self.past.plus(&engine.state().await),
@@ -60,19 +60,19 @@ impl Post {
         }
     }
 
-    /// Ends its engine as `kill -9` does, whatever that is doing.
+    /// Ends the engine as `kill -9` does, whatever its state.
     pub async fn kill(&mut self) {
         let Some(mut engine) = self.engine.take() else {
             return;
         };
         let mut last = engine.state().await;
         engine.kill();
-        // It runs nothing any more.
+        // A dead engine runs nothing.
         last.running = 0;
         self.past = self.past.plus(&last);
     }
 
-    /// Starts another engine in the place of one that was killed.
+    /// Starts another engine in the slot of a killed one.
     pub async fn start(&mut self) {
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         self.times += 1;
@@ -91,28 +91,28 @@ impl Post {
     }
 }
 
-/// Places for engines of both roles, and the roster that lists those that are taken.
+/// Slots for engines of both roles, and the document that lists the taken ones.
 pub struct Crew {
-    /// What a gateway polls.
+    /// The document that a gateway polls.
     pub roster: Roster,
-    /// Those that prefill.
+    /// Prefill slots.
     pub prefill: Vec<Post>,
-    /// Those that decode.
+    /// Decode slots.
     pub decode: Vec<Post>,
-    /// Lines of workers that have no place here.
+    /// Entries of workers without a slot here.
     pub others: Vec<Value>,
     /// Further members of the proxy's clusters, as `pd-harness run --member` takes them.
     pub further_members: Vec<String>,
 }
 
 impl Crew {
-    /// This many places of each role, all empty, for engines with these options.
+    /// This many empty slots of each role, for engines with these options.
     pub async fn hire(prefill: usize, decode: usize, options: &[&str]) -> Crew {
         let roles = (Role::Prefill, Role::Decode);
         Crew::hire_as(roles, (prefill, decode), options).await
     }
 
-    /// The same, where the engines listed as decode are of another role.
+    /// The same, with another role for the engines listed as decode.
     pub async fn hire_as(
         (prefill, decode): (Role, Role),
         counts: (usize, usize),
@@ -120,7 +120,7 @@ impl Crew {
     ) -> Crew {
         let post = |role, listed_as, number: usize| async move {
             let anywhere = SocketAddr::from((own_loopback(), 0));
-            // An engine finds the port.
+            // The first engine finds a free port.
             let first = Engine::start_at(anywhere, role, options).await;
             Post {
                 role,
@@ -148,7 +148,7 @@ impl Crew {
         }
     }
 
-    /// Lets each engine have the bootstrap port that the first one at its place had, and lists it.
+    /// Keeps each slot's first bootstrap port for its later engines, and lists it.
     pub fn keep_bootstrap_ports(&mut self) {
         for post in &mut self.prefill {
             let Some(bootstrap) = post.bootstrap else {
@@ -162,7 +162,7 @@ impl Crew {
         }
     }
 
-    /// A gateway that finds its workers on the roster, with these further fields of the pool.
+    /// A gateway that discovers its workers through the document, with these further fields of the pool.
     pub async fn gateway(&self, proxy: Proxy, pool: Value) -> Gateway {
         let members = self.members();
         Gateway::start(proxy, &self.roster.config(pool), &arguments(&members)).await
@@ -180,7 +180,7 @@ impl Crew {
         Gateway::build(proxy, build, &config, &arguments(&members)).await
     }
 
-    /// All places as members of the proxy's clusters.
+    /// All slots as members of the proxy's clusters.
     pub fn members(&self) -> Vec<String> {
         [("prefill", &self.prefill), ("decode", &self.decode)]
             .into_iter()
@@ -193,7 +193,7 @@ impl Crew {
             .collect()
     }
 
-    /// The places of this role.
+    /// The slots of this role.
     pub fn posts(&self, role: Role) -> &[Post] {
         match role {
             Role::Prefill => &self.prefill,
@@ -201,7 +201,7 @@ impl Crew {
         }
     }
 
-    /// The places of this role.
+    /// The slots of this role.
     pub fn posts_mut(&mut self, role: Role) -> &mut [Post] {
         match role {
             Role::Prefill => &mut self.prefill,
@@ -209,12 +209,12 @@ impl Crew {
         }
     }
 
-    /// The names of those who have the places of this role.
+    /// The names of this role's engines.
     pub fn names(&self, role: Role) -> Vec<String> {
         self.posts(role).iter().map(Post::name).collect()
     }
 
-    /// Lists those of this role with further fields from now on.
+    /// Lists this role's engines with further fields from now on.
     pub fn describe(&mut self, role: Role, fields: impl Fn(usize) -> Value) {
         for (at, post) in self.posts_mut(role).iter_mut().enumerate() {
             post.more = fields(at);
@@ -226,22 +226,22 @@ impl Crew {
         join_all(self.posts_mut(role).iter_mut().map(Post::kill)).await;
     }
 
-    /// Starts an engine at every place of this role.
+    /// Starts an engine in every slot of this role.
     pub async fn start(&mut self, role: Role) {
         join_all(self.posts_mut(role).iter_mut().map(Post::start)).await;
     }
 
-    /// Puts all of this role on the roster, as they are now.
+    /// Lists all engines of this role with their current identities.
     pub fn list(&mut self, role: Role) {
         self.set_listed(role, |_| true);
     }
 
-    /// Takes all of this role off the roster.
+    /// Removes all engines of this role from the document.
     pub fn dismiss(&mut self, role: Role) {
         self.set_listed(role, |_| false);
     }
 
-    /// Says of one of this role that it drains, or no longer does.
+    /// Lists one engine of this role as draining, or as no longer draining.
     pub fn set_draining(&mut self, role: Role, at: usize, draining: bool) {
         let post = &mut self.posts_mut(role)[at];
         let more = std::mem::take(&mut post.more);
@@ -249,7 +249,7 @@ impl Crew {
         self.publish();
     }
 
-    /// Says that who is in this place is somebody else, with this id and name, although nobody was restarted.
+    /// Lists the engine of this slot under another id and name, without a restart.
     pub fn rename(&mut self, role: Role, at: usize, id: u64, name: &str) {
         let post = &mut self.posts_mut(role)[at];
         let more = std::mem::take(&mut post.more);
@@ -257,31 +257,31 @@ impl Crew {
         self.publish();
     }
 
-    /// Puts one of this role on the roster, as it is now.
+    /// Lists one engine of this role with its current identity.
     pub fn list_one(&mut self, role: Role, at: usize) {
         self.posts_mut(role)[at].listed = true;
         self.publish();
     }
 
-    /// Takes one of this role off the roster.
+    /// Removes one engine of this role from the document.
     pub fn dismiss_one(&mut self, role: Role, at: usize) {
         self.posts_mut(role)[at].listed = false;
         self.publish();
     }
 
-    /// Starts all of this role and lists them.
+    /// Starts all engines of this role and lists them.
     pub async fn bring(&mut self, role: Role) {
         self.start(role).await;
         self.list(role);
     }
 
-    /// Takes all of this role off the roster and kills them.
+    /// Removes all engines of this role from the document and kills them.
     pub async fn remove(&mut self, role: Role) {
         self.dismiss(role);
         self.kill(role).await;
     }
 
-    /// Counters of all of this role that are or were.
+    /// Counters of all engines of this role, dead ones included.
     pub async fn total(&self, role: Role) -> State {
         let states = join_all(self.posts(role).iter().map(Post::state)).await;
         states
@@ -289,7 +289,7 @@ impl Crew {
             .fold(State::default(), |sum, one| sum.plus(one))
     }
 
-    /// Waits until none of this role runs anything.
+    /// Waits until no engine of this role runs a request.
     pub async fn is_idle(&self, role: Role) {
         eventually("they are idle", GENEROUS, || async {
             let state = self.total(role).await;
@@ -316,7 +316,7 @@ impl Crew {
     }
 }
 
-/// The members as a gateway's command line has them.
+/// The members as arguments of a gateway's command line.
 fn arguments(members: &[String]) -> Vec<&str> {
     let arguments = members.iter().flat_map(|member| ["--member", member]);
     arguments.collect()

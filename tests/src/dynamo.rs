@@ -89,7 +89,7 @@ impl Dynamo {
 
     async fn start_with(make: Make) -> Dynamo {
         let folder = paths::scratch().join(unique_name("dynamo"));
-        // Cards of an earlier run would be found again.
+        // Model cards of an earlier run would be discovered again.
         let _ = std::fs::remove_dir_all(&folder);
         for sub in ["home", "kv"] {
             std::fs::create_dir_all(folder.join(sub))
@@ -132,17 +132,17 @@ impl Dynamo {
         })
     }
 
-    /// The ids of the prefill workers, as the frontend tells them.
+    /// The ids of the prefill workers, from the frontend.
     pub async fn prefill_ids(&self) -> BTreeSet<u64> {
         self.ids_of("prefill").await
     }
 
-    /// The ids of the decode workers, as the frontend tells them.
+    /// The ids of the decode workers, from the frontend.
     pub async fn decode_ids(&self) -> BTreeSet<u64> {
         self.ids_of("backend").await
     }
 
-    /// The ids of the workers of this role, as the frontend tells them.
+    /// The ids of this role's workers, from the frontend.
     pub async fn ids(&self, role: Role) -> BTreeSet<u64> {
         match role {
             Role::Prefill => self.prefill_ids().await,
@@ -150,7 +150,7 @@ impl Dynamo {
         }
     }
 
-    /// Stops the workers of this role and waits until the frontend knows.
+    /// Stops the workers of this role and waits until the frontend has removed them.
     pub async fn remove(&mut self, role: Role) {
         let old = self.ids(role).await;
         if let Some(workers) = self.workers(role).take() {
@@ -166,7 +166,7 @@ impl Dynamo {
         .await;
     }
 
-    /// Starts workers of this role and waits until the frontend knows all of them. They have new ids.
+    /// Starts workers of this role, with new ids, and waits until the frontend lists all of them.
     pub async fn add(&mut self, role: Role) {
         let workers = workers(self.make, &self.folder, role).await;
         self.workers(role).replace(workers);
@@ -180,7 +180,7 @@ impl Dynamo {
         .await;
     }
 
-    /// Stops all workers of this role and starts others, which have new ids; waits until the model is ready again.
+    /// Stops all workers of this role and starts others with new ids; waits until the model is ready again.
     pub async fn restart(&mut self, role: Role) {
         self.remove(role).await;
         self.add(role).await;
@@ -194,12 +194,12 @@ impl Dynamo {
         }
     }
 
-    /// True while the frontend says that the model is ready with all its workers.
+    /// True while the frontend reports the model as ready with all its workers.
     pub async fn is_ready(&self) -> bool {
         self.readiness().await.is_ok()
     }
 
-    /// Waits until the frontend says that the model is ready with all its workers.
+    /// Waits until the frontend reports the model as ready with all its workers.
     pub async fn wait_until_ready(&self) {
         eventually("Dynamo is ready", self.make.start_limit(), || {
             self.readiness()
@@ -268,7 +268,7 @@ fn in_folder(folder: &Path, mut command: Command) -> Command {
     command
 }
 
-/// The frontend takes no port 0, so one is found for it.
+/// A free port, since the frontend does not accept port 0.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0");
     listener

@@ -1,4 +1,4 @@
-//! A file of endpoints for a cluster, which the proxy reads anew whenever another one takes its place.
+//! Owns a cluster's file of endpoints, which the proxy reads again whenever another file replaces it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use serde_json::json;
 use crate::paths;
 use crate::process::unique_name;
 
-/// What the file says of a host.
+/// Health of a host in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing bad.
+    /// Healthy.
     Healthy,
-    /// It is not well.
+    /// Unhealthy.
     Unhealthy,
-    /// It is to get nothing new.
+    /// Gets no new requests.
     Draining,
 }
 
@@ -39,12 +39,12 @@ impl Endpoints {
         endpoints
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// From now on these are the hosts, and all are well.
+    /// Replaces the hosts; all are healthy.
     pub fn list(&self, addresses: &[SocketAddr]) {
         let hosts: Vec<_> = addresses
             .iter()
@@ -53,7 +53,7 @@ impl Endpoints {
         self.publish(&hosts);
     }
 
-    /// From now on these are the hosts.
+    /// Replaces the hosts.
     pub fn publish(&self, hosts: &[(SocketAddr, Health)]) {
         let endpoints: Vec<_> = hosts
             .iter()

@@ -1,4 +1,4 @@
-//! Simulated engines, each its own process, and what they say about the requests they got.
+//! Owns simulated engines, each its own process, and their reports about received requests.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -11,13 +11,13 @@ use crate::client::{self, Ask};
 use crate::paths;
 use crate::process::Process;
 
-/// The model that engines serve unless told otherwise.
+/// Default model of the engines.
 pub const MODEL: &str = "sim";
 
 /// Options of engines that answer as fast as a simulation can.
 pub const FAST: &[&str] = &["--speedup", "50"];
 
-/// What an engine is for.
+/// Role of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Computes prompts and hands their KV blocks over.
@@ -29,7 +29,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// As configuration and command line spell it.
+    /// Name in configuration and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Prefill => "prefill",
@@ -39,12 +39,12 @@ impl Role {
     }
 }
 
-/// What `GET /__state` says. Blocks are KV blocks, prompt tokens are tokens.
+/// Body of `GET /__state`. Blocks are KV blocks, prompt tokens are tokens.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct State {
     /// Requests to generation paths, refused ones included.
     pub requests: u64,
-    /// Requests being computed now; those that stand in line are not among them.
+    /// Requests being computed now, without queued ones.
     pub running: u64,
     /// Hand-offs given out.
     pub handoffs_issued: u64,
@@ -60,9 +60,9 @@ pub struct State {
     pub blocks_unpulled: u64,
     /// Decode requests without a hand-off.
     pub refused_missing_handoff: u64,
-    /// Decode requests with one that was never given out.
+    /// Decode requests with a hand-off that was never given out.
     pub refused_wrong_handoff: u64,
-    /// Decode requests with one that had been used.
+    /// Decode requests with a hand-off already used.
     pub refused_used_handoff: u64,
     /// Prompt tokens that this engine computed itself.
     pub prompt_tokens_computed: u64,
@@ -76,11 +76,11 @@ pub struct State {
     pub expired: u64,
     /// Hand-offs given out and neither pulled nor still under lease: expired or lost.
     pub leaked: u64,
-    /// Requests refused for their hand-off, whatever was wrong with it or with the engine that gave it.
+    /// Requests refused because of their hand-off, whether the hand-off or its engine was at fault.
     pub refused: u64,
-    /// Decode: prompt tokens computed beyond those that the protocol leaves to it. Must be 0.
+    /// Decode: prompt tokens computed beyond those that the protocol leaves to decode. Must be 0.
     pub recomputed: u64,
-    /// Requests that failed because a fault was ordered.
+    /// Requests that failed because of an injected fault.
     pub failed_by_fault: u64,
     /// SGLang: requests ended by `/abort_request`.
     #[serde(default)]
@@ -91,33 +91,33 @@ pub struct State {
     /// SGLang: requests whose room is no number up to 2^63 − 1.
     #[serde(default)]
     pub refused_bad_room: u64,
-    /// SGLang: requests that name another bootstrap server than they should.
+    /// SGLang: requests that name a wrong bootstrap server.
     #[serde(default)]
     pub refused_wrong_bootstrap: u64,
-    /// SGLang: requests with a room that had been used.
+    /// SGLang: requests with a room already used.
     #[serde(default)]
     pub refused_used_room: u64,
     /// SGLang: requests whose room belongs to another rank.
     #[serde(default)]
     pub refused_rank_conflict: u64,
-    /// Requests by what was asked for.
+    /// Requests by kind.
     #[serde(default)]
     pub requests_by_leg: Legs,
 }
 
-/// Requests by what was asked for.
+/// Requests by kind.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct Legs {
     /// Prefill legs.
     pub prefill: u64,
     /// Decode legs.
     pub decode: u64,
-    /// Whole requests.
+    /// Aggregated requests.
     pub whole: u64,
 }
 
 impl State {
-    /// Requests refused for their hand-off or their room, whatever was wrong with it.
+    /// Requests refused because of their hand-off or their room, for any reason.
     pub fn refused(&self) -> u64 {
         let handoff =
             self.refused_missing_handoff + self.refused_wrong_handoff + self.refused_used_handoff;
@@ -129,7 +129,7 @@ impl State {
         handoff + room
     }
 
-    /// The two added up.
+    /// The sum of both.
     pub fn plus(&self, other: &State) -> State {
         let legs = |one: fn(&Legs) -> u64| one(&self.requests_by_leg) + one(&other.requests_by_leg);
         State {
@@ -168,18 +168,18 @@ impl State {
     }
 }
 
-/// One request as an engine got it.
+/// One request as an engine received it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Recorded {
-    /// Its method.
+    /// HTTP method.
     pub method: String,
-    /// Its path.
+    /// HTTP path.
     pub path: String,
-    /// Its headers in order, doubles kept.
+    /// Headers in order, duplicates kept.
     pub headers: Vec<(String, String)>,
-    /// Its body where that is UTF-8 and not above 1 MiB.
+    /// Body, if UTF-8 and at most 1 MiB.
     pub body: Option<String>,
-    /// The length of its body in bytes.
+    /// Length of the body in bytes.
     pub body_bytes: usize,
 }
 
@@ -210,18 +210,18 @@ struct Ready {
     ready: bool,
     role: String,
     address: SocketAddr,
-    // Of an SGLang prefill engine.
+    // Only of an SGLang prefill engine.
     #[serde(default)]
     bootstrap: Option<SocketAddr>,
 }
 
 /// A simulated engine.
 pub struct Engine {
-    /// What it is for.
+    /// Role of the engine.
     pub role: Role,
-    /// Where it listens.
+    /// Address of the engine.
     pub address: SocketAddr,
-    /// Where an SGLang prefill engine's partners find it.
+    /// Bootstrap address of an SGLang prefill engine, for its partners.
     pub bootstrap: Option<SocketAddr>,
     process: Process,
 }
@@ -255,12 +255,12 @@ impl Engine {
         }
     }
 
-    /// Ends it as `kill -9` does.
+    /// Ends the engine as `kill -9` does.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// It as a configuration or a roster lists it.
+    /// The engine's entry in a configuration or a document of workers.
     pub fn listed(&self) -> Value {
         json!({
             "address": self.address.to_string(),
@@ -269,13 +269,13 @@ impl Engine {
         })
     }
 
-    /// From now on it answers its health check so, such as `{"status": 503}` or `{"delay_ms": 3000}`.
+    /// Sets the answer of the health check, such as `{"status": 503}` or `{"delay_ms": 3000}`.
     pub async fn set_health(&self, health: &Value) {
         let ask = Ask::post("/__health", health.to_string());
         client::send(self.address, ask).await.expect(200);
     }
 
-    /// Orders a fault, such as `{"kind": "status", "status": 503}`; returns its id. `pd-harness engine --help` lists them.
+    /// Injects a fault, such as `{"kind": "status", "status": 503}`; returns its id. `pd-harness engine --help` lists them.
     pub async fn fault(&self, fault: &Value) -> u64 {
         let ask = Ask::post("/__fault", fault.to_string());
         let reply = client::send(self.address, ask).await.expect(200);
@@ -283,13 +283,13 @@ impl Engine {
         answer["id"].as_u64().expect("an id")
     }
 
-    /// Orders no more faults. A request that hangs goes on hanging.
+    /// Ends all faults. A request that already hangs keeps hanging.
     pub async fn clear_faults(&self) {
         let ask = Ask::delete("/__fault");
         client::send(self.address, ask).await.expect(200);
     }
 
-    /// Its counters.
+    /// The engine's counters.
     pub async fn state(&self) -> State {
         state_of(self.address).await
     }
@@ -299,7 +299,7 @@ impl Engine {
         ask(self.address, "/__requests").await
     }
 
-    /// The one request to a generation path that it got.
+    /// The only request to a generation path; fails unless there is exactly one.
     pub async fn only_request(&self) -> Recorded {
         let mut requests = self.requests().await;
         assert_eq!(
@@ -325,11 +325,11 @@ async fn ask<T: for<'de> Deserialize<'de>>(engine: SocketAddr, path: &str) -> T 
 
 /// The engines behind a gateway.
 pub struct Fleet {
-    /// Those that prefill.
+    /// Prefill engines.
     pub prefill: Vec<Engine>,
-    /// Those that decode.
+    /// Decode engines.
     pub decode: Vec<Engine>,
-    /// Those that do both.
+    /// Aggregated engines.
     pub aggregated: Vec<Engine>,
 }
 
@@ -339,7 +339,7 @@ impl Fleet {
         Fleet::start_with_aggregated(prefill, decode, 0, options).await
     }
 
-    /// The same, with aggregated engines beside.
+    /// The same, with aggregated engines in addition.
     pub async fn start_with_aggregated(
         prefill: usize,
         decode: usize,
@@ -359,7 +359,7 @@ impl Fleet {
         disaggregated.chain(&self.aggregated)
     }
 
-    /// A configuration with this fleet as its one static pool, response headers and the status page on.
+    /// A configuration with this fleet as its one static pool, response headers and the status page enabled.
     pub fn config(&self) -> Value {
         self.config_with(json!({}))
     }
@@ -390,7 +390,7 @@ impl Fleet {
         total(&self.decode).await
     }
 
-    /// Fails where any decode engine was sent a request without a good hand-off.
+    /// Fails if any decode engine received a request without a valid hand-off.
     pub async fn assert_no_decode_refused(&self) {
         for engine in &self.decode {
             let state = engine.state().await;
@@ -399,7 +399,7 @@ impl Fleet {
     }
 }
 
-/// The engines as a configuration lists them: named by `letter` and number, with ids that are always the same.
+/// The engines as a configuration lists them: named by `letter` and number, with fixed ids.
 pub fn named(engines: &[Engine], letter: &str, first_id: u64) -> Vec<Value> {
     let one = |(at, engine): (usize, &Engine)| {
         let fields = json!({"name": format!("{letter}{at}"), "id": first_id + at as u64});
@@ -408,13 +408,13 @@ pub fn named(engines: &[Engine], letter: &str, first_id: u64) -> Vec<Value> {
     engines.iter().enumerate().map(one).collect()
 }
 
-/// A configuration with one pool of these workers and these further fields, response headers and the status page on.
+/// A configuration with one pool of these workers and these further fields, response headers and the status page enabled.
 pub fn static_config(workers: Vec<Value>, pool: Value) -> Value {
     let base = json!({"discovery": {"static": {"workers": workers}}});
     config(with(base, pool))
 }
 
-/// A configuration with one NIXL pool of these fields, response headers and the status page on.
+/// A configuration with one NIXL pool of these fields, response headers and the status page enabled.
 pub fn config(pool: Value) -> Value {
     let base = json!({"name": "sim", "protocol": "nixl"});
     json!({
@@ -424,12 +424,12 @@ pub fn config(pool: Value) -> Value {
     })
 }
 
-/// A pool's field by which every worker has its turn: for tests that count on it.
+/// A pool field that selects workers in turn, for tests that rely on the order.
 pub fn in_turns() -> Value {
     json!({"selection": {"prefill": "round_robin", "decode": "round_robin"}})
 }
 
-/// `base` with the members of `more`, which win.
+/// `base` with the members of `more`; `more` wins.
 pub fn with(mut base: Value, more: Value) -> Value {
     if let (Some(base), Value::Object(more)) = (base.as_object_mut(), more) {
         base.extend(more);

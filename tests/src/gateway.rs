@@ -1,4 +1,4 @@
-//! A gateway: `pd-harness run` with one of the two hosts and a configuration of the test's.
+//! Owns a gateway: `pd-harness run` with one of the two hosts and a configuration of the test.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::paths;
 use crate::process::{Process, StartFailure, unique_name};
 use crate::wait::{GENEROUS, eventually};
 
-/// What a gateway is made of, where the usual will not do.
+/// Parts of a gateway, where the defaults do not fit.
 #[derive(Clone, Debug)]
 pub struct Build {
-    /// Its worker threads. Two are the usual case: nothing is correct that is correct only with one.
+    /// Worker threads. Default 2: nothing is correct that is correct only with one.
     pub threads: u16,
     /// The plugin.
     pub plugin: PathBuf,
@@ -27,7 +27,7 @@ pub struct Build {
 }
 
 impl Build {
-    /// As shipped, with so many worker threads.
+    /// As shipped, with this many worker threads.
     pub fn on_threads(threads: u16) -> Build {
         Build {
             threads,
@@ -43,7 +43,7 @@ struct Ready {
     proxy: String,
     listen: SocketAddr,
     admin: SocketAddr,
-    // Those of a simulated fleet.
+    // Only of a simulated fleet.
     #[serde(default)]
     engines: Vec<Simulated>,
 }
@@ -51,19 +51,19 @@ struct Ready {
 /// An engine that the gateway's own process simulates.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Simulated {
-    /// Its role, as configuration spells it.
+    /// Role, as the configuration spells it.
     pub role: String,
-    /// Where it listens.
+    /// Address of the engine.
     pub address: SocketAddr,
 }
 
 /// A running gateway.
 pub struct Gateway {
-    /// Where clients connect.
+    /// Address for clients.
     pub listen: SocketAddr,
-    /// Where metrics and readiness are asked for.
+    /// Address of metrics and readiness.
     pub admin: SocketAddr,
-    /// The engines that it simulates, where it was asked to.
+    /// The simulated engines, if requested.
     pub engines: Vec<Simulated>,
     process: Process,
 }
@@ -74,7 +74,7 @@ impl Gateway {
         Gateway::start(proxy, &fleet.config(), &[]).await
     }
 
-    /// Starts a gateway with this configuration and these further arguments. Fails where it does not become ready.
+    /// Starts a gateway with this configuration and these further arguments. Fails if the gateway does not become ready.
     pub async fn start(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
         Gateway::try_start(proxy, config, arguments)
             .await
@@ -84,7 +84,7 @@ impl Gateway {
     /// Starts a gateway with this configuration and these further arguments.
     ///
     /// # Errors
-    /// How it ended, and what it said.
+    /// With the exit status and the log.
     pub async fn try_start(
         proxy: Proxy,
         config: &Value,
@@ -93,10 +93,10 @@ impl Gateway {
         Gateway::start_with(proxy, 2, config, arguments).await
     }
 
-    /// The same with so many worker threads. [`Plan`](crate::plan::Plan) writes the arguments.
+    /// The same with this many worker threads. [`Plan`](crate::plan::Plan) writes the arguments.
     ///
     /// # Errors
-    /// How it ended, and what it said.
+    /// With the exit status and the log.
     pub async fn start_with(
         proxy: Proxy,
         threads: u16,
@@ -143,7 +143,7 @@ impl Gateway {
         })
     }
 
-    /// One that was started otherwise, and serves.
+    /// A gateway that was started by other means, and serves.
     pub(crate) fn running(listen: SocketAddr, admin: SocketAddr, process: Process) -> Gateway {
         Gateway {
             listen,
@@ -153,53 +153,53 @@ impl Gateway {
         }
     }
 
-    /// Its process.
+    /// The gateway's process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Sends one request over a connection of its own; fails where no answer comes.
+    /// Sends one request over its own connection; fails without an answer.
     pub async fn send(&self, ask: Ask) -> Reply {
         client::send(self.listen, ask).await
     }
 
-    /// Sends one request over a connection of its own.
+    /// Sends one request over its own connection.
     ///
     /// # Errors
-    /// Where no answer comes.
+    /// When there is no answer.
     pub async fn try_send(&self, ask: Ask) -> Result<Reply, Failure> {
         client::try_send(self.listen, ask).await
     }
 
-    /// What the metrics page says now.
+    /// The current metrics page.
     pub async fn metrics(&self) -> Metrics {
         let reply = client::send(self.admin, Ask::get("/stats/prometheus")).await;
         Metrics::parse(&reply.expect(200).text())
     }
 
-    /// What the status page of one of its threads says of its first pool.
+    /// The first pool on the status page of one thread.
     pub async fn status(&self) -> Value {
         self.whole_status().await["pools"][0].take()
     }
 
-    /// The status page of one of its threads.
+    /// The status page of one thread.
     pub async fn whole_status(&self) -> Value {
         let page = self.send(Ask::get("/pd-router/status")).await;
         page.expect(200).json()
     }
 
-    /// Fails where the process is gone or a usual request gets no answer.
+    /// Fails if the process is gone or a usual request gets no answer.
     pub async fn assert_serves(&mut self) {
         assert!(self.process.is_running(), "the gateway is gone");
         self.send(Ask::chat("are you there?")).await.expect(200);
     }
 
-    /// Its process and those that it started.
+    /// Ids of the process and its children.
     pub fn processes(&self) -> Vec<u32> {
         self.process.family()
     }
 
-    /// Fails where these are no longer its processes, or where the plugin died in one of them.
+    /// Fails if the processes are no longer the same, or the plugin died in one of them.
     pub fn assert_never_restarted(&mut self, before: &[u32]) {
         assert!(self.process.is_running(), "the gateway is gone");
         assert_eq!(self.processes(), before, "the gateway's processes");
@@ -220,19 +220,19 @@ impl Gateway {
         .await
     }
 
-    /// Waits until all its threads say that they could serve.
+    /// Waits until all threads report readiness.
     pub async fn is_ready(&self) {
         self.says(200).await;
     }
 
-    /// Waits until all its threads say that they could not serve.
+    /// Waits until no thread reports readiness.
     pub async fn is_not_ready(&self) {
         self.says(503).await;
     }
 
     async fn says(&self, status: u16) {
         eventually(&format!("readiness is {status}"), GENEROUS, || async {
-            // One connection meets one thread; this many meet all.
+            // One connection reaches one thread; this many reach all.
             for _ in 0..8 {
                 let ready = self.try_send(Ask::get("/pd-router/ready")).await;
                 let ready = ready.map_err(|failure| failure.to_string())?;
@@ -264,7 +264,7 @@ impl Gateway {
     }
 }
 
-/// What the status page says of the worker of this name; null where it is not there.
+/// The worker of this name on the status page; null if absent.
 pub fn worker(status: &Value, name: &str) -> Value {
     let workers = status["workers"].as_array().cloned().unwrap_or_default();
     let found = workers.into_iter().find(|worker| worker["name"] == name);
@@ -283,7 +283,7 @@ fn basic(proxy: Proxy, build: &Build) -> Command {
     command
 }
 
-/// Names the files that a usual gateway is made of.
+/// Adds the paths of a usual gateway's files to the command.
 pub fn name_files(command: &mut Command, proxy: Proxy) {
     name_parts(command, proxy, &Build::on_threads(2));
 }

@@ -1,15 +1,15 @@
-//! Golden bytes with holes: texts that are given but for what is drawn anew for each request.
+//! Owns golden texts with holes: fixed bytes, except for the values that are random for each request.
 
 use std::collections::BTreeMap;
 
-/// What stood in the holes, by their names.
+/// Contents of the holes by name.
 pub type Holes = BTreeMap<String, String>;
 
 const OPENS: char = '‹';
 const CLOSES: char = '›';
 
-/// What `text` has in the holes `‹name›` of `template`; fails where it differs anywhere else, or where two holes of one
-/// name hold different things.
+/// The contents of the holes `‹name›` of `template` in `text`; fails if the texts differ anywhere else, or if two holes of one
+/// name differ.
 #[track_caller]
 pub fn holes(template: &str, text: &str) -> Holes {
     read(template, text).unwrap_or_else(|reason| {
@@ -17,10 +17,10 @@ pub fn holes(template: &str, text: &str) -> Holes {
     })
 }
 
-/// The same.
+/// The same, without failing the test.
 ///
 /// # Errors
-/// A sentence that says where they differ.
+/// A sentence that says where the texts differ.
 pub fn read(template: &str, text: &str) -> Result<Holes, String> {
     let mut pieces = template.split(OPENS);
     let first = pieces.next().unwrap_or_default();
@@ -55,7 +55,7 @@ pub fn front(body: &str, members: &str) -> String {
     body.replacen('{', &format!("{{{members},"), 1)
 }
 
-/// What stood in this hole as a whole number.
+/// The content of this hole as an integer.
 #[track_caller]
 pub fn number(holes: &Holes, name: &str) -> u64 {
     let text = &holes[name];

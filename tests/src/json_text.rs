@@ -1,4 +1,4 @@
-//! Compares JSON as text: what was added, what was left out, and that every other byte is the same.
+//! Owns the comparison of JSON as text: what was added, what was left out, and that every other byte is the same.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ pub fn spliced_member(original: &str, spliced: &str, name: &str) -> Result<Value
         .take_while(|(a, b)| a == b)
         .count();
     let first = before.len().saturating_sub(same_tail);
-    // The same text can be seen as spliced in at more than one place; any that holds the member alone will do.
+    // The same text may appear to be spliced in at more than one place; any place that contains the member alone will do.
     (first..=same_head)
         .filter_map(|at| after.get(at..at + added))
         .find_map(|inserted| sole_member(inserted, name))

@@ -1,6 +1,6 @@
-//! What the end-to-end tests share: starting gateways, engines and Dynamo, talking to them, and reading what they say.
+//! Owns what the end-to-end tests share: starting gateways, engines and Dynamo, sending requests, and reading reports.
 //!
-//! Nothing here is ever skipped: a missing part makes the test fail with a sentence that says what to run.
+//! No test is ever skipped: a missing part fails the test with a sentence that says what to run.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -30,7 +30,7 @@ pub mod trailing;
 pub mod vllm;
 pub mod wait;
 
-/// The host that the plugin runs in.
+/// The plugin's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proxy {
     /// The project's own host, wasmtime and hyper.
@@ -49,8 +49,8 @@ impl Proxy {
     }
 }
 
-/// Makes of each behaviour, a function of the host in a module of the suite's, one test for each host; or, with `wasmtime
-/// only` or `envoy only`, for that one.
+/// Turns each function of the host in a module of the suite into one test per host; with `wasmtime only` or `envoy only`, for
+/// that host only.
 #[macro_export]
 macro_rules! on_both_hosts {
     ($($module:ident { $($name:ident,)* })*) => {

@@ -1,15 +1,15 @@
-//! Reads Prometheus' text format.
+//! Owns the parser of Prometheus' text format.
 
 use std::collections::BTreeMap;
 
 /// One line: a name, its labels, a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The metric's name.
+    /// Metric name.
     pub name: String,
-    /// Its labels.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Its value.
+    /// Value.
     pub value: f64,
 }
 
@@ -20,7 +20,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Reads a page. Fails on a line that is none.
+    /// Parses a page. Fails on an invalid line.
     pub fn parse(page: &str) -> Metrics {
         let lines = page.lines().map(str::trim);
         let samples = lines
@@ -37,12 +37,12 @@ impl Metrics {
         self.samples.iter()
     }
 
-    /// The sum over all labels, or `None` where the metric is not on the page.
+    /// The sum over all labels, or `None` if the metric is not on the page.
     pub fn sum(&self, name: &str) -> Option<f64> {
         self.sum_where(name, &[])
     }
 
-    /// The sum over the samples that have all these labels, or `None` where there is none.
+    /// The sum over the samples that have all these labels, or `None` if there is none.
     pub fn sum_where(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let fits = |sample: &&Sample| {
             sample.name == name
@@ -60,7 +60,7 @@ impl Metrics {
         Some(values.sum())
     }
 
-    /// The sum over all labels; fails where the metric is not on the page.
+    /// The sum over all labels; fails if the metric is not on the page.
     pub fn expect(&self, name: &str) -> f64 {
         self.sum(name).unwrap_or_else(|| {
             let ours: Vec<&str> = self
@@ -81,7 +81,7 @@ fn sample(line: &str) -> Option<Sample> {
         Some(inside) => labels(inside)?,
         None => (BTreeMap::new(), rest),
     };
-    // A time stamp may follow the value.
+    // A timestamp may follow the value.
     let value = rest.split_whitespace().next()?.parse().ok()?;
     Some(Sample {
         name: name.to_owned(),
@@ -90,7 +90,7 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// Reads `a="b",c="d"}` and gives what follows.
+/// Parses `a="b",c="d"}` and returns the rest as well.
 fn labels(mut text: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {
@@ -105,7 +105,7 @@ fn labels(mut text: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// Reads up to the closing quote and gives what follows it.
+/// Reads up to the closing quote and returns the rest as well.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -1,4 +1,4 @@
-//! A small DNS server: it knows the names that the test gives it, and answers with their IPv4 addresses.
+//! Owns a small DNS server: it answers the names that the test sets with their IPv4 addresses.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A running server, over UDP. It ends when it is dropped.
+/// A running server over UDP. Ends when dropped.
 pub struct Names {
-    /// Where it is asked.
+    /// Address of the server.
     pub address: SocketAddr,
     known: Arc<Mutex<BTreeMap<String, Vec<Ipv4Addr>>>>,
     over: Arc<AtomicBool>,
 }
 
-/// Bytes of a question before the name, and of what stands behind it.
+/// Bytes of a question before the name.
 const HEADER: usize = 12;
 const BEHIND_NAME: usize = 4;
-/// The type of an IPv4 address.
+/// Record type of an IPv4 address.
 const A: [u8; 2] = [0, 1];
-/// So often it looks whether it is over.
+/// Interval at which the server checks for its end.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Names {
-    /// One that knows nobody.
+    /// A server without names.
     pub fn start() -> Names {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket))
@@ -51,7 +51,7 @@ impl Names {
         names
     }
 
-    /// From now on these are the addresses of the name.
+    /// Sets the addresses of the name.
     pub fn set(&self, name: &str, addresses: &[Ipv4Addr]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(name.to_owned(), addresses.to_vec());
@@ -64,7 +64,7 @@ impl Drop for Names {
     }
 }
 
-/// The answer to a question, as RFC 1035 has it. `None`: it is none.
+/// The answer to a question, by RFC 1035. `None`: not a valid question.
 fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Vec<u8>> {
     let (name, size) = name(question.get(HEADER..)?)?;
     let asked = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
@@ -72,21 +72,21 @@ fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Ve
     let of_type = asked.get(size..size + 2)? == A;
     let told = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
     let mut answer = question.get(..2)?.to_vec();
-    // An answer of somebody who can be relied on: no error, or no such name.
+    // Flags of an authoritative answer: no error, or no such name.
     answer.extend([0x85, if addresses.is_some() { 0x80 } else { 0x83 }]);
     answer.extend([0, 1]);
     answer.extend(u16::try_from(told.len()).ok()?.to_be_bytes());
     answer.extend([0, 0, 0, 0]);
     answer.extend(asked);
     for address in told {
-        // The name as above, an address of the internet, to be kept for no time, four bytes of it.
+        // The name as above, an internet address, a time to live of 0, four bytes of data.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);
         answer.extend(address.octets());
     }
     Some(answer)
 }
 
-/// A name in dotted form, and how many bytes it takes.
+/// A name in dotted form, and its length in bytes.
 fn name(text: &[u8]) -> Option<(String, usize)> {
     let mut labels = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Where the parts under test lie, and what to say when one is missing.
+//! Owns the locations of the parts under test, and the messages when one is missing.
 
 use std::env;
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ pub fn plugin() -> PathBuf {
     part("PD_PLUGIN", "target/pd_router.wasm", "the plugin")
 }
 
-/// The plugin that a header may kill: `PD_PLUGIN_TRAP`, else `target/pd_router_trap.wasm`.
+/// The plugin that a header can make trap: `PD_PLUGIN_TRAP`, else `target/pd_router_trap.wasm`.
 pub fn trap_plugin() -> PathBuf {
     part(
         "PD_PLUGIN_TRAP",
@@ -29,7 +29,7 @@ pub fn trap_plugin() -> PathBuf {
     )
 }
 
-/// The filters that do less than the plugin: `PD_BENCH_FILTERS`, else `target/pd_router_bench_filters.wasm`.
+/// The benchmark's smaller filters: `PD_BENCH_FILTERS`, else `target/pd_router_bench_filters.wasm`.
 pub fn bench_filters() -> PathBuf {
     part(
         "PD_BENCH_FILTERS",
@@ -38,7 +38,7 @@ pub fn bench_filters() -> PathBuf {
     )
 }
 
-/// The Envoy binary: `PD_ENVOY`, else the one that make installs.
+/// The Envoy binary: `PD_ENVOY`, else the one that `make` installs.
 pub fn envoy() -> PathBuf {
     part("PD_ENVOY", "target/envoy/envoy", "Envoy")
 }
@@ -57,7 +57,7 @@ pub fn chromium() -> PathBuf {
     part("PD_CHROMIUM", "/usr/bin/chromium", "Chromium")
 }
 
-/// The Python that has Dynamo: `PD_DYNAMO_PYTHON`, else the environment that make builds.
+/// The Python with Dynamo: `PD_DYNAMO_PYTHON`, else the environment that `make` builds.
 pub fn dynamo_python() -> PathBuf {
     part(
         "PD_DYNAMO_PYTHON",
@@ -66,7 +66,7 @@ pub fn dynamo_python() -> PathBuf {
     )
 }
 
-/// The tiny model for Dynamo's mockers: `PD_DYNAMO_MODEL`, else the one that make builds.
+/// The tiny model for Dynamo's mockers: `PD_DYNAMO_MODEL`, else the one that `make` builds.
 pub fn dynamo_model() -> PathBuf {
     part(
         "PD_DYNAMO_MODEL",
@@ -75,12 +75,12 @@ pub fn dynamo_model() -> PathBuf {
     )
 }
 
-/// The virtual environment that has vLLM: `PD_VLLM_VENV`, else the one that make builds.
+/// The virtual environment with vLLM: `PD_VLLM_VENV`, else the one that `make` builds.
 pub fn vllm_venv() -> PathBuf {
     part("PD_VLLM_VENV", "target/engines/venv", "vLLM")
 }
 
-/// The model that vLLM serves: `PD_VLLM_MODEL`, else the one that make builds.
+/// The model that vLLM serves: `PD_VLLM_MODEL`, else the one that `make` builds.
 pub fn vllm_model() -> PathBuf {
     part("PD_VLLM_MODEL", "target/engines/model", "vLLM's model")
 }
@@ -104,7 +104,7 @@ pub fn scratch() -> PathBuf {
     folder("target/test-tmp")
 }
 
-/// Where the processes under test write their logs.
+/// Folder of the logs of the processes under test.
 pub fn logs() -> PathBuf {
     folder("target/test-logs")
 }

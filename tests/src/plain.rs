@@ -1,5 +1,5 @@
-//! Envoy by itself, with a shipped bootstrap and what a test changes in it: several listeners and routes, filters in front of
-//! the plugin, other clusters. What `pd-harness run` makes of a bootstrap has none of these.
+//! Owns Envoy by itself, with a shipped bootstrap and a test's changes to it: several listeners and routes, filters in front of
+//! the plugin, other clusters. The bootstrap that `pd-harness run` writes has none of these.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::paths;
 use crate::process::{Process, unique_name};
 use crate::wait::{GENEROUS, eventually};
 
-/// Ends Envoy when its own standard input ends, as it does with the test, however that ends.
+/// Ends Envoy when standard input closes, as it does with the end of the test, however that ends.
 const SUPERVISOR: &str = r#"
 exec 3<&0
 "$@" 3<&- </dev/null &
@@ -22,10 +22,10 @@ envoy=$!
 wait $envoy
 "#;
 
-/// Two, as for every other gateway of a test.
+/// Worker threads: two, as for every other gateway of a test.
 const THREADS: &str = "2";
 
-/// What a gateway in front, which the pool trusts, may say; anybody else's is stripped before the plugin.
+/// Headers that only a trusted gateway in front may set; those of any other caller are removed before the plugin.
 const SAID_BY_GATEWAYS: [&str; 7] = [
     "x-gateway-destination-endpoint-subset",
     "x-gateway-inference-objective",
@@ -36,19 +36,19 @@ const SAID_BY_GATEWAYS: [&str; 7] = [
     "x-llm-d-model-name-rewrite",
 ];
 
-/// A bootstrap to be.
+/// A bootstrap under construction.
 pub struct Bootstrap(Value);
 
 /// A running Envoy.
 pub struct Plain {
-    /// It as the other tests know it; its address is that of the first listener.
+    /// The gateway as the other tests use it; its address is that of the first listener.
     pub gateway: Gateway,
-    /// Where its listeners are, in the bootstrap's order.
+    /// Addresses of the listeners, in the bootstrap's order.
     pub listeners: Vec<SocketAddr>,
 }
 
 impl Bootstrap {
-    /// The shipped one of this name, without its clusters, on free ports, with the plugin and this configuration.
+    /// The shipped bootstrap of this name, without its clusters, on free ports, with the plugin and this configuration.
     pub fn shipped(name: &str, config: &Value) -> Bootstrap {
         let file = paths::workspace().join("envoy").join(name);
         let text = std::fs::read_to_string(&file)
@@ -66,13 +66,13 @@ impl Bootstrap {
         bootstrap
     }
 
-    /// With another build of the plugin.
+    /// Uses another build of the plugin.
     pub fn with_plugin(mut self, plugin: &Path) -> Bootstrap {
         self.plugin()["vm_config"]["code"] = json!({"local": {"filename": plugin}});
         self
     }
 
-    /// What a gateway in front says reaches the plugin.
+    /// Lets the headers of a gateway in front reach the plugin.
     pub fn trusting(mut self) -> Bootstrap {
         let mutations =
             &mut self.manager()["early_header_mutation_extensions"][0]["typed_config"]["mutations"];
@@ -94,13 +94,13 @@ impl Bootstrap {
         }
     }
 
-    /// A filter in front of the plugin.
+    /// Adds a filter in front of the plugin.
     pub fn with_filter_before(mut self, filter: Value) -> Bootstrap {
         list(&mut self.manager()["http_filters"]).insert(0, filter);
         self
     }
 
-    /// These clusters in the place of the shipped ones; each is as the shipped `decode` but for its name and hosts.
+    /// Replaces the shipped clusters; each is as the shipped `decode` except for its name and hosts.
     pub fn with_clusters(mut self, clusters: &[(&str, Vec<SocketAddr>)]) -> Bootstrap {
         let shipped = list(&mut self.0["static_resources"]["clusters"]);
         let decode = shipped.iter().find(|cluster| cluster["name"] == "decode");
@@ -130,19 +130,19 @@ impl Bootstrap {
         found.unwrap_or_else(|| panic!("the bootstrap has no cluster {name}"))
     }
 
-    /// A cluster as it is written here.
+    /// Adds a cluster exactly as given.
     pub fn with_cluster(mut self, cluster: Value) -> Bootstrap {
         list(&mut self.0["static_resources"]["clusters"]).push(cluster);
         self
     }
 
-    /// These routes of the first listener, each as the shipped one but for these members.
+    /// Replaces the routes of the first listener; each is as the shipped one except for these members.
     pub fn with_routes(mut self, routes: &[Value]) -> Bootstrap {
         self.set_routes(0, routes);
         self
     }
 
-    /// A further listener as the first one, with these routes.
+    /// Adds a listener like the first one, with these routes.
     pub fn with_listener(mut self, routes: &[Value]) -> Bootstrap {
         let listeners = list(&mut self.0["static_resources"]["listeners"]);
         let mut another = listeners[0].clone();
@@ -170,7 +170,7 @@ impl Bootstrap {
         &mut self.0["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     }
 
-    /// Starts Envoy with it and waits until it serves; fails where it does not.
+    /// Starts Envoy with this bootstrap and waits until it serves; fails if it does not.
     pub async fn start(self) -> Plain {
         let file = paths::scratch().join(format!("{}.json", unique_name("bootstrap")));
         std::fs::write(&file, self.0.to_string())
@@ -203,7 +203,7 @@ impl Bootstrap {
     }
 }
 
-/// Waits until Envoy has its configuration and listens: where its admin page and its listeners are.
+/// Waits until Envoy has its configuration and listens. Returns the addresses of its admin page and its listeners.
 async fn serves(process: &mut Process, admin_file: &PathBuf) -> (SocketAddr, Vec<SocketAddr>) {
     let process = std::cell::RefCell::new(process);
     eventually("Envoy serves", GENEROUS, || async {
@@ -240,7 +240,7 @@ fn address(listener: &Value) -> Option<SocketAddr> {
     ))
 }
 
-/// Puts the members of `more` into `base`, those of objects within objects too.
+/// Merges the members of `more` into `base`, nested objects recursively.
 fn merge(base: &mut Value, more: &Value) {
     match (base, more) {
         (Value::Object(base), Value::Object(more)) => {

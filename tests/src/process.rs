@@ -1,4 +1,4 @@
-//! A process under test: its log in a file, its ready line within a deadline, killed and reaped when dropped.
+//! Owns a process under test: its log in a file, its ready line within a deadline, killed and reaped when dropped.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -14,10 +14,10 @@ use tokio::time::{sleep, timeout};
 use crate::paths;
 use crate::wait::test_name;
 
-/// A start includes compiling the plugin, on a machine that runs other tests beside.
+/// Limit of a start, which includes compiling the plugin while other tests run.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 
-/// A process that has closed its stdout is about to end.
+/// Polls for the exit of a process that has closed its stdout.
 const ENDING_POLLS: usize = 100;
 const ENDING_POLL: Duration = Duration::from_millis(100);
 
@@ -26,7 +26,7 @@ const SHOWN_LINES: usize = 30;
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// A file name that no other process of this test run has.
+/// A file name that is unique in this test run.
 pub fn unique_name(what: &str) -> String {
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     format!("{}-{number}-{what}", test_name())
@@ -35,29 +35,29 @@ pub fn unique_name(what: &str) -> String {
 /// Why a process did not become ready.
 #[derive(Debug)]
 pub struct StartFailure {
-    /// How it ended; `None` where it still ran, without being ready.
+    /// Exit status; `None` if the process still ran, without being ready.
     pub status: Option<ExitStatus>,
-    /// What it wrote to stderr.
+    /// The stderr output.
     pub log: String,
 }
 
 impl StartFailure {
-    /// Fails the test with what is known.
+    /// Fails the test with the status and the log.
     pub fn fail(self, what: &str) -> ! {
         panic!("{what} does not start ({:?}):\n{}", self.status, self.log)
     }
 }
 
-/// A running process that ends with this value.
+/// A running process, killed when this value is dropped.
 pub struct Process {
     child: Child,
-    // Open as long as the process may live: it ends when its stdin does, however the test ends.
+    // Open as long as the process may live: it ends when its stdin closes, however the test ends.
     stdin: Option<ChildStdin>,
     log: PathBuf,
 }
 
 impl Process {
-    /// Starts `command` with its stdin held open, and stderr in a log file; gives its stdout too.
+    /// Starts `command` with its stdin held open, and stderr in a log file; returns its stdout too.
     pub fn spawn(mut command: Command, what: &str) -> (Process, ChildStdout) {
         let log = paths::logs().join(format!("{}.log", unique_name(what)));
         let file = File::create(&log)
@@ -77,10 +77,10 @@ impl Process {
         (process, stdout)
     }
 
-    /// Starts `command` and waits for the one JSON line that says it is ready.
+    /// Starts `command` and waits for its one JSON line that announces readiness.
     ///
     /// # Errors
-    /// How the process ended, and its log, where it ended first.
+    /// With the exit status and the log, if the process ended first.
     pub async fn start<R: DeserializeOwned>(
         command: Command,
         what: &str,
@@ -98,7 +98,7 @@ impl Process {
         Ok((process, ready))
     }
 
-    /// How it ended, where it ends soon.
+    /// The exit status, if the process ends soon.
     pub async fn end_status(&mut self) -> Option<ExitStatus> {
         for _ in 0..ENDING_POLLS {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -114,7 +114,7 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The ids of the process and of those that it started.
+    /// Ids of the process and its children.
     pub fn family(&self) -> Vec<u32> {
         let id = self.child.id();
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
@@ -125,23 +125,23 @@ impl Process {
 
     /// Ends the process at once, as `kill -9` does.
     pub fn kill(&mut self) {
-        // It may be gone already, which is what is wanted.
+        // Already gone is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Closes its stdin, which asks it to end in good order.
+    /// Closes the process's stdin, which asks it to end gracefully.
     pub fn close_stdin(&mut self) {
         drop(self.stdin.take());
     }
 
-    /// Ends it by closing its stdin, so that it can end what it started itself.
+    /// Ends the process by closing its stdin, so that it can end its own children.
     pub fn close(&mut self) {
         self.close_stdin();
         let _ = self.child.wait();
     }
 
-    /// All it wrote to its log.
+    /// Content of the log.
     pub fn log(&self) -> String {
         read_lossy(&self.log)
     }
@@ -156,19 +156,19 @@ impl Drop for Process {
     }
 }
 
-/// Runs the command in a process group of its own, says its process id, and ends the group when stdin closes: however a test
-/// ends, nothing is left behind.
+/// Runs the command in its own process group, prints its process id, and ends the group when stdin closes: however a test ends,
+/// no process is left.
 const GUARD: &str =
     r#"setsid "$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -KILL -$! 2>/dev/null"#;
 
-/// A process that knows nothing of its stdin, with all that it started.
+/// A process that ignores its stdin, with all its children.
 pub struct Guarded {
     guard: Process,
     child: u32,
 }
 
 impl Guarded {
-    /// Starts `command`; `what` is part of its log's name.
+    /// Starts `command`; `what` is part of the log's name.
     pub async fn start(command: &Command, what: &str) -> Guarded {
         let mut guarded = Command::new("/bin/sh");
         guarded.args(["-c", GUARD, "guard"]);
@@ -184,7 +184,7 @@ impl Guarded {
         Guarded { guard, child }
     }
 
-    /// Asks the process to end in good order.
+    /// Asks the process to end gracefully.
     pub fn terminate(&self) {
         let kill = format!("kill -TERM {}", self.child);
         let done = Command::new("/bin/sh").args(["-c", &kill]).status();
@@ -195,26 +195,26 @@ impl Guarded {
         );
     }
 
-    /// True while the process is there.
+    /// True while the process exists.
     pub fn is_running(&self) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", self.child));
         status.is_ok_and(|status| !status.contains(") Z "))
     }
 
-    /// All it wrote.
+    /// Its output so far.
     pub fn log(&self) -> String {
         self.guard.log()
     }
 }
 
-/// Ends the process and all that it started at once, as `kill -9` does.
+/// Kills the process and all its children at once, as `kill -9` does.
 impl Drop for Guarded {
     fn drop(&mut self) {
         self.guard.close();
     }
 }
 
-/// The first line of `stdout`, read on a thread of its own that then drains the rest.
+/// The first line of `stdout`, read on a separate thread that then drains the rest.
 async fn first_line(stdout: ChildStdout) -> Option<String> {
     let (sender, receiver) = oneshot::channel();
     std::thread::spawn(move || {
@@ -227,7 +227,7 @@ async fn first_line(stdout: ChildStdout) -> Option<String> {
     receiver.await.ok().flatten()
 }
 
-/// All that is written to `stdout`, until its process closes it.
+/// All bytes of `stdout`, until its process closes it.
 pub async fn read_to_end(mut stdout: ChildStdout) -> String {
     let read = tokio::task::spawn_blocking(move || {
         let mut text = String::new();

@@ -1,10 +1,10 @@
-//! The protocols by which pd-router works, and the engines that each is tried with.
+//! Owns the list of pd-router's protocols, and the engines with which each is tested.
 
 use serde_json::{Value, json};
 
 use crate::engines::Role;
 
-/// How the KV cache gets from prefill to decode.
+/// How the KV cache moves from prefill to decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// vLLM's NixlConnector.
@@ -13,18 +13,18 @@ pub enum Protocol {
     Mooncake,
     /// SGLang's bootstrap.
     Sglang,
-    /// TensorRT-LLM's context first.
+    /// TensorRT-LLM's context-first mode.
     Trtllm,
     /// llm-d's sidecar on the decode pod.
     Llmd,
     /// Dynamo's frontends.
     Direct,
-    /// Workers that do both.
+    /// Aggregated workers.
     Aggregated,
 }
 
 impl Protocol {
-    /// As configuration spells it.
+    /// Name in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Protocol::Nixl => "nixl",
@@ -37,7 +37,7 @@ impl Protocol {
         }
     }
 
-    /// The dialect of its engines. What plays a sidecar or a frontend takes requests whole, in vLLM's.
+    /// Dialect of the engines. A sidecar or a frontend is played by an engine that takes aggregated requests, in vLLM's.
     pub fn dialect(self) -> &'static str {
         match self {
             Protocol::Mooncake => "mooncake",
@@ -65,7 +65,7 @@ impl Protocol {
         matches!(self, Protocol::Mooncake | Protocol::Sglang)
     }
 
-    /// What the engines that get the decode leg are.
+    /// Role of the engines that receive the decode leg.
     pub fn decode_role(self) -> Role {
         match self.has_prefill_leg() {
             true => Role::Decode,
@@ -73,7 +73,7 @@ impl Protocol {
         }
     }
 
-    /// What they are listed as.
+    /// Role under which they are listed.
     pub fn decode_listed_as(self) -> Role {
         match self {
             Protocol::Aggregated => Role::Aggregated,
@@ -81,7 +81,7 @@ impl Protocol {
         }
     }
 
-    /// Its fields of a pool.
+    /// The protocol's fields of a pool.
     pub fn pool(self) -> Value {
         json!({"protocol": self.as_str()})
     }

@@ -1,4 +1,4 @@
-//! A client that writes whatever bytes a test wants and leaves when it wants; it reads answers as HTTP/1 frames them.
+//! Owns a client that writes arbitrary bytes and leaves at any time; it reads answers by HTTP/1 framing.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use crate::client::Reply;
 
-/// After this long bytes are not coming.
+/// Limit of the wait for bytes.
 const READ_LIMIT: Duration = Duration::from_secs(60);
 
 const READ_BYTES: usize = 64 * 1024;
 
-/// The head of a request, with `host` and these headers, and the empty line that ends it.
+/// Head of a request, with `host`, these headers, and the empty line at the end.
 pub fn head(request_line: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     let mut head = format!("{request_line}\r\nhost: gateway\r\n");
     for (name, value) in headers {
@@ -27,7 +27,7 @@ pub fn head(request_line: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// A whole `POST path HTTP/1.1` with a JSON body and these further headers.
+/// A complete `POST path HTTP/1.1` with a JSON body and these further headers.
 pub fn post(path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let length = body.len().to_string();
     let mut all = vec![
@@ -48,7 +48,7 @@ pub fn chunk(data: &[u8]) -> Vec<u8> {
     chunk
 }
 
-/// A connection without manners.
+/// A connection without any HTTP logic of its own.
 pub struct Raw {
     reader: Reader,
     writer: OwnedWriteHalf,
@@ -60,12 +60,12 @@ struct Reader {
 }
 
 impl Raw {
-    /// Connects; fails where nobody listens.
+    /// Connects; fails if the port is closed.
     pub async fn connect(to: SocketAddr) -> Raw {
         let stream = TcpStream::connect(to)
             .await
             .unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
-        // One-byte chunks must travel as such.
+        // One-byte chunks must arrive separately.
         let _ = stream.set_nodelay(true);
         let (stream, writer) = stream.into_split();
         Raw {
@@ -77,28 +77,28 @@ impl Raw {
         }
     }
 
-    /// Writes and fails where the other side takes no more.
+    /// Writes the bytes; fails if the other side accepts no more.
     pub async fn write(&mut self, bytes: &[u8]) {
         let written = self.writer.write_all(bytes).await;
         written.unwrap_or_else(|error| panic!("the gateway takes no more bytes: {error}"));
     }
 
-    /// Reads one head: its first line and its headers.
+    /// Reads one head: first line and headers.
     pub async fn read_head(&mut self) -> (String, HeaderMap) {
         self.reader.head().await
     }
 
-    /// Reads one answer, interim ones left out.
+    /// Reads one answer, skipping interim ones.
     pub async fn read_reply(&mut self) -> Reply {
         self.reader.reply().await
     }
 
-    /// What has come and was not taken yet.
+    /// Received bytes not yet consumed.
     pub fn seen(&self) -> String {
         String::from_utf8_lossy(&self.reader.buffer).into_owned()
     }
 
-    /// Reads until `needle` has come `times` times.
+    /// Reads until `needle` has been received `times` times.
     pub async fn read_until(&mut self, needle: &str, times: usize) {
         let seen = |buffer: &[u8]| String::from_utf8_lossy(buffer).matches(needle).count();
         while seen(&self.reader.buffer) < times {
@@ -106,7 +106,7 @@ impl Raw {
         }
     }
 
-    /// All bytes that still come until the other side ends or resets the connection.
+    /// All further bytes until the other side ends or resets the connection.
     pub async fn read_rest(&mut self) -> String {
         let mut bytes = vec![0; READ_BYTES];
         loop {
@@ -121,13 +121,13 @@ impl Raw {
         String::from_utf8_lossy(&all).into_owned()
     }
 
-    /// Writes `request` and reads one answer at the same time, however early that comes.
+    /// Writes `request` and reads one answer at the same time, since an answer may come early.
     pub async fn exchange(to: SocketAddr, request: Vec<u8>) -> Reply {
         let Raw {
             mut reader,
             mut writer,
         } = Raw::connect(to).await;
-        // A server that has said no need not read the rest.
+        // A server that has refused need not read the rest.
         let writing = tokio::spawn(async move {
             let _ = writer.write_all(&request).await;
             writer
@@ -167,7 +167,7 @@ impl Reader {
         );
     }
 
-    /// Takes everything up to and with `end`.
+    /// Consumes everything up to and including `end`.
     async fn take_through(&mut self, end: &[u8]) -> Vec<u8> {
         loop {
             let found = self.buffer.windows(end.len()).position(|w| w == end);

@@ -1,4 +1,4 @@
-//! The document of workers that a gateway polls, served by the test itself.
+//! Owns the document of workers that a gateway polls, served by the test itself.
 
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,14 +22,14 @@ use crate::wait::{GENEROUS, eventually};
 
 const PATH: &str = "/workers";
 
-/// How often a gateway asks, in milliseconds.
+/// Poll interval of a gateway, in milliseconds.
 pub const INTERVAL_MS: u64 = 250;
 
-/// A small server with one page, which says whatever the test wants.
+/// A small server with one page, whose content the test sets.
 pub struct Roster {
     address: SocketAddr,
     page: Page,
-    // Its end ends the serving.
+    // Dropping the sender ends the server.
     open: Option<oneshot::Sender<()>>,
 }
 
@@ -61,34 +61,34 @@ impl Roster {
         }
     }
 
-    /// From now on these are the workers.
+    /// Replaces the workers.
     pub fn publish(&self, workers: &[Value]) {
         self.page.set(document(workers));
     }
 
-    /// From now on the page is this text, whatever it is.
+    /// Replaces the page by this text, valid or not.
     pub fn say(&self, text: &str) {
         self.page.set(Bytes::from(text.to_owned()));
     }
 
-    /// From now on the page has this status.
+    /// Sets the status of the page.
     pub fn answer_with(&self, status: u16) {
         self.page.status.store(status, Ordering::Relaxed);
     }
 
-    /// From now on the page has an ETag, and who knows the page is told so.
+    /// Gives the page an ETag; a request that carries the current tag is answered with 304.
     pub fn tag(&self) {
         self.page.tagged.store(true, Ordering::Relaxed);
     }
 
-    /// From now on connections are refused. Those that are open end.
+    /// Refuses connections from now on, and ends the open ones.
     pub fn close(&mut self) {
         self.open = None;
     }
 
     /// Serves the same page at the same address again.
     pub async fn reopen(&mut self) {
-        // The one of before may still be ending.
+        // The earlier server may still be ending.
         let open = eventually("its port is free", GENEROUS, || async {
             match std::net::TcpListener::bind(self.address) {
                 Ok(free) => {
@@ -101,12 +101,12 @@ impl Roster {
         self.open = Some(open.await);
     }
 
-    /// How often somebody who knew the page was told that it is the same.
+    /// Number of 304 answers.
     pub fn unchanged(&self) -> u64 {
         self.page.unchanged.load(Ordering::Relaxed)
     }
 
-    /// Waits until the page was asked for this many times more.
+    /// Waits for this many further requests.
     pub async fn until_asked(&self, times: u64) {
         let asked = || self.page.asked.load(Ordering::Relaxed);
         let before = asked();
@@ -120,7 +120,7 @@ impl Roster {
         .await;
     }
 
-    /// What says that workers are found here.
+    /// The `discovery` source that points here.
     pub fn source(&self) -> Value {
         json!({
             "cluster": "discovery",
@@ -131,7 +131,7 @@ impl Roster {
         })
     }
 
-    /// A configuration whose one pool finds its workers here, with these further fields of the pool.
+    /// A configuration whose one pool discovers its workers here, with these further fields of the pool.
     pub fn config(&self, pool: Value) -> Value {
         config(with(
             json!({"discovery": {"document": self.source()}}),
@@ -145,7 +145,7 @@ impl Page {
         *self.text.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
 
-    /// What is said to somebody who knows the page by this tag.
+    /// The answer to a client that has the page with this tag.
     fn answer(&self, known: Option<&[u8]>) -> Response<Full<Bytes>> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +168,7 @@ impl Page {
     }
 }
 
-/// A page's tag, which changes with the page.
+/// A tag that changes with the page.
 fn tag(text: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -179,7 +179,7 @@ fn document(workers: &[Value]) -> Bytes {
     Bytes::from(json!({"workers": workers}).to_string())
 }
 
-/// Serves on a thread of its own: a roster may outlive the test, and the runtime, that started it.
+/// Serves on a separate thread: the document may outlive the test, and the runtime, that started it.
 fn serve_apart(at: SocketAddr, page: Page) -> (SocketAddr, oneshot::Sender<()>) {
     let listener = std::net::TcpListener::bind(at);
     let listener = listener.unwrap_or_else(|error| panic!("cannot listen on {at}: {error}"));
@@ -208,7 +208,7 @@ async fn serve(listener: TcpListener, page: Page) {
             async move { Ok::<_, Infallible>(response) }
         });
         let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
-        // A gateway that leaves breaks its connections off.
+        // A gateway that ends breaks its connections: no error here.
         tokio::spawn(async move { connection.await.unwrap_or_default() });
     }
 }
@@ -229,12 +229,12 @@ fn page(status: u16, text: Bytes) -> Response<Full<Bytes>> {
     response
 }
 
-/// A loopback address that no other test has, so that a port of it stays free while its engine is dead: clients that
-/// connect from a port of their own do so from 127.0.0.1.
+/// A loopback address that no other test has, so that a port stays free while its engine is dead: the source address of client
+/// connections is 127.0.0.1.
 pub fn own_loopback() -> Ipv4Addr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let process = std::process::id().to_be_bytes();
-    // Three of the four bytes are ours; 127.0.0.0/16 stays everyone's.
+    // Three of the four bytes vary; 127.0.0.0/16 stays shared.
     Ipv4Addr::new(
         127,
         1 + process[2] % 254,

@@ -1,4 +1,4 @@
-//! A worker that answers what the test says, word for word, and keeps what it was sent.
+//! Owns a worker whose answers the test gives byte for byte, and which records its requests.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,10 +20,10 @@ use tokio::task::JoinHandle;
 
 use crate::engines::{MODEL, Recorded, Role};
 
-/// Between two pieces of an answer, so that each travels alone.
+/// Pause between two pieces of an answer, so that each is sent separately.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a scripted worker says to one request.
+/// A scripted answer to one request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     status: u16,
@@ -45,7 +45,7 @@ impl Answer {
         }
     }
 
-    /// 200 with JSON of these bytes, each piece on its own.
+    /// 200 with JSON of these bytes, each piece sent separately.
     pub fn json_in_pieces(pieces: impl IntoIterator<Item = String>) -> Answer {
         Answer {
             content_type: "application/json",
@@ -53,12 +53,12 @@ impl Answer {
         }
     }
 
-    /// 200 and a stream of these bytes, each piece on its own.
+    /// 200 and a stream of these bytes, each piece sent separately.
     pub fn stream(pieces: impl IntoIterator<Item = String>) -> Answer {
         Answer::in_pieces(pieces.into_iter().map(Bytes::from))
     }
 
-    /// The same of bytes that are no text.
+    /// The same for bytes that are no text.
     pub fn stream_of_bytes<'b>(pieces: impl IntoIterator<Item = &'b [u8]>) -> Answer {
         Answer::in_pieces(pieces.into_iter().map(Bytes::copy_from_slice))
     }
@@ -73,19 +73,19 @@ impl Answer {
         }
     }
 
-    /// With another status.
+    /// Sets the status.
     pub fn status(mut self, status: u16) -> Answer {
         self.status = status;
         self
     }
 
-    /// With this header too.
+    /// Adds a header.
     pub fn header(mut self, name: &'static str, value: &'static str) -> Answer {
         self.headers.push((name, value));
         self
     }
 
-    /// With this trailer, which an answer over HTTP/1 has only where its headers announce it.
+    /// Adds a trailer; over HTTP/1, it is sent only if the answer's headers announce it.
     pub fn trailer(mut self, name: &'static str, value: &'static str) -> Answer {
         self.trailers.push((name, value));
         self
@@ -94,12 +94,12 @@ impl Answer {
 
 type Script = dyn Fn(&Recorded) -> Answer + Send + Sync;
 
-/// What a scripted worker speaks, and nothing else.
+/// The only HTTP version that a scripted worker speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speaks {
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2 in clear text, without being asked first.
+    /// HTTP/2 in clear text with prior knowledge.
     Http2,
 }
 
@@ -109,16 +109,16 @@ struct Stagehand {
     got: Arc<Mutex<Vec<Recorded>>>,
 }
 
-/// A worker with a script.
+/// A scripted worker.
 pub struct Scripted {
-    /// Where it listens.
+    /// Address of the worker.
     pub address: SocketAddr,
     stagehand: Stagehand,
     serving: JoinHandle<()>,
 }
 
 impl Scripted {
-    /// Starts a worker that answers so.
+    /// Starts a worker with this script.
     pub async fn start(script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static) -> Scripted {
         Scripted::start_at(Ipv4Addr::LOCALHOST.into(), Speaks::Http1, script).await
     }
@@ -143,19 +143,19 @@ impl Scripted {
         }
     }
 
-    /// All that it was sent, oldest first.
+    /// All received requests, oldest first.
     pub fn requests(&self) -> Vec<Recorded> {
         self.stagehand.got().clone()
     }
 
-    /// The last thing that it was sent.
+    /// The last received request.
     #[track_caller]
     pub fn last(&self) -> Recorded {
         let last = self.stagehand.got().last().cloned();
         last.unwrap_or_else(|| panic!("the worker got nothing"))
     }
 
-    /// It as a configuration lists it.
+    /// The worker's entry in a configuration.
     pub fn listed(&self, role: Role) -> Value {
         json!({
             "address": self.address.to_string(),
@@ -233,7 +233,7 @@ async fn serve(listener: TcpListener, speaks: Speaks, stagehand: Stagehand) {
         let stagehand = stagehand.clone();
         let answer = service_fn(move |request| stagehand.clone().answer(request));
         let stream = TokioIo::new(stream);
-        // A gateway may break a connection off.
+        // A gateway may break a connection.
         tokio::spawn(async move {
             match speaks {
                 Speaks::Http1 => http1::Builder::new()

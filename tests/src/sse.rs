@@ -1,8 +1,8 @@
-//! Reads server-sent events.
+//! Owns the reader of server-sent events.
 
 use serde_json::Value;
 
-/// The `data` of each event, in order. Comments and other fields are left out.
+/// The `data` of each event, in order. Comments and other fields are skipped.
 pub fn data(stream: &str) -> Vec<String> {
     let text = stream.replace("\r\n", "\n");
     text.split("\n\n").filter_map(event_data).collect()

@@ -1,5 +1,5 @@
-//! A gateway over two prefill and two decode engines of one protocol, used by many tests, one at a time: a start of a
-//! gateway costs more than most tests do. Each test finds other workers there than the one before, with other ids.
+//! Owns a fixture: a gateway over two prefill and two decode engines of one protocol, used by many tests, one at a time, since
+//! starting a gateway takes longer than most tests. Each test finds other workers than the one before, with other ids.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,13 +13,13 @@ use crate::gateway::Gateway;
 use crate::protocols::Protocol;
 use crate::wait::{GENEROUS, eventually};
 
-/// One connection meets one thread; this many meet all.
+/// One connection reaches one thread; this many reach all.
 const ENOUGH_TO_MEET_ALL: usize = 8;
 
-/// Stages that no test uses now.
+/// Fixtures that no test uses now.
 static IDLE: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// What a stage is to be.
+/// Specification of a fixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plot {
     /// The host.
@@ -30,12 +30,12 @@ pub struct Plot {
     pub pool: Value,
     /// Further options of the engines.
     pub options: &'static [&'static str],
-    /// Further fields of each worker's line.
+    /// Further fields of each worker's entry.
     pub line: Value,
 }
 
 impl Plot {
-    /// With nothing further.
+    /// Without further fields and options.
     pub fn of(proxy: Proxy, protocol: Protocol) -> Plot {
         Plot {
             proxy,
@@ -46,13 +46,13 @@ impl Plot {
         }
     }
 
-    /// With these further fields of the pool.
+    /// Sets further fields of the pool.
     pub fn pool(mut self, pool: Value) -> Plot {
         self.pool = pool;
         self
     }
 
-    /// With these further options of the engines, and fields of their lines.
+    /// Sets further options of the engines, and fields of their entries.
     pub fn engines(mut self, options: &'static [&'static str], line: Value) -> Plot {
         self.options = options;
         self.line = line;
@@ -62,7 +62,7 @@ impl Plot {
 
 /// A gateway and its engines.
 pub struct Stage {
-    /// The engines; those of the decode places play frontends with [`Protocol::Direct`].
+    /// The engines; those in decode slots play frontends with [`Protocol::Direct`].
     pub crew: Crew,
     /// The gateway.
     pub gateway: Gateway,
@@ -72,7 +72,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage for this plot, with fresh engines.
+    /// A fixture of this specification, with new engines.
     pub async fn take(plot: Plot) -> Stage {
         let mut stage = match idle(&plot) {
             Some(stage) => stage,
@@ -82,10 +82,10 @@ impl Stage {
         stage
     }
 
-    /// Leaves the stage to the next test; a test that fails takes it down instead.
+    /// Releases the fixture to the next test; after a failed test the fixture is torn down instead.
     pub fn leave(mut self) {
         self.gateway.assert_never_restarted(&self.processes);
-        // Frontends have addresses and nothing else: what the gateway knows of one, it would think of the next.
+        // A frontend's only identity is its address: the gateway's knowledge of one would apply to the next.
         if self.plot.protocol != Protocol::Direct {
             let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
             idle.push(self);
@@ -128,7 +128,7 @@ impl Stage {
         }
     }
 
-    /// Puts new engines in the places of all.
+    /// Puts new engines in all slots.
     async fn change_engines(&mut self) {
         self.turns += 1;
         for role in [Role::Prefill, Role::Decode] {
@@ -148,7 +148,7 @@ impl Stage {
         self.gateway.is_ready().await;
     }
 
-    /// Two workers of each role that nobody but a frontend reaches.
+    /// Two workers of each role that only a frontend reaches.
     fn list_workers_of_frontends(&mut self) -> Vec<String> {
         let turn = self.turns;
         let worker = |(number, role): (u64, Role)| {
@@ -161,7 +161,7 @@ impl Stage {
         };
         let roles = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
         self.crew.others = (1..).zip(roles).map(worker).collect();
-        // There are none: the others alone are published.
+        // Lists no engine of this role: only the others are published.
         self.crew.list(Role::Prefill);
         let names = self
             .crew
@@ -187,26 +187,26 @@ impl Stage {
         .await;
     }
 
-    /// The places of engines that get this leg.
+    /// The slots of the engines that get this leg.
     pub fn posts(&self, role: Role) -> &[Post] {
         self.crew.posts(role)
     }
 
-    /// One engine of this role does this from now on.
+    /// Injects a fault into one engine of this role.
     pub async fn one_does(&self, role: Role, what: &Value) {
         if let Some(post) = self.posts(role).first() {
             post.engine().fault(what).await;
         }
     }
 
-    /// All engines of this role do this from now on.
+    /// Injects a fault into all engines of this role.
     pub async fn all_do(&self, role: Role, what: &Value) {
         for post in self.posts(role) {
             post.engine().fault(what).await;
         }
     }
 
-    /// How many requests each engine of this role has got; none where it is dead.
+    /// Number of requests of each living engine of this role.
     pub async fn requests(&self, role: Role) -> Vec<usize> {
         let mut counts = Vec::new();
         for post in self.posts(role) {
@@ -218,7 +218,7 @@ impl Stage {
         counts
     }
 
-    /// All requests that the living engines of this role got, those of one after those of the other.
+    /// All requests to the living engines of this role, engine by engine.
     pub async fn recorded(&self, role: Role) -> Vec<Recorded> {
         let mut all = Vec::new();
         for post in self.posts(role).iter().filter(|post| post.lives()) {
@@ -227,7 +227,7 @@ impl Stage {
         all
     }
 
-    /// What the living engines of both roles count, added up.
+    /// The sum of all living engines' counters.
     pub async fn state(&self) -> State {
         let mut sum = State::default();
         for post in self.crew.prefill.iter().chain(&self.crew.decode) {
@@ -246,14 +246,14 @@ impl Stage {
         self.gateway.assert_comes_to_rest().await;
     }
 
-    /// Fails where a living engine refused a hand-off or a decode engine computed a prompt.
+    /// Fails if a living engine refused a hand-off or a decode engine computed a prompt.
     pub async fn assert_good_hand_offs(&self) {
         let state = self.state().await;
         assert_eq!((state.refused, state.recomputed), (0, 0), "{state:?}");
     }
 }
 
-/// An idle stage of this plot. Idle ones of other plots are taken down: tests of one plot run one after the other.
+/// An idle fixture of this specification. Idle ones of others are torn down: tests of one specification run one after the other.
 fn idle(plot: &Plot) -> Option<Stage> {
     let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut fitting, others): (Vec<Stage>, Vec<Stage>) =

@@ -1,4 +1,4 @@
-//! Which connection is on which of a gateway's threads, found out by what each thread says it has booked itself.
+//! Owns the mapping of connections to a gateway's threads, found from each thread's report of its own bookings.
 
 use std::net::SocketAddr;
 
@@ -11,25 +11,25 @@ use crate::engines::with;
 use crate::gateway::Gateway;
 use crate::wait::{GENEROUS, eventually};
 
-/// So many connections, dealt out to a few threads by chance, leave none of four out: (3/4)^64 is 10^-8.
+/// This many connections, spread over a few threads at random, miss none of four: (3/4)^64 is 10^-8.
 const ENOUGH: usize = 64;
 
-/// Requests under way.
+/// A request in flight.
 pub type Asked = JoinHandle<Result<Reply, Failure>>;
 
-/// Connections, all HTTP/2, that one thread serves. Requests over them do not wait for each other.
+/// HTTP/2 connections served by one thread. Requests over them do not wait for each other.
 pub struct Thread {
     connections: Vec<Connection>,
 }
 
 impl Thread {
-    /// Begins a request; its answer is read whole. Who drops the handle and aborts the task leaves.
+    /// Starts a request; its answer is read to the end. Dropping the handle and aborting the task disconnects the client.
     pub fn ask(&self, ask: Ask) -> Asked {
         let connection = self.handle();
         tokio::spawn(async move { connection?.send(ask).await })
     }
 
-    /// Sends a request and fails where no answer comes.
+    /// Sends a request; fails without an answer.
     pub async fn send(&self, ask: Ask) -> Reply {
         let reply = self.try_send(ask).await;
         reply.unwrap_or_else(|failure| panic!("no answer: {failure}"))
@@ -38,25 +38,25 @@ impl Thread {
     /// Sends a request.
     ///
     /// # Errors
-    /// Where no answer comes.
+    /// When there is no answer.
     pub async fn try_send(&self, ask: Ask) -> Result<Reply, Failure> {
         self.handle()?.send(ask).await
     }
 
-    /// What its status page says.
+    /// The thread's status page.
     pub async fn status(&self) -> Value {
         status(&self.connections[0]).await
     }
 
-    /// Waits until it has so many decodes booked itself.
+    /// Waits until the thread has `count` decodes of its own booked.
     pub async fn until_decodes(&self, count: u64) {
         until_decodes(&self.connections[0], count).await;
     }
 
-    /// A connection of it for somebody else's use.
+    /// A connection to the thread for other uses.
     ///
     /// # Errors
-    /// Never, where connections are HTTP/2.
+    /// Never over HTTP/2.
     pub fn handle(&self) -> Result<Connection, Failure> {
         let shared = self.connections.first().and_then(Connection::share);
         shared.ok_or_else(|| Failure::NoConnection("no HTTP/2 connection".to_owned()))
@@ -71,13 +71,13 @@ pub fn endless(content: &str) -> Value {
     )
 }
 
-/// A request for an endless stream. Engines should take their time between tokens.
+/// A request for an endless stream. Needs engines with a slow token rate.
 pub fn endless_ask(content: &str) -> Ask {
     Ask::post(CHAT, endless(content).to_string())
 }
 
-/// Connections to each of so many threads of a gateway that nobody else uses now. Its status page must be on, and its
-/// route must lead to its first pool.
+/// Connections to each of `threads` threads of a gateway without other clients. The gateway's status page must be enabled, and
+/// its route must lead to its first pool.
 pub async fn told_apart(gateway: &Gateway, threads: usize) -> Vec<Thread> {
     let mut unknown = Vec::new();
     for _ in 0..ENOUGH {

@@ -1,4 +1,4 @@
-//! Clients that never stop asking: what they are answered, what they are told to try again, and what must not be.
+//! Owns clients that send requests without end, and the tally of their outcomes: answers, retryable refusals, failures.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,47 +13,47 @@ use tokio::time::sleep;
 use crate::client::{Ask, Connection, Failure, Reply};
 use crate::wait::{GENEROUS, eventually};
 
-/// Between two requests of one client.
+/// Pause between two requests of one client.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Before a request that was put off is tried again. Shorter than the gateway asks for, so that recovery is seen soon.
+/// Pause before a refused request is sent again. Shorter than the gateway asks for, so that recovery is noticed soon.
 const PAUSE_WHEN_PUT_OFF: Duration = Duration::from_millis(100);
 
-/// The tokens that [`Ask::chat`] asks for.
+/// Tokens of an answer to [`Ask::chat`].
 const TOKENS: u64 = 4;
 
-/// What a decode engine says where it cannot reach the prefill engine that its hand-off names.
+/// A decode engine's message when it cannot reach the prefill engine that its hand-off names.
 const PARTNER_DIED: &str = "NIXL handshake failed";
 
-/// What all clients saw.
+/// The outcomes of all clients.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Requests sent.
     pub asked: u64,
-    /// Requests with a whole and right answer.
+    /// Requests with a complete and right answer.
     pub answered: u64,
     /// 503 with `retry-after`, by code.
     pub put_off: BTreeMap<String, u64>,
-    /// 404 for a model that nobody serves.
+    /// 404 for a model without workers.
     pub unknown: u64,
-    /// 500 of a decode engine whose prefill engine died with the blocks that it was to pull.
+    /// 500 from a decode engine whose prefill engine died before its blocks were pulled.
     pub lost: u64,
-    /// Answers that broke off after their head had come, passed on or not.
+    /// Answers that broke after their head had come, passed on or not.
     pub torn: u64,
-    /// Whole answers by the decode worker that the gateway names.
+    /// Complete answers by the decode worker that the gateway names.
     pub by_decode: BTreeMap<String, u64>,
-    /// Everything else, which is wrong whatever happens.
+    /// Everything else, which is wrong in any case.
     pub wrong: Vec<String>,
 }
 
 impl Tally {
-    /// All requests that were put off.
+    /// Sum of all retryable refusals.
     pub fn put_off_total(&self) -> u64 {
         self.put_off.values().sum()
     }
 }
 
-/// Clients in a loop, until told to stop.
+/// Clients in a loop, until stopped.
 pub struct Traffic {
     stop: Arc<AtomicBool>,
     tally: Arc<Mutex<Tally>>,
@@ -80,12 +80,12 @@ impl Traffic {
         }
     }
 
-    /// What was seen so far.
+    /// The tally so far.
     pub fn tally(&self) -> Tally {
         lock(&self.tally).clone()
     }
 
-    /// Waits until each of these decode workers has answered, counted from now.
+    /// Waits until each of these decode workers has answered once more.
     pub async fn until_answered_by(&self, decodes: &[String]) {
         let before = self.tally().by_decode;
         let wanted: BTreeSet<&String> = decodes.iter().collect();
@@ -101,7 +101,7 @@ impl Traffic {
         .await;
     }
 
-    /// Waits until requests are put off, counted from now.
+    /// Waits for another retryable refusal.
     pub async fn until_put_off(&self) {
         let before = self.tally().put_off_total();
         eventually("requests are put off", GENEROUS, || async {
@@ -114,8 +114,8 @@ impl Traffic {
         .await;
     }
 
-    /// Lets every client finish its request and says what they saw. Fails where anything was wrong; what is lost with
-    /// a prefill engine that was killed is not.
+    /// Lets every client finish its request and returns the tally. Fails if any outcome was wrong; a loss with a killed prefill
+    /// engine is not.
     pub async fn stop(mut self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
@@ -205,20 +205,20 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
     }
 }
 
-/// Whether the engine says, by its status or in a stream before the first token, that the KV could not be fetched.
+/// Whether the engine reports, by its status or in a stream before the first token, that the KV could not be fetched.
 fn is_lost(reply: &Reply) -> bool {
     let text = reply.text();
     let is_told_first = reply.status == 500 || streamed_tokens(&text) == Some(0);
     is_told_first && text.contains(PARTNER_DIED)
 }
 
-/// Whether the gateway says that an answer broke off of which nothing had been passed on.
+/// Whether the gateway reports that an answer broke before any of it was passed on.
 fn breaks_off(reply: &Reply) -> bool {
     let body: Result<Value, _> = serde_json::from_slice(&reply.body);
     reply.status >= 500 && body.is_ok_and(|body| body["error"]["code"] == "broken_off")
 }
 
-/// The code of an answer that asks to try again, in the gateway's own shape.
+/// The code of an answer that asks to retry, in the gateway's own shape.
 fn put_off_code(reply: &Reply) -> Option<String> {
     reply.header("retry-after")?.parse::<u64>().ok()?;
     let body: Value = serde_json::from_slice(&reply.body).ok()?;

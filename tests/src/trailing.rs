@@ -1,4 +1,4 @@
-//! A worker whose answers end with trailers, word for word.
+//! Owns a worker whose answers end with trailers, given byte for byte.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -10,15 +10,15 @@ use tokio::task::JoinHandle;
 use crate::engines::{MODEL, Role};
 use crate::raw;
 
-/// A worker that answers every request with the same stream of events, and trailers behind it.
+/// A worker that answers every request with the same stream of events, followed by trailers.
 pub struct Trailing {
-    /// Where it listens.
+    /// Address of the worker.
     pub address: SocketAddr,
     serving: JoinHandle<()>,
 }
 
 impl Trailing {
-    /// Starts a worker that says this.
+    /// Starts a worker with these events.
     pub async fn start(events: &str) -> Trailing {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
@@ -29,7 +29,7 @@ impl Trailing {
         }
     }
 
-    /// It as a configuration lists it.
+    /// The worker's entry in a configuration.
     pub fn listed(&self, role: Role) -> Value {
         json!({"address": self.address.to_string(), "role": role.as_str(), "model": MODEL})
     }
@@ -54,7 +54,7 @@ fn answer(events: &str) -> Vec<u8> {
 async fn serve(listener: TcpListener, answer: Vec<u8>) {
     while let Ok((stream, _)) = listener.accept().await {
         let answer = answer.clone();
-        // A gateway may break a connection off.
+        // A gateway may break a connection.
         tokio::spawn(async move { converse(stream, &answer).await });
     }
 }

@@ -1,4 +1,4 @@
-//! A real vLLM on the CPU: engines of each role that hand KV over through NIXL, and one that does all alone.
+//! Owns a real vLLM on the CPU: engines of each role that hand KV over through NIXL, and one aggregated engine.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::paths;
 use crate::process::Guarded;
 use crate::wait::eventually;
 
-/// The name that the engines serve their model under.
+/// Model name of the engines.
 pub const MODEL: &str = "tiny";
 
 /// An engine's context, in tokens.
@@ -34,10 +34,10 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Five engines that start side by side on two busy cores.
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(900);
 
-/// The last lines of an engine's log that a broken start shows.
+/// Last lines of an engine's log that a failed start shows.
 const SHOWN_LINES: usize = 12;
 
-/// The first engine's port. Its side channel is beside it; the next engine's are two further on.
+/// Port of the first engine. The port after it is its side channel; the next engine's ports are two higher.
 const FIRST_PORT: u16 = 18100;
 
 /// The port of the metrics of Dynamo's prefill worker, and of its decode worker. Their side channels are beside them.
@@ -67,13 +67,13 @@ impl KvRole {
     }
 }
 
-/// One engine, which can be killed and started again under the same address.
+/// One engine, which can be killed and restarted at the same address.
 pub struct Engine {
-    /// Its name in the configuration, such as `prefill-0`.
+    /// Name in the configuration, such as `prefill-0`.
     pub name: String,
-    /// What the gateway uses it for.
+    /// Role for the gateway.
     pub role: Role,
-    /// Where it listens.
+    /// Address of the engine.
     pub address: SocketAddr,
     kv: KvRole,
     process: Mutex<Option<Guarded>>,
@@ -96,19 +96,19 @@ impl Engine {
         }
     }
 
-    /// Starts it and waits until it serves. Fails with the end of its log where it ends first.
+    /// Starts the engine and waits until it serves. Fails with the end of its log if it ends first.
     pub async fn start(&self) {
         let process = Guarded::start(&serve(self.kv, self.address.port()), &self.name).await;
         self.hold(Some(process));
         self.wait_until_it_serves().await;
     }
 
-    /// Ends it with all its processes at once, as a machine does that is switched off.
+    /// Kills the engine with all its processes at once, like a machine that is switched off.
     pub fn kill(&self) {
         self.hold(None);
     }
 
-    /// It as a configuration lists it.
+    /// The engine's entry in a configuration.
     pub fn listed(&self) -> Value {
         json!({
             "name": self.name,
@@ -136,7 +136,7 @@ impl Engine {
         reply.is_ok_and(|reply| reply.status == 200)
     }
 
-    /// The last lines of its log, where its process has ended.
+    /// The last lines of its log, if its process has ended.
     fn log_of_its_end(&self) -> Option<String> {
         let process = self
             .process
@@ -161,18 +161,18 @@ impl Engine {
         *held = process;
     }
 
-    /// Sends it a request past the gateway.
+    /// Sends a request to the engine, past the gateway.
     pub async fn send(&self, ask: Ask) -> client::Reply {
         client::send(self.address, ask).await
     }
 
-    /// What its metrics page says.
+    /// The engine's metrics page.
     pub async fn metrics(&self) -> Metrics {
         let page = self.send(Ask::get("/metrics")).await;
         Metrics::parse(&page.expect(200).text())
     }
 
-    /// Its figures now.
+    /// The engine's current figures.
     pub async fn figures(&self) -> Figures {
         let metrics = self.metrics().await;
         let sum = |name: &str| metrics.sum(name).unwrap_or_default();
@@ -233,23 +233,23 @@ pub async fn dynamo_metrics(role: Role) -> Metrics {
 /// What an engine counts, in tokens, requests and, what it holds, as a share of its KV cache from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Tokens of prompts.
+    /// Prompt tokens.
     pub prompt_tokens: f64,
-    /// Of them, computed here.
+    /// Prompt tokens computed here.
     pub computed: f64,
-    /// Of them, taken over from another engine.
+    /// Prompt tokens taken over from another engine.
     pub transferred: f64,
     /// Hand-offs that could not be read.
     pub failed_transfers: f64,
     /// Hand-offs that were not read in time.
     pub expired: f64,
-    /// Requests that run or wait.
+    /// Running or waiting requests.
     pub running: f64,
-    /// Share of the KV cache that is held.
+    /// Share of the KV cache in use.
     pub held: f64,
 }
 
-/// How many engines there are of each role.
+/// Number of engines of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// One prefill and one decode engine.
@@ -269,14 +269,14 @@ pub fn patient() -> Value {
 /// Engines of both roles, and one aggregated engine to compare with.
 #[derive(Debug)]
 pub struct Fleet {
-    /// Those of the roles prefill and decode.
+    /// Prefill and decode engines.
     pub engines: Vec<Engine>,
-    /// The one that does all alone. No gateway knows it.
+    /// The aggregated engine. No gateway routes to it.
     pub alone: Engine,
 }
 
 impl Fleet {
-    /// Starts all engines side by side and waits until they serve.
+    /// Starts all engines in parallel and waits until they serve.
     pub async fn start(size: Size) -> Fleet {
         let pairs: &[_] = match size {
             Size::Pair => &[(KvRole::Producer, KvRole::Consumer)],
@@ -303,7 +303,7 @@ impl Fleet {
         self.engines.iter().chain([&self.alone])
     }
 
-    /// Those of this role.
+    /// The engines of this role.
     pub fn of(&self, role: Role) -> impl Iterator<Item = &Engine> {
         self.engines
             .iter()
@@ -322,7 +322,7 @@ impl Fleet {
         static_config(workers, with(with(base, patient()), pool))
     }
 
-    /// The figures of all engines of this role together.
+    /// The sum of the figures of all engines of this role.
     pub async fn figures(&self, role: Role) -> Figures {
         let mut total = Figures::default();
         for engine in self.of(role) {

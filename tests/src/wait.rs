@@ -1,4 +1,4 @@
-//! Waiting: polls with generous deadlines, the limit around a whole test, and the test's name for its logs.
+//! Owns waiting: polls with generous deadlines, the limit around a whole test, and the test's name for its logs.
 
 use std::future::Future;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep, timeout};
 /// Long enough for anything a healthy gateway does, on a machine that is busy with other tests.
 pub const GENEROUS: Duration = Duration::from_secs(60);
 
-/// How long a poll rests between two looks.
+/// Interval of a poll.
 const POLL: Duration = Duration::from_millis(50);
 
-/// After this long a test hangs.
+/// Time limit of a test.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 const SOAK_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -34,7 +34,7 @@ pub async fn judged<F: Future<Output = ()>>(name: &str, test: F) {
     judged_within(if soak() { SOAK_LIMIT } else { TEST_LIMIT }, name, test).await;
 }
 
-/// The same within a limit of its own.
+/// The same with its own limit.
 pub async fn judged_within<F: Future<Output = ()>>(limit: Duration, name: &str, test: F) {
     let file_name = name.replace("::", "-");
     let finished = timeout(limit, TEST_NAME.scope(file_name, test)).await;
@@ -48,7 +48,7 @@ pub fn test_name() -> String {
         .unwrap_or_else(|_| "unnamed".to_owned())
 }
 
-/// Asks until the answer is `Ok`; fails with the last reason when `within` has passed.
+/// Polls until the answer is `Ok`; fails with the last reason when `within` has passed.
 pub async fn eventually<T, F, Fut>(what: &str, within: Duration, mut probe: F) -> T
 where
     F: FnMut() -> Fut,

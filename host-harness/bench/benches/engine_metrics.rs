@@ -1,4 +1,4 @@
-//! What reading one worker's `/metrics` costs: 60 KB of text, most of it histograms, as engines serve them.
+//! Measures the parsing of one worker's `/metrics`: 60 KB of text, most of it histograms, as engines serve it.
 
 use std::fmt::Write;
 use std::hint::black_box;
@@ -6,7 +6,7 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use routing::engine_metrics::parse;
 
-/// What an engine serves after some time with several finish reasons, adapters and engines.
+/// Bytes of an engine's page after some time with several finish reasons, adapters and engines.
 const BYTES: usize = 60_000;
 
 fn text() -> String {

@@ -1,4 +1,4 @@
-//! What a full prefix index takes for each pair of a worker and a block it holds, natively and inside wasm.
+//! Measures the memory of a full prefix index per pair of worker and block, natively and inside wasm.
 
 #[path = "support/guest.rs"]
 mod guest;

@@ -1,8 +1,7 @@
-//! What it costs that the threads of a proxy tell each other what they do: once in a tick, for each decision of another
-//! thread, and for each request.
+//! Measures the exchange between the threads of a proxy: per tick, per decision of another thread, and per request.
 //!
-//! Four threads; every worker is busy in each of them, and everything has changed since the last tick, which is the dearest
-//! case. The board is memory: what a host's calls cost beside is not measured here. Times are on the CPU.
+//! Four threads; every worker is busy in each of them, and everything has changed since the last tick, which is the most
+//! expensive case. The shared store is in memory: the cost of a host's calls is not included. Times are CPU times.
 
 #[path = "support/measure.rs"]
 mod measure;
@@ -18,10 +17,10 @@ use pd_router_bench::situation::{Fleet, Holders, Situation};
 
 const WORKERS: [u32; 2] = [16, 1_000];
 
-/// A part of what a thread does in one tick.
+/// A part of a thread's work in one tick.
 type Part = fn(&mut Threads);
 
-/// What a thread does in a tick, and the parts of it.
+/// A thread's work in a tick, and its parts.
 fn tick(criterion: &mut Criterion) {
     let parts: [(&str, Part); 4] = [
         ("publish", Threads::publish),
@@ -47,7 +46,7 @@ fn tick(criterion: &mut Criterion) {
     }
 }
 
-/// A decision of another thread, on workers whose caches are full.
+/// A decision of another thread, for workers with full caches.
 fn decision(criterion: &mut Criterion) {
     let name = format!("sharing hear_decision {DECISION_BLOCKS}");
     let mut group = criterion.benchmark_group(name);
@@ -71,7 +70,7 @@ fn decision(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A request of this thread, without other threads and with them.
+/// A request of this thread, with and without other threads.
 fn request(criterion: &mut Criterion) {
     for prompt_tokens in [256, 16_000] {
         let mut group = criterion.benchmark_group(format!("sharing request {prompt_tokens}"));

@@ -1,5 +1,5 @@
-//! What the benchmarks measure: the situations, and our router put in them. The wasm guest links this very crate, so that
-//! the same code runs natively and inside wasm.
+//! Owns what the benchmarks measure: the situations, and our router in each. The wasm guest links this same crate, so that the
+//! same code runs natively and inside wasm.
 #![forbid(unsafe_code)]
 
 pub mod ours;

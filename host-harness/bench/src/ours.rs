@@ -1,4 +1,4 @@
-//! Owns our router in a situation, and what is measured of it.
+//! Owns our router in a situation, and its measured operations.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,29 +17,29 @@ use crate::situation::{
 };
 
 const MODEL: &str = "bench";
-/// Some day, since 1970.
+/// An arbitrary time since 1970.
 pub(crate) const START: Duration = Duration::from_secs(1_800_000_000);
-/// From one request to the next: so little that what waits at a busy worker is not thought to have drained meanwhile.
+/// Time between two requests: so short that the queue of a busy worker does not count as drained meanwhile.
 const STEP: Duration = Duration::from_micros(1);
-/// Blocks of each prompt that caches are filled with.
+/// Blocks of each prompt that fills a cache.
 const STUFFING_BLOCKS: u32 = 200;
-/// Tokens so many that whoever was given them is not picked again before everyone else was.
+/// Tokens of a prompt so large that its worker is not picked again before all others.
 const A_TURN_EACH: u64 = 1 << 30;
-/// Requests between two ticks, each of which takes the decisions that other threads are to hear of.
+/// Requests between two ticks; each tick takes the decisions that are to go to other threads.
 const TICK: u64 = 32;
 
-/// What is done over and over.
+/// The repeated operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// A whole route: the ids are hashed; the index is asked; a worker, or a pair, is scored, picked and booked; the index
+    /// A complete route: the ids are hashed; the index is queried; a worker, or a pair, is scored, picked and booked; the index
     /// learns what that worker will hold, and drops as much; the booking ends.
     Route,
-    /// The same with the hashes at hand.
+    /// The same, starting with the hashes.
     Select,
 }
 
 impl Work {
-    /// The work that a number stands for, on the way into wasm.
+    /// The work with this number, as passed into wasm.
     pub fn from_number(number: u32) -> Self {
         [Self::Route, Self::Select][number as usize]
     }
@@ -50,7 +50,7 @@ pub struct Ours {
     router: Router,
     situation: Situation,
     conversations: Vec<Conversation>,
-    /// Requests under way as long as this lives.
+    /// Requests in flight for as long as this value lives.
     busy: Vec<Assignment>,
     turn: u64,
     now: Duration,
@@ -58,13 +58,13 @@ pub struct Ours {
 
 /// One conversation.
 struct Conversation {
-    /// Its token ids, little-endian as they are hashed.
+    /// Token ids, little-endian as they are hashed.
     ids: Vec<u8>,
     blocks: Blocks,
 }
 
 impl Ours {
-    /// A router for this situation: its caches full, its workers busy.
+    /// A router for this situation: full caches, busy workers.
     pub fn put_in(situation: &Situation) -> Self {
         let mut ours = Self {
             router: router(situation),
@@ -80,14 +80,14 @@ impl Ours {
         ours
     }
 
-    /// Other threads have as much booked on every worker as this one has, and are to hear what is decided here.
+    /// Gives other threads the same bookings on every worker as this one, and prepares this thread's decisions for them.
     pub fn share(&mut self) {
         let shares: Vec<ThreadLoad> = everywhere(&self.router).collect();
         self.router.apply_shares(&shares);
         self.router.keep_decisions();
     }
 
-    /// Does this work so many times, one after the other.
+    /// Does this work `times` times in sequence.
     pub fn run(&mut self, work: Work, times: u64) {
         for _ in 0..times {
             self.turn += 1;
@@ -135,14 +135,14 @@ impl Ours {
         seat.unwrap_or_else(|refusal| panic!("nobody was picked: {refusal:?}"))
     }
 
-    /// Every cache is given as many blocks as it holds, in prompts that nobody asks for.
+    /// Fills every cache to its capacity with prompts that are never requested.
     fn fill_caches(&mut self) {
         for nth in 0..CACHE_BLOCKS.div_ceil(STUFFING_BLOCKS) {
             self.give_each(|cache| stuffed(cache, nth * STUFFING_BLOCKS, STUFFING_BLOCKS));
         }
     }
 
-    /// The first three quarters of each conversation go to those who shall hold them.
+    /// Gives the first three quarters of each conversation to the workers that are to hold it.
     fn begin_conversations(&mut self) {
         for conversation in 0..CONVERSATIONS {
             let ids = self.conversations[conversation as usize].ids.clone();
@@ -156,7 +156,7 @@ impl Ours {
         }
     }
 
-    /// Every worker is given its requests; half of them have their first token.
+    /// Gives every worker its requests; half of them have their first token.
     fn make_busy(&mut self) {
         let blocks = BUSY_TOKENS / self.situation.block_tokens;
         for nth in 0..BUSY {
@@ -173,7 +173,7 @@ impl Ours {
         }
     }
 
-    /// As many prompts as there are caches, so large that each goes to another one.
+    /// Routes one prompt per cache, each so large that the next goes to another worker.
     fn give_each(&mut self, prompt: impl Fn(u32) -> Blocks) {
         let seats: Vec<Assignment> = (0..self.situation.caches())
             .map(|cache| self.reserve(&prompt(cache), A_TURN_EACH))
@@ -184,16 +184,16 @@ impl Ours {
 
 /// A full prefix index by itself.
 pub struct Memory {
-    /// Kept as long as its memory is looked at.
+    /// Kept alive while its memory is measured.
     _index: Index,
     /// Pairs of a worker and a block that it holds.
     pub pairs: u64,
-    /// Heap bytes that it holds, as it counts them.
+    /// Heap bytes, by its own count.
     pub bytes: u64,
 }
 
 impl Memory {
-    /// That of an index for so many workers, each with a full cache of its own.
+    /// Memory of an index for this many workers, each with a full cache of its own.
     pub fn of_index(workers: u32) -> Self {
         let max_pairs = max_pairs(workers);
         let mut index = Index::new(Bounds {
@@ -218,7 +218,7 @@ impl Memory {
     }
 }
 
-/// What another thread would have booked: the same on every worker.
+/// Bookings of another thread: the same on every worker.
 pub(crate) fn everywhere(router: &Router) -> impl Iterator<Item = ThreadLoad> {
     let targets = router.fleet().workers().flat_map(|worker| worker.targets());
     targets.map(|target: Target| ThreadLoad {
@@ -266,7 +266,7 @@ pub(crate) fn router(situation: &Situation) -> Router {
     Router::new(pool, 1, 1)
 }
 
-/// Room for all caches at once, and some to spare.
+/// Room for all caches at once, with a margin.
 fn max_pairs(workers: u32) -> usize {
     (workers * (CACHE_BLOCKS + STUFFING_BLOCKS)) as usize
 }
@@ -290,7 +290,7 @@ fn blocks(ids: &[u8], block_tokens: u32) -> Blocks {
     Blocks::of_hashes(scope, hashes, RunLength::of(block_tokens))
 }
 
-/// Blocks that nobody asks for.
+/// Blocks that are never requested.
 fn stuffed(cache: u32, first: u32, count: u32) -> Blocks {
     Blocks {
         scope: hash::scope(MODEL, HashScope::ByIds),

@@ -1,4 +1,4 @@
-//! Owns threads of one proxy that tell each other what they do, and what is measured of that.
+//! Owns threads of one proxy that exchange their state, and the measured operations of the exchange.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,13 +13,13 @@ use routing::sharing::{PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals
 use crate::ours::{START, everywhere, router};
 use crate::situation::{CACHE_BLOCKS, Fleet, Holders, Situation, stuffing};
 
-/// Threads in all.
+/// Number of threads.
 const VMS: u64 = 4;
-/// Blocks of a decision that is told: a prompt of 11,200 tokens.
+/// Blocks of a shared decision: a prompt of 11,200 tokens.
 pub const DECISION_BLOCKS: u32 = 700;
 const POOL: u64 = 1;
 
-/// A board in memory, which copies as a host does.
+/// A shared store in memory, which copies as a host does.
 #[derive(Default)]
 struct Map {
     values: RefCell<HashMap<String, (Vec<u8>, u32)>>,
@@ -39,7 +39,7 @@ impl SharedStore for Map {
     }
 }
 
-/// One thread's router and desk, and the other threads.
+/// One thread's router and its end of the exchange, and the other threads.
 pub struct Threads {
     router: Router,
     desk: ThreadSync,
@@ -52,7 +52,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Four threads over so many workers, all busy in each of them.
+    /// Four threads over this many workers, all busy in each of them.
     pub fn over(workers: u32) -> Self {
         let router = router(&Situation {
             fleet: Fleet::Whole,
@@ -80,7 +80,7 @@ impl Threads {
         threads
     }
 
-    /// Something has changed in this thread: it says all it has.
+    /// Publishes all of this thread's state, since something has changed.
     pub fn publish(&mut self) {
         self.tick += 1;
         let totals = Totals {
@@ -90,7 +90,7 @@ impl Threads {
         self.desk.publish(&self.board, &totals, &self.shares, &[]);
     }
 
-    /// The same in all others.
+    /// Publishes all of the other threads' state.
     pub fn others_publish(&mut self) {
         let totals = Totals {
             streams: self.tick,
@@ -101,17 +101,17 @@ impl Threads {
         }
     }
 
-    /// Hears what the others have said.
+    /// Reads the other threads' state.
     pub fn listen(&mut self) -> ThreadUpdate {
         self.desk.listen(&self.board, self.tick)
     }
 
-    /// Takes over what the others have booked.
+    /// Takes over the other threads' bookings.
     pub fn hear(&mut self) {
         self.router.apply_shares(black_box(&self.heard));
     }
 
-    /// All that a thread does in one tick.
+    /// A thread's complete work in one tick.
     pub fn tick(&mut self) {
         black_box(self.router.shares());
         self.publish();
@@ -121,7 +121,7 @@ impl Threads {
         }
     }
 
-    /// Fills every cache with what others have decided.
+    /// Fills every cache with decisions of other threads.
     pub fn fill_caches(&mut self) {
         self.router.advance(START);
         for _ in 0..self.heard.len() as u32 * CACHE_BLOCKS.div_ceil(DECISION_BLOCKS) {
@@ -130,7 +130,7 @@ impl Threads {
         }
     }
 
-    /// A prompt that nobody has given to that worker yet.
+    /// A prompt new to that worker.
     pub fn next_decision(&mut self) -> Decision {
         self.decisions += 1;
         let number = self.decisions;
@@ -142,7 +142,7 @@ impl Threads {
         }
     }
 
-    /// Remembers what another thread has decided.
+    /// Records another thread's decision.
     pub fn hear_decision(&mut self, decision: &Decision) {
         self.router.apply_decision(decision);
     }

@@ -1,29 +1,29 @@
-//! Owns the situations that are measured: the workers, what their caches hold, what they are busy with, what is asked.
-//! Whichever router is measured is put in the same ones.
+//! Owns the measured situations: the workers, the contents of their caches, their load, and the requests. Every measured router
+//! gets the same ones.
 
-/// Blocks that each worker's cache holds, all of them taken: 64,000 tokens in blocks of 16, two million in blocks of 512.
+/// Blocks in each worker's cache, all in use: 64,000 tokens in blocks of 16, two million in blocks of 512.
 pub const CACHE_BLOCKS: u32 = 4_000;
-/// Requests that each worker is busy with; the first half of them waits for its first token.
+/// Requests running on each worker; the first half of them waits for the first token.
 pub const BUSY: u32 = 4;
-/// Tokens in the prompt of a request that a worker is busy with.
+/// Prompt tokens of a running request.
 pub const BUSY_TOKENS: u32 = 1_024;
-/// Output tokens that every request is expected to have.
+/// Expected output tokens of every request.
 pub const EXPECTED_TOKENS: u32 = 256;
-/// Conversations whose turns are routed one after the other, so that no decision is the last one again.
+/// Conversations whose turns are routed in rotation, so that no decision repeats the last one.
 pub const CONVERSATIONS: u32 = 4;
-/// Token ids are below it.
+/// Upper bound of token ids, exclusive.
 const VOCABULARY: u64 = 128_000;
 
-/// What the workers are.
+/// Kinds of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fleet {
-    /// Every worker runs requests whole: one is selected.
+    /// Every worker runs aggregated requests: one is selected.
     Whole,
-    /// Half of them prefill, half of them decode: two are selected, each out of half the workers.
+    /// Half prefill, half decode: two are selected, each from half of the workers.
     Pairs,
 }
 
-/// Who holds the beginning of what is asked.
+/// Workers that hold the prefix of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holders {
     /// Three workers.
@@ -35,20 +35,20 @@ pub enum Holders {
 /// One situation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Situation {
-    /// What the workers are.
+    /// Kinds of workers.
     pub fleet: Fleet,
-    /// How many there are in all.
+    /// Number of workers.
     pub workers: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// Tokens in each prompt that is measured.
+    /// Tokens in each measured prompt.
     pub prompt_tokens: u32,
-    /// Who holds the first three quarters of these prompts.
+    /// Workers that hold the first three quarters of these prompts.
     pub holders: Holders,
 }
 
 impl Situation {
-    /// The situation as plain numbers, for the way into wasm.
+    /// The situation as plain numbers, to be passed into wasm.
     pub fn numbers(&self) -> (u32, u32, u32, u32, u32) {
         (
             self.fleet as u32,
@@ -59,7 +59,7 @@ impl Situation {
         )
     }
 
-    /// The situation that these numbers stand for, as they come out of [`Self::numbers`].
+    /// The situation with these numbers, as returned by [`Self::numbers`].
     pub fn from_numbers(
         fleet: u32,
         workers: u32,
@@ -76,7 +76,7 @@ impl Situation {
         }
     }
 
-    /// The workers whose caches count: those that prefill.
+    /// Number of workers whose caches count: those that prefill.
     pub fn caches(&self) -> u32 {
         match self.fleet {
             Fleet::Whole => self.workers,
@@ -84,7 +84,7 @@ impl Situation {
         }
     }
 
-    /// The caches, counted from 0, that hold the beginning of a conversation.
+    /// The caches, counted from 0, that hold the prefix of a conversation.
     pub fn holders_of(&self, conversation: u32) -> Vec<u32> {
         match self.holders {
             Holders::All => (0..self.caches()).collect(),
@@ -94,7 +94,7 @@ impl Situation {
         }
     }
 
-    /// Where, in tokens, a conversation's new turn begins: all before it may be cached, nothing after it is.
+    /// Offset in tokens at which a conversation's new turn begins: only tokens before it may be cached.
     pub fn fork(&self) -> u32 {
         self.prompt_tokens / 4 * 3
     }
@@ -107,17 +107,17 @@ impl Situation {
     }
 }
 
-/// The token id that a new turn begins with, which makes every block from there on a new one.
+/// The first token id of a new turn, which makes every block from there on a new one.
 pub fn new_turn(turn: u64) -> u32 {
     token_id(mix(u64::MAX, turn))
 }
 
-/// The name of the `nth` block of a new turn, where ids are not hashed.
+/// Sequence hash of the `nth` block of a new turn, where ids are not hashed.
 pub fn new_block(turn: u64, nth: u32) -> u64 {
     mix(turn, !u64::from(nth))
 }
 
-/// The name of a block that a cache is filled with and that nobody asks for.
+/// Sequence hash of a block that fills a cache and is never requested.
 pub fn stuffing(cache: u32, block: u32) -> u64 {
     mix(!u64::from(cache), block.into())
 }
@@ -126,7 +126,7 @@ fn token_id(number: u64) -> u32 {
     (number % VOCABULARY) as u32
 }
 
-/// Two numbers, well stirred (the finish of SplitMix64).
+/// Mixes two numbers (the finish of SplitMix64).
 fn mix(one: u64, other: u64) -> u64 {
     let mut z = one
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

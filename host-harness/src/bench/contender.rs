@@ -1,4 +1,4 @@
-//! Owns who is compared, and the plugin configuration of those that are pd-router.
+//! Owns the list of contenders, and the plugin configuration of those that are pd-router.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::peers::{Fleet, Peer};
 /// One gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// Envoy, to the decode engines alone.
+    /// Envoy, with the decode engines only.
     Envoy,
     /// Envoy with a filter in Wasm that does less than pd-router.
     Lesser(Lesser),
@@ -22,21 +22,21 @@ pub enum Contender {
     Behind(Peer),
 }
 
-/// What a lesser filter does.
+/// Work of a lesser filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lesser {
     /// Nothing.
     Empty,
-    /// It buffers the body.
+    /// Buffers the body.
     Buffer,
-    /// It parses it as well.
+    /// Parses the body as well.
     Parse,
-    /// Twice.
+    /// Parses the body twice.
     ParseTwice,
 }
 
 impl Lesser {
-    /// Its configuration.
+    /// The filter's configuration.
     pub fn configuration(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -47,23 +47,23 @@ impl Lesser {
     }
 }
 
-/// How pd-router is configured.
+/// Configuration of pd-router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ours {
-    /// Engines that run whole requests.
+    /// Aggregated engines.
     Aggregated,
     /// Dynamo frontends, which run the legs.
     Direct,
-    /// The same, answers not read.
+    /// The same, without reading the answers.
     Unread,
     /// vLLM's hand-off.
     Nixl,
-    /// SGLang's.
+    /// SGLang's hand-off.
     Sglang,
 }
 
 impl Contender {
-    /// In reports.
+    /// Name in reports.
     pub fn name(self) -> String {
         match self {
             Self::Envoy => "envoy".to_owned(),
@@ -87,7 +87,7 @@ impl Ours {
         }
     }
 
-    /// The plugin's configuration in front of these engines: defaults, but for what must be said.
+    /// The plugin's configuration in front of these engines: defaults where possible.
     pub fn configuration(self, engines: &Engines) -> Value {
         let pool = match self {
             Self::Aggregated => json!({
@@ -113,7 +113,7 @@ pub fn nixl(fleet: &Fleet) -> Value {
     json!({"protocol": "nixl", "discovery": workers(legs(fleet))})
 }
 
-/// A pool of SGLang's.
+/// A pool of SGLang's engines.
 pub fn sglang(fleet: &Fleet) -> Value {
     json!({"protocol": "sglang", "discovery": workers(legs(fleet))})
 }

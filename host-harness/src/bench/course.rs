@@ -1,5 +1,5 @@
-//! Owns the order of a benchmark: stages of contenders under loads, then memory, then the trace. Who cannot be measured is
-//! named, and the rest goes on.
+//! Owns the order of a benchmark: stages of contenders under loads, then memory, then the trace. A contender that cannot be
+//! measured is named, and the rest continues.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,29 +16,29 @@ use super::rounds::{self, Entrant, Numbers, Rounds, WARM_UP};
 use super::stand::{Parts, Stand};
 use super::{BenchError, machine, memory};
 
-/// What is to be measured.
+/// The planned measurements.
 #[derive(Debug)]
 pub struct Agenda {
     /// Contenders under loads.
     pub stages: Vec<Stage>,
-    /// How often and how long.
+    /// Number and length of the rounds.
     pub rounds: Rounds,
-    /// Whose memory is measured.
+    /// Contenders whose memory is measured.
     pub memory: Vec<Contender>,
-    /// After how many prompts it is judged; 0: not at all.
+    /// Prompts after which memory is judged; 0: not measured.
     pub memory_prompts: u64,
-    /// Who is given the trace.
+    /// Players of the trace.
     pub players: Vec<Player>,
     /// The trace.
     pub trace: PathBuf,
-    /// How many of its requests are sent; 0: it is not played.
+    /// Number of requests of the trace; 0: not played.
     pub trace_requests: usize,
-    /// How much faster than recorded.
+    /// Factor by which the trace is played faster than recorded.
     pub speedup: f64,
 }
 
 impl Agenda {
-    /// Keeps only what is pd-router, or Envoy with less in it.
+    /// Keeps only pd-router and Envoy with lesser filters.
     pub fn leave_peers_out(&mut self) {
         let is_own =
             |contender: Contender| !matches!(contender, Contender::Peer(_) | Contender::Behind(_));
@@ -47,7 +47,7 @@ impl Agenda {
             .retain(|player| !matches!(player, Player::Peer(_)));
     }
 
-    /// Keeps only those with such a name.
+    /// Keeps only contenders with matching names.
     pub fn keep(&mut self, is_kept: impl Fn(&str) -> bool) {
         self.keep_contenders(|contender| is_kept(&contender.name()));
         self.players.retain(|player| is_kept(player.name()));
@@ -61,18 +61,18 @@ impl Agenda {
         self.memory.retain(|contender| is_kept(*contender));
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there is nothing to measure.
     pub fn is_empty(&self) -> bool {
         self.stages.is_empty() && self.memory.is_empty() && self.players.is_empty()
     }
 }
 
-/// What starting a contender takes, for the bar: most take two seconds, some of the others ten.
+/// Estimated start time of a contender, for the progress bar: most take two seconds, some of the others ten.
 const START: Duration = Duration::from_secs(3);
-/// What a prompt of memory takes, for the bar.
+/// Estimated time per prompt of a memory measurement, for the progress bar.
 const PROMPT: Duration = Duration::from_micros(800);
 
-/// A benchmark under way.
+/// A running benchmark.
 pub struct Course<'a> {
     agenda: Agenda,
     parts: &'a Parts,
@@ -82,7 +82,7 @@ pub struct Course<'a> {
 }
 
 impl<'a> Course<'a> {
-    /// To be run.
+    /// A benchmark ready to run.
     pub fn new(agenda: Agenda, parts: &'a Parts, bar: ProgressBar) -> Self {
         Self {
             agenda,
@@ -93,10 +93,10 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// Measures all of it.
+    /// Performs all measurements.
     ///
     /// # Errors
-    /// When engines cannot be had; a contender that cannot is no error.
+    /// When engines are not available; an unavailable contender is no error.
     pub async fn run(mut self) -> Result<Results, BenchError> {
         let date = machine::now();
         let game = self.game();
@@ -123,7 +123,7 @@ impl<'a> Course<'a> {
         })
     }
 
-    /// How long all of it will take; only for the bar.
+    /// Estimated total time, for the progress bar only.
     fn expected(&self, game: Option<&Game>) -> Duration {
         let Agenda { stages, rounds, .. } = &self.agenda;
         let measurement = WARM_UP + rounds.lasts;
@@ -150,7 +150,7 @@ impl<'a> Course<'a> {
         self.bar.inc(milliseconds(time));
     }
 
-    /// Says once why somebody or something was not measured.
+    /// Records once why a contender or a measurement is missing.
     fn miss(&mut self, what: &str, why: &impl std::error::Error) {
         let lines = why.to_string();
         let why: Vec<&str> = lines.lines().map(str::trim).collect();
@@ -181,7 +181,7 @@ impl<'a> Course<'a> {
         Ok(rows)
     }
 
-    /// Starts a contender; none, and a sentence, where it does not start.
+    /// Starts a contender; `None`, and a recorded sentence, if it does not start.
     async fn start(
         &mut self,
         contender: Contender,
@@ -228,7 +228,7 @@ impl<'a> Course<'a> {
         measured.map_err(|why| self.miss(&what, &why)).ok()
     }
 
-    /// The trace, if it is there and to be played.
+    /// The trace, if it exists and is to be played.
     fn game(&mut self) -> Option<Game> {
         let Agenda {
             players,

@@ -1,4 +1,4 @@
-//! Owns the engines behind contenders; mostly with ready-made answers, so that nothing is measured but what stands in front.
+//! Owns the engines behind contenders; most give prepared answers, so that only the contender in front is measured.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::peers::Fleet;
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError, Instantly, Role};
 
-/// The model that all of them serve.
+/// The model of all engines.
 pub const MODEL: &str = "sim";
 
-/// How many engines there are of each role.
+/// Number of engines of each role.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineCounts {
     /// Prefill engines.
@@ -18,7 +18,7 @@ pub struct EngineCounts {
     pub decode: usize,
 }
 
-/// Of those that only pretend: the fewest among which there is a choice.
+/// Engines of each role that only pretend: the fewest that leave a choice.
 const EACH: usize = 2;
 
 /// Engines of one dialect.
@@ -28,10 +28,10 @@ pub struct Legs {
 }
 
 impl Legs {
-    /// Starts them, each on a thread of its own and a free port of the loopback interface, as `config` has the role's.
+    /// Starts the engines, each on its own thread and a free loopback port, with the configuration of its role from `config`.
     ///
     /// # Errors
-    /// When one cannot start.
+    /// When an engine cannot start.
     pub async fn start(
         counts: EngineCounts,
         config: impl Fn(Role) -> EngineConfig,
@@ -42,7 +42,7 @@ impl Legs {
         })
     }
 
-    /// Where they are.
+    /// Addresses of the engines.
     pub fn fleet(&self) -> Fleet {
         let prefill = self.prefill.iter();
         Fleet {
@@ -53,7 +53,7 @@ impl Legs {
         }
     }
 
-    /// Ends them.
+    /// Ends the engines.
     pub async fn stop(self) {
         for engine in self.prefill.into_iter().chain(self.decode) {
             engine.stop().await;
@@ -63,19 +63,18 @@ impl Legs {
 
 /// All engines.
 pub struct Engines {
-    /// With vLLM's protocol.
+    /// Engines with vLLM's protocol.
     pub vllm: Legs,
-    /// With SGLang's.
+    /// Engines with SGLang's protocol.
     pub sglang: Legs,
     whole: Vec<Engine>,
 }
 
 impl Engines {
-    /// Starts them, each on a thread of its own and a free port of the loopback interface; `gap` lies between two events of a
-    /// stream.
+    /// Starts the engines, each on its own thread and a free loopback port; `gap` is the time between two events of a stream.
     ///
     /// # Errors
-    /// When one cannot start.
+    /// When an engine cannot start.
     pub async fn start(gap: Duration) -> Result<Self, EngineError> {
         let how = Instantly { gap };
         let counts = EngineCounts {
@@ -90,7 +89,7 @@ impl Engines {
         })
     }
 
-    /// Where those are that speak this.
+    /// Addresses of the engines of this dialect.
     pub fn of(&self, dialect: Dialect) -> Fleet {
         match dialect {
             Dialect::Sglang => self.sglang.fleet(),
@@ -98,12 +97,12 @@ impl Engines {
         }
     }
 
-    /// Engines that run whole requests; frontends as well.
+    /// Engines that run aggregated requests; also used as frontends.
     pub fn whole(&self) -> Vec<SocketAddr> {
         self.whole.iter().map(|engine| engine.address).collect()
     }
 
-    /// Ends them.
+    /// Ends the engines.
     pub async fn stop(self) {
         self.vllm.stop().await;
         self.sglang.stop().await;

@@ -1,32 +1,32 @@
-//! Owns what is measured: which loads, and who is put under each. Contenders that run together share engines and proxies'
-//! threads, and take turns under each load.
+//! Owns the measured loads, and the contenders under each. Contenders of one stage share engines and the number of proxy threads,
+//! and take turns under each load.
 
 use super::contender::{Contender, Lesser, Ours};
 use super::peers::Peer;
 use super::results::{Load, Loading};
 
-/// Contenders that run side by side, and the loads that they take turns under.
+/// Contenders that run side by side, and the loads under which they take turns.
 #[derive(Clone, Debug)]
 pub struct Stage {
     /// Worker threads of each proxy.
     pub threads: u16,
-    /// Milliseconds from one event of a stream to the next.
+    /// Milliseconds between two events of a stream.
     pub gap_ms: f64,
-    /// Loads, and who is put under them.
+    /// Loads, each with its contenders.
     pub trials: Vec<Trial>,
 }
 
-/// A load and who is put under it.
+/// A load and its contenders.
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// The load.
     pub load: Load,
-    /// Who.
+    /// The contenders.
     pub contenders: Vec<Contender>,
 }
 
 impl Stage {
-    /// Puts only those under loads who are to be; a load with nobody under it is left out.
+    /// Keeps only the contenders that `is_kept` accepts; a load without contenders is dropped.
     pub fn keep(&mut self, is_kept: impl Fn(Contender) -> bool) {
         for trial in &mut self.trials {
             trial.contenders.retain(|contender| is_kept(*contender));
@@ -34,12 +34,12 @@ impl Stage {
         self.trials.retain(|trial| !trial.contenders.is_empty());
     }
 
-    /// How often something is measured in one round.
+    /// Number of measurements in one round.
     pub fn measurements(&self) -> usize {
         self.trials.iter().map(|trial| trial.contenders.len()).sum()
     }
 
-    /// Everybody who is in some trial, once.
+    /// All contenders of the trials, each once.
     pub fn contenders(&self) -> Vec<Contender> {
         let mut all = Vec::new();
         for contender in self.trials.iter().flat_map(|trial| &trial.contenders) {
@@ -54,13 +54,13 @@ impl Stage {
 const KB: usize = 1024;
 /// Events of a stream.
 const EVENTS: u64 = 64;
-/// Milliseconds between events where what an event costs is measured: each is read on its own then.
+/// Milliseconds between events where the cost of an event is measured: each event is then read separately.
 const PACED_MS: f64 = 1.0;
-/// Requests per second that all contenders can hold, of 1 KB and of 220 KB.
+/// Requests per second that all contenders sustain, of 1 KB and of 220 KB.
 const RATE: f64 = 200.0;
 const RATE_OF_LARGE: f64 = 60.0;
 
-/// Everything that README quotes, and more beside it.
+/// All rows that README quotes, and more.
 pub fn all() -> Vec<Stage> {
     vec![one_thread(), paced(), two_threads()]
 }
@@ -166,7 +166,7 @@ fn everybody() -> Vec<Contender> {
     all
 }
 
-/// Those whose cost depends on the body.
+/// Contenders whose cost depends on the body.
 fn readers() -> Vec<Contender> {
     let mut all = vec![
         Contender::Envoy,
@@ -191,14 +191,14 @@ fn of_large() -> Vec<Contender> {
     ]
 }
 
-/// What an answer is.
+/// Form of an answer.
 #[derive(Clone, Copy)]
 enum Answer {
     Whole,
     Stream(u64),
 }
 
-/// What the loads of a stage share.
+/// Properties shared by the loads of a stage.
 #[derive(Clone, Copy)]
 struct Shape {
     threads: u16,

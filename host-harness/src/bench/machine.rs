@@ -1,4 +1,4 @@
-//! Owns what is said of where and when a benchmark ran, and of what.
+//! Owns the description of a benchmark's machine, date and versions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use super::peers::Peer;
 use super::results::Machine;
 use super::stand::Parts;
 
-/// This one, as far as `/proc` tells.
+/// This machine, from `/proc`.
 pub fn this() -> Machine {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let unknown = || "unknown".to_owned();
@@ -28,7 +28,7 @@ pub fn this() -> Machine {
     }
 }
 
-/// The first line of this name.
+/// The value of the first line with this name.
 fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -36,17 +36,17 @@ fn field(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// The time, in UTC, as RFC 3339 has it.
+/// The current time in UTC, in RFC 3339 format.
 pub fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     written(since.unwrap_or_default().as_secs())
 }
 
-/// Seconds since 1970. Years are counted from March, so that the day that only some have is their last; eras are of 400
-/// years, after which all comes again.
+/// A time in seconds since 1970, in RFC 3339 format. Years begin in March, so that the leap day is the last of its year; eras
+/// have 400 years, after which the calendar repeats.
 fn written(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // From 0000-03-01 on.
+    // Days since 0000-03-01.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -59,7 +59,7 @@ fn written(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Names and versions of all that is there.
+/// Names and versions of all available programs.
 pub fn versions(parts: &Parts) -> BTreeMap<String, String> {
     let own = || env!("CARGO_PKG_VERSION").to_owned();
     let mut versions = BTreeMap::from([

@@ -1,4 +1,4 @@
-//! Owns what memory comes to as prompts go by that are all different: each contender alone, freshly started.
+//! Owns the measurement of memory over many distinct prompts: each contender alone, freshly started.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ const BODY_BYTES: usize = 16 * 1024;
 const CONNECTIONS: usize = 16;
 /// Worker threads of the proxies.
 pub const THREADS: u16 = 1;
-/// After each tenth of the prompts memory is read.
+/// Steps of the measurement: memory is read after each tenth of the prompts.
 pub const STEPS: u64 = 10;
-/// Beyond the last tenth, where memory is to stay as it is.
+/// Further steps after the last tenth, over which memory is to stay constant.
 const FURTHER_STEPS: u64 = 5;
-/// How long one step may take; most take seconds.
+/// Time limit of one step; most take seconds.
 const STEP_LIMIT: Duration = Duration::from_secs(180);
 
-/// Who is measured.
+/// The measured contenders.
 pub fn contenders() -> Vec<Contender> {
     let mut all = vec![
         Contender::Lesser(Lesser::Buffer),
@@ -33,7 +33,7 @@ pub fn contenders() -> Vec<Contender> {
     all
 }
 
-/// How many steps a contender takes.
+/// Number of steps for a contender.
 pub fn steps(contender: Contender) -> u64 {
     match contender {
         Contender::Peer(_) => STEPS,
@@ -44,28 +44,28 @@ pub fn steps(contender: Contender) -> u64 {
 /// Why there is no row.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// It took too long.
+    /// A step took too long.
     #[error("only {sent} of {asked} prompts could be sent within {} s", STEP_LIMIT.as_secs())]
     Slow {
-        /// Sent in a step.
+        /// Prompts sent in the step.
         sent: u64,
-        /// To be sent.
+        /// Prompts to be sent.
         asked: u64,
     },
-    /// Its memory would be that of somebody who does nothing.
+    /// Too few answers: the memory would be that of an idle process.
     #[error("only {good} of {asked} prompts were answered")]
     Failing {
-        /// Answered in a step.
+        /// Prompts answered in the step.
         good: u64,
-        /// Sent.
+        /// Prompts sent.
         asked: u64,
     },
 }
 
-/// Sends prompts, `prompts` in ten steps and some more behind them, and reads memory after each; calls `passed` then.
+/// Sends prompts, `prompts` in ten steps and some more after them, and reads memory after each step; then calls `passed`.
 ///
 /// # Errors
-/// When they cannot be sent, or more than one in a hundred is not answered.
+/// When prompts cannot be sent, or more than one in a hundred is not answered.
 pub async fn measure(
     contender: Contender,
     stand: &Stand,

@@ -1,4 +1,4 @@
-//! `pd-harness bench`: contenders side by side under the same loads, and a report of it.
+//! Owns `pd-harness bench`: contenders side by side under the same loads, and the report.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ use crate::logging;
 use crate::run::RunError;
 use crate::run::stop;
 
-/// What the figures mean, for `--help`.
+/// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
 Engines, client and requests are the same for all contenders, which take turns under each load: A B C A B C …, in each round all \
 loads. Figures are medians over the rounds, with the smallest and the largest. The engines answer at once (as pd-harness engine \
@@ -54,38 +54,38 @@ What cannot be measured, as a peer that is not installed, is named in the report
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXPLAINED)]
 pub struct Args {
-    /// How often each contender is measured under each load [default: 5; 1 with --quick].
+    /// Measurements of each contender under each load [default: 5; 1 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
-    /// How long, each time.
+    /// Seconds of each measurement.
     #[arg(long, default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
     /// One round of a few rows, fewer prompts for memory, and no trace.
     #[arg(long)]
     quick: bool,
-    /// Only contenders whose name has one of these words in it.
+    /// Only contenders whose name contains one of these words.
     #[arg(long, value_name = "WORD,…", value_delimiter = ',')]
     only: Vec<String>,
     /// Leave other routers out.
     #[arg(long)]
     no_peers: bool,
-    /// Prompts after which memory is judged; 0: it is not measured [default: 100000; 5000 with --quick].
+    /// Prompts after which memory is judged; 0: not measured [default: 100000; 5000 with --quick].
     #[arg(long, value_name = "N")]
     memory_prompts: Option<u64>,
-    /// The trace that is played to see how well contenders route.
+    /// The trace that is played to measure how well contenders route.
     #[arg(
         long,
         value_name = "FILE",
         default_value = "../shared/traces/mooncake_conversation_trace.jsonl"
     )]
     trace: PathBuf,
-    /// Requests of the trace that are sent, from its first; 0: it is not played [default: 2000; 0 with --quick].
+    /// Requests sent from the start of the trace; 0: not played [default: 2000; 0 with --quick].
     #[arg(long, value_name = "N")]
     trace_requests: Option<usize>,
-    /// How much faster than recorded the trace is played, and its engines compute.
+    /// Speed-up of the trace and of its engines.
     #[arg(long, value_name = "F", default_value_t = 10.0, value_parser = speedup)]
     speedup: f64,
-    /// Where report.json, report.md and report.html are put.
+    /// Folder for report.json, report.md and report.html.
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     out: PathBuf,
     #[command(flatten)]
@@ -109,7 +109,7 @@ fn speedup(text: &str) -> Result<f64, &'static str> {
     }
 }
 
-/// Prompts after which memory is judged: as many as a target names, or enough to see that all is in order.
+/// Prompts after which memory is judged: as many as a target names; with --quick, enough to see that all is in order.
 const MEMORY_PROMPTS: u64 = 100_000;
 const QUICK_MEMORY_PROMPTS: u64 = 5000;
 const ROUNDS: u16 = 5;
@@ -151,7 +151,7 @@ impl Args {
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// Something that is always needed is not there.
+    /// A prerequisite is missing.
     #[error(transparent)]
     Run(#[from] RunError),
     /// An engine did not start.
@@ -166,27 +166,27 @@ pub enum BenchError {
     /// The results cannot be written as JSON.
     #[error("the results: {0}")]
     Json(#[from] serde_json::Error),
-    /// Nobody is left of those who could be measured.
+    /// No contender is left to measure.
     #[error("nobody has such a name; names are those in the report")]
     Nobody,
-    /// Somebody had enough of it.
+    /// Interrupted by a signal.
     #[error("interrupted: nothing was written")]
     Interrupted,
 }
 
-/// Measures, writes the report, and prints what it came to.
+/// Measures, writes the report, and prints the findings.
 ///
 /// # Errors
-/// When something that is always needed is not there, or the report cannot be written.
+/// When a prerequisite is missing, or the report cannot be written.
 pub fn run(args: &Args) -> Result<(), BenchError> {
-    // That contenders fail is told in the report; RUST_LOG asks for more.
+    // The report names failed contenders; RUST_LOG asks for more.
     logging::begin("error");
     args.parts.files.check_plugin()?;
     let agenda = args.agenda();
     if agenda.is_empty() {
         return Err(BenchError::Nobody);
     }
-    // One thread for the client, as each engine has one.
+    // One thread for the client, as for each engine.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -196,12 +196,12 @@ pub fn run(args: &Args) -> Result<(), BenchError> {
         true => serde_json::to_string(&results)? + "\n",
         false => for_people(&results, args),
     };
-    // Whoever started this may not be reading any more.
+    // The reader of standard output may have gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-/// Measures, under a bar that only a person at a terminal sees, unless somebody has enough of it: then all that was started ends.
+/// Measures, with a progress bar that only a terminal shows. An interrupt ends all started processes.
 async fn measured(args: &Args, agenda: Agenda) -> Result<Results, BenchError> {
     let enough = stop::requested(false)?;
     let bar = bar();

@@ -1,4 +1,4 @@
-//! Owns how each peer is started in front of a fleet, and how to tell that it can be used.
+//! Owns the start of each peer in front of a fleet, and the check that a peer is ready.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,28 +8,28 @@ use serde_json::json;
 
 use crate::engine::Dialect;
 
-/// The page on which every peer tells of its workers.
+/// The page on which every peer lists its workers.
 pub const WORKERS: &str = "/workers";
 
-/// A router beside which pd-router is measured, as `scripts/peers.sh` installs it.
+/// A router against which pd-router is measured, as `scripts/peers.sh` installs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Peer {
-    /// SGLang's router, both legs at once.
+    /// SGLang's router; both legs are sent at once.
     SglangRouter,
-    /// The Shepherd Model Gateway, both legs at once.
+    /// The Shepherd Model Gateway; both legs are sent at once.
     SmgSglang,
-    /// The same in front of vLLM's engines with their NixlConnector, prefill first.
+    /// The same in front of vLLM's engines with their NixlConnector; prefill first.
     SmgNixl,
-    /// vLLM's router with the NixlConnector, prefill first.
+    /// vLLM's router with the NixlConnector; prefill first.
     VllmRouter,
 }
 
 /// The engines behind a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fleet {
-    /// Prefill engines, with their bootstrap servers where they have them.
+    /// Prefill engines, with their bootstrap servers if any.
     pub prefill: Vec<(SocketAddr, Option<SocketAddr>)>,
-    /// Decode engines; at least two, or `power_of_two` is refused.
+    /// Decode engines; at least two, since `power_of_two` is refused otherwise.
     pub decode: Vec<SocketAddr>,
 }
 
@@ -42,27 +42,27 @@ pub struct Start {
     pub args: Vec<String>,
 }
 
-/// A body to be sent to a peer with `PUT`, as JSON.
+/// A JSON body for a `PUT` to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put {
-    /// Where.
+    /// Path.
     pub path: String,
     /// The body.
     pub body: String,
 }
 
-/// What comes next for a peer that has been started.
+/// The next step in starting a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Its workers are not all known and well: ask again.
+    /// Not all workers are known and healthy: query again.
     Wait,
-    /// Tell it this, then ask again: it is done in the background.
+    /// Send these, then query again: the peer applies them in the background.
     Tell(Vec<Put>),
-    /// Requests can be sent.
+    /// Ready for requests.
     Go,
 }
 
-/// The answer to `GET /workers`, as far as it matters here.
+/// The answer to `GET /workers`, as far as needed.
 #[derive(Deserialize)]
 struct Listing {
     workers: Vec<Listed>,
@@ -72,7 +72,7 @@ struct Listing {
 struct Listed {
     url: String,
     is_healthy: bool,
-    // What follows is told by smg alone.
+    // Only smg reports the following fields.
     #[serde(default)]
     id: String,
     #[serde(default)]
@@ -81,11 +81,11 @@ struct Listed {
     kv_connector: Option<String>,
 }
 
-/// vLLM's name for it, which smg goes by.
+/// vLLM's name of the connector, which smg also uses.
 const NIXL: &str = "NixlConnector";
 
 impl Peer {
-    /// All of them.
+    /// All peers.
     pub const ALL: [Self; 4] = [
         Self::SglangRouter,
         Self::SmgSglang,
@@ -93,7 +93,7 @@ impl Peer {
         Self::VllmRouter,
     ];
 
-    /// Its name in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::SglangRouter => "sglang-router",
@@ -103,7 +103,7 @@ impl Peer {
         }
     }
 
-    /// The package that it comes in, which is also the name of its command and of its virtual environment.
+    /// Package name, which is also the name of the command and of the virtual environment.
     pub fn package(self) -> &'static str {
         match self {
             Self::SglangRouter => "sglang-router",
@@ -112,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// What its engines must speak.
+    /// Dialect of its engines.
     pub fn dialect(self) -> Dialect {
         match self {
             Self::SglangRouter | Self::SmgSglang => Dialect::Sglang,
@@ -120,8 +120,8 @@ impl Peer {
         }
     }
 
-    /// How it is started; the engines must be up, since an engine that is not is dropped or waited for half a minute.
-    /// `venvs` holds a virtual environment for each package.
+    /// Command that starts the peer; the engines must be up, since the peer drops an engine that is not, or waits for it for half
+    /// a minute. `venvs` holds a virtual environment for each package.
     pub fn command(
         self,
         venvs: &Path,
@@ -160,7 +160,7 @@ impl Peer {
         }
     }
 
-    /// What comes next, when `GET` [`WORKERS`] answers this.
+    /// The next step, by the answer to `GET` [`WORKERS`].
     pub fn next(self, workers: &[u8], engines: &Fleet) -> Next {
         let Ok(listing) = serde_json::from_slice::<Listing>(workers) else {
             return Next::Wait;
@@ -171,7 +171,7 @@ impl Peer {
         let Self::SmgNixl = self else {
             return Next::Go;
         };
-        // It finds out by itself that they are vLLM's, but not how they hand over; and it refuses to start without them.
+        // smg detects vLLM engines by itself, but not their hand-off; and it refuses to start without engines.
         let told = |listed: &&Listed| listed.kv_connector.as_deref() != Some(NIXL);
         let untold: Vec<Put> = listing
             .workers
@@ -185,7 +185,7 @@ impl Peer {
         }
     }
 
-    /// The version installed, as the requirements kept beside it tell.
+    /// The installed version, from the requirements file beside it.
     pub fn version(self, venvs: &Path) -> Option<String> {
         let requirements = venvs.join(self.package()).join("requirements.txt");
         self.version_in(&std::fs::read_to_string(requirements).ok()?)
@@ -216,7 +216,7 @@ impl Listing {
 }
 
 impl Listed {
-    /// The same worker, known as one that hands over through NIXL.
+    /// The same worker with NIXL as its hand-off.
     fn with_nixl(&self) -> Put {
         let body = json!({"url": self.url, "worker_type": self.worker_type,
             "runtime_type": "vllm", "kv_connector": NIXL});
@@ -285,7 +285,7 @@ mod tests {
         );
     }
 
-    /// The workers on these ports, as a peer lists them.
+    /// A peer's list of the workers on these ports.
     fn listing(ports: &[u16], more: &str) -> Vec<u8> {
         let workers: Vec<String> = ports
             .iter()

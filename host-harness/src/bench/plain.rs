@@ -1,5 +1,5 @@
-//! Owns the Envoys that pd-router is measured against: the bootstrap that is shipped, with a lesser filter in pd-router's place
-//! or none, and round robin in the place of a named destination.
+//! Owns the Envoys against which pd-router is measured: the shipped bootstrap with a lesser filter or none in pd-router's place,
+//! and round robin instead of a named destination.
 
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -10,19 +10,19 @@ use crate::host::routes::{Route, Routes};
 use crate::run::gateway::{Amended, Gateway};
 use crate::run::{Callers, EnvoyLog, Settings};
 
-/// What stands in pd-router's place.
+/// Replacement of pd-router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Within {
     /// No filter.
     Nothing,
-    /// One that does less.
+    /// A lesser filter.
     Filter(Lesser),
 }
 
 /// Starts an Envoy that balances between these hosts.
 ///
 /// # Errors
-/// When it does not get ready.
+/// When Envoy does not become ready.
 pub async fn start(
     within: Within,
     hosts: Vec<SocketAddr>,

@@ -1,5 +1,5 @@
-//! Owns how well contenders route: a recorded trace through each of them in turn, onto fresh engines that keep the prefixes of
-//! their prompts, take their time to compute the rest, and are strict about the hand-off.
+//! Owns the measurement of routing quality: a recorded trace through each contender in turn, onto new engines that cache the
+//! prefixes of their prompts, take time to compute the rest, and are strict about the hand-off.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -19,27 +19,27 @@ use super::trace::{self, Options, Unanswered};
 use crate::engine::{Dialect, EngineConfig, EngineError, PrefixCache, Role};
 use crate::replay::{Trace, TraceError};
 
-/// Engines of each role: prefill is what a trace of long prompts keeps busy.
+/// Engines of each role: a trace of long prompts mostly loads prefill.
 const COUNTS: EngineCounts = EngineCounts {
     prefill: 8,
     decode: 2,
 };
-/// Those of the trace, so that what is known by its ids is what is cached.
+/// Block size of the trace, so that its ids identify cached blocks.
 const BLOCK_TOKENS: u32 = 512;
-/// Of each prefill engine; the trace's own have much more than eight times that.
+/// Blocks of each prefill engine; the trace has much more than eight times that.
 const KV_BLOCKS: u32 = 4000;
 /// Prompt tokens computed per second of the trace.
 const PREFILL_RATE: f64 = 8000.0;
-/// Tokens of each answer: decode is not what is measured.
+/// Tokens of each answer: decode is not measured.
 const MAX_TOKENS: u64 = 1;
-/// How long an answer is waited for, on the wall's clock.
+/// Limit of the wait for an answer, in wall-clock time.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long engines may take to say what they did.
+/// Time limit of an engine's state report.
 const STATE_LIMIT: Duration = Duration::from_secs(10);
 /// Worker threads of the proxies.
 const THREADS: u16 = 1;
 
-/// Who is given the trace.
+/// A contender that plays the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Player {
     /// Envoy with pd-router.
@@ -48,26 +48,26 @@ pub enum Player {
     Peer(Peer),
 }
 
-/// How pd-router chooses among prefill workers, and in front of which engines.
+/// pd-router's policy for prefill workers, and its engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// By default, of vLLM's.
+    /// Default policy, vLLM's engines.
     Nixl,
-    /// By default, of SGLang's.
+    /// Default policy, SGLang's engines.
     Sglang,
-    /// In turn, of vLLM's: what is gained by choosing at all is what it is worse by.
+    /// Round robin, vLLM's engines: the difference to the default is the gain from the policy.
     RoundRobin,
 }
 
 impl Player {
-    /// All of them.
+    /// All players.
     pub fn all() -> Vec<Self> {
         let policies = [Policy::Nixl, Policy::Sglang, Policy::RoundRobin];
         let ours = policies.map(Self::Ours);
         ours.into_iter().chain(Peer::ALL.map(Self::Peer)).collect()
     }
 
-    /// In reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ours(Policy::Nixl) => "pd-router nixl",
@@ -101,20 +101,20 @@ impl Policy {
     }
 }
 
-/// What came of a trace.
+/// Result of a trace.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// For the report.
+    /// Row of the report.
     pub row: TraceRow,
-    /// How late the client itself was, in milliseconds of the trace: 99 in a hundred requests were sent no later.
+    /// Lateness of the client itself, in milliseconds of the trace: 99th percentile.
     pub late_ms: f64,
 }
 
-/// What part of the mean time to a first token may be the client's doing.
+/// Largest share of the mean time to first token that the client may cause.
 const MOST_OF_TTFT: f64 = 0.1;
 
 impl Outcome {
-    /// What is to be said of it, if anything.
+    /// A complaint about the measurement, if any.
     pub fn complaint(&self) -> Option<String> {
         let TraceRow {
             contender,
@@ -131,7 +131,7 @@ impl Outcome {
     }
 }
 
-/// The trace, and how it is played.
+/// The trace and its playing options.
 pub struct Game {
     trace: Trace,
     options: Options,
@@ -140,36 +140,36 @@ pub struct Game {
 /// Why there is no row.
 #[derive(Debug, thiserror::Error)]
 pub enum QualityError {
-    /// There is no trace.
+    /// The trace does not exist.
     #[error("{} is not there", .0.display())]
     Missing(PathBuf),
-    /// It cannot be read.
+    /// The trace cannot be read.
     #[error("{}: {source}", path.display())]
     Trace {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: TraceError,
     },
     /// An engine did not start.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The contender did not.
+    /// The contender did not start.
     #[error(transparent)]
     Stand(#[from] StandError),
-    /// An engine does not say what it did.
+    /// An engine's state report failed.
     #[error("an engine's state: {0}")]
     State(#[from] Unanswered),
-    /// One says nothing.
+    /// An engine's state report timed out.
     #[error("an engine did not tell its state within {} s", STATE_LIMIT.as_secs())]
     Silent,
 }
 
 impl Game {
-    /// Reads a trace, of which so many requests are to be sent.
+    /// Reads a trace, of which `requests` requests are to be sent.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the trace is missing or cannot be read.
     pub fn read(path: &Path, requests: usize, speedup: f64) -> Result<Self, QualityError> {
         let unreadable = |source| QualityError::Trace {
             path: path.to_owned(),
@@ -194,22 +194,22 @@ impl Game {
         })
     }
 
-    /// How many requests are sent.
+    /// Number of requests sent.
     pub fn requests(&self) -> usize {
         self.options.requests
     }
 
-    /// On the wall's clock, from the first request to the last.
+    /// Wall-clock time from the first request to the last.
     pub fn lasts(&self) -> Duration {
         let last = self.trace.requests.get(self.requests().saturating_sub(1));
         let arrival = last.map(|request| request.arrival);
         arrival.unwrap_or_default().div_f64(self.options.speedup)
     }
 
-    /// Plays it; calls `passed` with how many requests have ended.
+    /// Plays the trace; calls `passed` with the number of ended requests.
     ///
     /// # Errors
-    /// When the engines or the contender do not start, or an engine does not say what it did.
+    /// When the engines or the contender do not start, or an engine's state report fails.
     pub async fn play(
         &self,
         player: Player,

@@ -1,4 +1,4 @@
-//! Owns what a benchmark came to, as `report.json` has it. Nothing in it is typed by hand.
+//! Owns the results of a benchmark, as written to `report.json`. None of them is entered by hand.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 /// One run of `pd-harness bench`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Results {
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
-    /// When it began, in UTC, as RFC 3339 has it.
+    /// Start in UTC, in RFC 3339 format.
     pub date: String,
-    /// What was measured: name and version of each program.
+    /// Name and version of each measured program.
     pub versions: BTreeMap<String, String>,
-    /// Seconds that each round of a row lasts.
+    /// Seconds of each round of a row.
     pub round_s: f64,
     /// Contenders under loads.
     pub rows: Vec<Row>,
-    /// What memory comes to as prompts go by of which no two are alike.
+    /// Memory over many distinct prompts.
     pub memory: Vec<MemoryRow>,
     /// A recorded trace, through each contender.
     pub trace: Vec<TraceRow>,
-    /// What could not be measured, and why: a sentence each.
+    /// Missing measurements with the reason, one sentence each.
     pub absent: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct Results {
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
-    /// Cores that this run may use.
+    /// Cores available to this run.
     pub cores: usize,
     /// Memory in MB (2^20 bytes).
     pub memory_mb: u64,
@@ -42,9 +42,9 @@ pub struct Machine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Loading {
-    /// Each connection sends its next request when it has the answer to the last.
+    /// Each connection sends its next request after the answer to the last.
     Closed,
-    /// Requests are sent at fixed times, whatever the answers do. Latencies count from these times.
+    /// Requests are sent at fixed times, independent of the answers. Latencies count from these times.
     Open,
 }
 
@@ -58,14 +58,14 @@ pub struct Load {
     pub rate: Option<f64>,
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Connections; the most there may be, with an open loop.
+    /// Connections; the maximum, in an open loop.
     pub connections: usize,
     /// Whether the answer is a stream of events.
     pub streamed: bool,
-    /// Events of a streamed answer, the closing ones left out.
+    /// Events of a streamed answer, without the closing ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u64>,
-    /// Milliseconds from one event to the next; 0 as fast as they can be written.
+    /// Milliseconds between two events; 0: no pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk_ms: Option<f64>,
     /// Worker threads of the proxy.
@@ -75,47 +75,47 @@ pub struct Load {
 /// One contender under one load.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Who.
+    /// Name of the contender.
     pub contender: String,
-    /// Under what.
+    /// The load.
     #[serde(flatten)]
     pub load: Load,
-    /// How often it was measured.
+    /// Number of rounds.
     pub rounds: usize,
-    /// The median of each figure over the rounds.
+    /// Median of each figure over the rounds.
     #[serde(flatten)]
     pub median: Figures,
-    /// The smallest.
+    /// Minimum of each figure.
     pub min: Figures,
-    /// The largest.
+    /// Maximum of each figure.
     pub max: Figures,
 }
 
-/// What one round came to, or many.
+/// Figures of one round, or of many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Answers per second.
     pub rps: f64,
-    /// To the end of an answer, in milliseconds: half of all took no longer.
+    /// Time to the end of an answer, in milliseconds: median.
     pub p50_ms: f64,
-    /// Nine tenths.
+    /// 90th percentile.
     pub p90_ms: f64,
-    /// 99 in a hundred.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// To the first event of a stream, or to the end of an answer in one piece, in milliseconds.
+    /// Time to the first event of a stream, or to the end of an unstreamed answer, in milliseconds: median.
     pub ttft_p50_ms: f64,
-    /// User and system time of all processes of the gateway, in microseconds a request.
+    /// User and system time of all processes of the gateway, in microseconds per request.
     pub cpu_us_per_request: f64,
-    /// Memory of all processes of the gateway (resident set), in MB, at the end.
+    /// Memory of all processes of the gateway (resident set) at the end, in MB.
     pub rss_mb: f64,
-    /// Requests answered with 200 and a whole answer, of all.
+    /// Share of requests answered with 200 and a complete answer.
     pub success_rate: f64,
 }
 
-/// Memory of one contender as prompts go by that are all different.
+/// Memory of one contender over many distinct prompts.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryRow {
-    /// Who.
+    /// Name of the contender.
     pub contender: String,
     /// Bytes of a body.
     pub body_bytes: usize,
@@ -128,24 +128,24 @@ pub struct MemoryRow {
 /// A recorded trace through one contender, in the trace's own time.
 #[derive(Debug, Clone, Serialize)]
 pub struct TraceRow {
-    /// Who.
+    /// Name of the contender.
     pub contender: String,
     /// Requests sent.
     pub requests: usize,
-    /// How much faster than recorded.
+    /// Factor by which the trace was played faster than recorded.
     pub speedup: f64,
-    /// Requests answered with 200 and a whole answer, of all.
+    /// Share of requests answered with 200 and a complete answer.
     pub success_rate: f64,
-    /// Prompt tokens found in an engine's cache, of all prompt tokens computed or found.
+    /// Share of prompt tokens found in an engine's cache, of all prompt tokens computed or found.
     pub hit_rate: f64,
-    /// From the request to its first token, in milliseconds of the trace: the mean.
+    /// Time from the request to its first token, in milliseconds of the trace: mean.
     pub ttft_mean_ms: f64,
-    /// Half of all took no longer.
+    /// Median.
     pub ttft_p50_ms: f64,
-    /// Nine tenths.
+    /// 90th percentile.
     pub ttft_p90_ms: f64,
-    /// 99 in a hundred.
+    /// 99th percentile.
     pub ttft_p99_ms: f64,
-    /// Tokens computed by the busiest prefill engine, over the mean of all.
+    /// Tokens computed by the busiest prefill engine, divided by the mean of all.
     pub imbalance: f64,
 }

@@ -1,4 +1,4 @@
-//! Owns the rounds: contenders take turns under each load, A B C A B C …, so that what else the machine does meets all of them
+//! Owns the rounds: contenders take turns under each load, A B C A B C …, so that other work on the machine affects all of them
 //! alike; and a row is the median of its rounds.
 
 use std::time::Duration;
@@ -14,39 +14,39 @@ use crate::load::{self, Asking, Measured, Pacing, Plan, Prompts};
 /// How rounds are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds {
-    /// How many.
+    /// Number of rounds.
     pub number: usize,
-    /// How long each contender is measured in one.
+    /// Time of one measurement.
     pub lasts: Duration,
 }
 
-/// Before each measurement, unmeasured: connections are made and caches are warm.
+/// Unmeasured time before each measurement, in which connections are made and caches warm up.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
-/// Numbers for prompts, so that none is sent twice to anybody.
+/// Source of prompt numbers, so that no prompt is sent twice to any contender.
 #[derive(Debug, Default)]
 pub struct Numbers(u64);
 
 impl Numbers {
-    /// More than any one measurement sends.
+    /// More prompts than any one measurement sends.
     const MOST: u64 = 1 << 32;
 
-    /// Those for one measurement.
+    /// Numbers for one measurement.
     pub fn prompts(&mut self) -> Prompts {
         self.0 += Self::MOST;
         Prompts::AllDifferent { from: self.0 }
     }
 }
 
-/// One contender that runs.
+/// One running contender.
 pub struct Entrant {
-    /// Who.
+    /// Its identity.
     pub contender: Contender,
-    /// As what.
+    /// Its processes and address.
     pub stand: Stand,
 }
 
-/// Measures all trials of a stage; `passed` is called after each measurement. Contenders that did not start have no rows.
+/// Measures all trials of a stage; calls `passed` after each measurement. Contenders that did not start have no rows.
 pub async fn measure(
     stage: &Stage,
     entrants: &[Entrant],
@@ -142,7 +142,7 @@ fn row(contender: Contender, load: &Load, rounds: &[Figures]) -> Row {
     }
 }
 
-/// Each figure by itself, picked from its values in all rounds, sorted.
+/// Each figure picked separately from its sorted values of all rounds.
 fn figures_by(rounds: &[Figures], pick: fn(&[f64]) -> f64) -> Figures {
     let of = |figure: fn(&Figures) -> f64| {
         let mut values: Vec<f64> = rounds.iter().map(figure).collect();

@@ -1,4 +1,4 @@
-//! Owns a child process that is another router: starts it, tells it what it must be told, finds out when it can be used, ends it.
+//! Owns a child process that is another router: start, setup, readiness, end.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -20,32 +20,32 @@ use tokio::time::{sleep, timeout};
 use super::peers::{Fleet, Next, Peer, Put, WORKERS};
 use crate::run::supervisor;
 
-/// How long a router may take until it can be used: those in Python take seconds to load.
+/// Time limit until a router is ready: those in Python take seconds to load.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take over one answer.
+/// Time limit of one answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Lines of its log that are repeated where it does not start.
+/// Lines of its log that a failed start repeats.
 const LAST_WORDS: usize = 6;
 
 /// Why a router does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RouterError {
-    /// It is not there.
+    /// The program is not installed.
     #[error("{} is not there: `scripts/peers.sh` puts it there", .0.display())]
     Missing(PathBuf),
-    /// A file, a port or a process could not be had.
+    /// A file, a port or a process was not available.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It ended by itself.
+    /// The router ended by itself.
     #[error("it ended ({status}){}", in_words(.last_words))]
     Ended {
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
         /// The last lines of its log.
         last_words: Vec<String>,
     },
-    /// It runs, and cannot be used.
+    /// The router runs, but is not ready.
     #[error("it was not ready after {} s{}", START_LIMIT.as_secs(), in_words(.last_words))]
     NotReady {
         /// The last lines of its log.
@@ -59,7 +59,7 @@ fn in_words(lines: &[String]) -> String {
 
 /// A running router.
 pub struct Router {
-    /// Where clients come in.
+    /// Address for clients.
     pub address: SocketAddr,
     supervisor: Child,
     lifeline: Option<ChildStdin>,
@@ -67,10 +67,10 @@ pub struct Router {
 }
 
 impl Router {
-    /// Starts a router in front of engines that run, and waits until it can be used.
+    /// Starts a router in front of running engines, and waits until it is ready.
     ///
     /// # Errors
-    /// When it does not come to that; the error repeats what its log says last.
+    /// When it does not become ready; the error repeats the end of its log.
     pub async fn start(peer: Peer, venvs: &Path, fleet: &Fleet) -> Result<Self, RouterError> {
         let [listen, metrics] = free_ports()?;
         let mut router = Self::spawn(peer, venvs, [listen, metrics], fleet)?;
@@ -121,7 +121,7 @@ impl Router {
         self.supervisor.id()
     }
 
-    /// Ends it.
+    /// Ends the router.
     pub async fn stop(self) {
         supervisor::end(self.supervisor, self.lifeline).await;
     }
@@ -139,15 +139,15 @@ fn last_lines(log: &str) -> Vec<String> {
     last
 }
 
-/// Ports that nobody has. Routers take none by themselves, so others may be quicker: then they end, and say so.
+/// Free ports. Routers do not pick ports themselves, so another process may take one first: the router then ends with an error.
 fn free_ports() -> io::Result<[SocketAddr; 2]> {
     let listener = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    // Both at once, or they could be one.
+    // Both open at once, or they could be the same port.
     let (one, other) = (listener()?, listener()?);
     Ok([one.local_addr()?, other.local_addr()?])
 }
 
-/// Asks it how it is, and tells it what it must be told, until it can be used.
+/// Polls the router and sends its setup, until it is ready.
 async fn ready(peer: Peer, address: SocketAddr, fleet: &Fleet) {
     let client = Client::builder(TokioExecutor::new()).build_http();
     loop {
@@ -163,14 +163,14 @@ async fn ready(peer: Peer, address: SocketAddr, fleet: &Fleet) {
     }
 }
 
-/// What it does not hear it is told again, since its list of workers lacks it then.
+/// A lost request is sent again by the next poll, since the router's list of workers then lacks its effect.
 async fn tell(client: &Client<HttpConnector, Full<Bytes>>, address: SocketAddr, puts: Vec<Put>) {
     for Put { path, body } in puts {
         let _ = exchange(client, Method::PUT, address, &path, body.into()).await;
     }
 }
 
-/// The body of the answer, if there is one in time.
+/// The body of the answer, if it comes in time.
 async fn exchange(
     client: &Client<HttpConnector, Full<Bytes>>,
     method: Method,

@@ -1,4 +1,4 @@
-//! Owns one contender that runs: its processes, and where it is reached.
+//! Owns one running contender: its processes and its address.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -28,26 +28,26 @@ use crate::run::gateway::{Files, Gateway, GatewayConfig};
 use crate::run::{EnvoyLog, Proxy, RunError};
 use routing::config::{Config, ConfigError};
 
-/// What contenders are made of.
+/// Programs and files of the contenders.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Parts {
     #[command(flatten)]
     pub files: Files,
-    /// The filters that do less than pd-router.
+    /// The benchmark's filters, which do less than pd-router.
     #[arg(
         long,
         value_name = "FILE",
         default_value = "target/pd_router_bench_filters.wasm"
     )]
     pub lesser: PathBuf,
-    /// Where the other routers' virtual environments are.
+    /// Folder of the other routers' virtual environments.
     #[arg(long, value_name = "FOLDER", default_value = "target/peers")]
     pub peers: PathBuf,
 }
 
 /// A running contender.
 pub struct Stand {
-    /// Where clients come in.
+    /// Address for clients.
     pub address: SocketAddr,
     processes: Vec<Process>,
 }
@@ -65,16 +65,16 @@ enum Process {
 /// Why a contender does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum StandError {
-    /// Envoy or the host.
+    /// Failure of Envoy or the host.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// Another router.
+    /// Failure of another router.
     #[error(transparent)]
     Peer(#[from] RouterError),
-    /// The configuration written for the plugin is wrong.
+    /// The plugin's configuration is wrong.
     #[error("the plugin's configuration: {0}")]
     Config(#[from] ConfigError),
-    /// Files or processes could not be made.
+    /// Files or processes could not be created.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The host ended before it was ready.
@@ -82,25 +82,25 @@ pub enum StandError {
     NotReady,
 }
 
-/// Bytes of the largest body, as the bootstrap that is shipped has it.
+/// Bytes of the largest body, as in the shipped bootstrap.
 pub const BUFFER_LIMIT: usize = 32 << 20;
 
-/// Compiling the filter takes the host a second or two; a loaded machine many.
+/// The host takes a second or two to compile the filter; much longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// The host ends at once when it is asked to.
+/// The host ends at once when asked.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// The line by which `pd-harness run --json` says that it serves.
+/// The line with which `pd-harness run --json` announces that it serves.
 #[derive(Deserialize)]
 struct ReadyLine {
     listen: SocketAddr,
 }
 
 impl Stand {
-    /// Starts a contender in front of the engines, with so many worker threads where it is a proxy, and waits until it serves.
+    /// Starts a contender in front of the engines, with this many worker threads if it is a proxy, and waits until it serves.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// When it does not become ready.
     pub async fn start(
         contender: Contender,
         engines: &Engines,
@@ -148,10 +148,10 @@ impl Stand {
         Self::of(Process::Envoy(envoy), address)
     }
 
-    /// Envoy with pd-router, configured so.
+    /// Envoy with pd-router and this configuration.
     ///
     /// # Errors
-    /// When it does not get ready.
+    /// When it does not become ready.
     pub async fn routed(config: Value, threads: u16, parts: &Parts) -> Result<Self, StandError> {
         let document = config.to_string().into_bytes();
         let members = Members::of(&Config::parse(&document)?);
@@ -172,16 +172,16 @@ impl Stand {
     /// Another router, alone.
     ///
     /// # Errors
-    /// When it does not get ready.
+    /// When it does not become ready.
     pub async fn router(peer: Peer, fleet: &Fleet, parts: &Parts) -> Result<Self, StandError> {
         let router = Router::start(peer, &parts.peers, fleet).await?;
         let address = router.address;
         Ok(Self::of(Process::Router(router), address))
     }
 
-    /// The wasmtime host, in a process of its own, so that what it costs can be told from what this one does.
+    /// The wasmtime host in a separate process, so that its cost is distinct from this one's.
     async fn wasmtime(config: Value, threads: u16, parts: &Parts) -> Result<Self, StandError> {
-        // Read when it starts, and not again.
+        // The host reads the file once, at its start.
         let configuration = NamedTempFile::new()?;
         std::fs::write(configuration.path(), config.to_string())?;
         let mut host = Command::new(std::env::current_exe()?)
@@ -205,7 +205,7 @@ impl Stand {
         Ok(Self::of(Process::Host(host), ready.listen))
     }
 
-    /// What its processes have used until now.
+    /// Resources used so far by its processes.
     pub fn usage(&self) -> Usage {
         let roots = self.processes.iter().filter_map(Process::id);
         usage::of(&roots.collect::<Vec<u32>>())
@@ -213,7 +213,7 @@ impl Stand {
 
     /// Ends its processes.
     pub async fn stop(self) {
-        // Who stands in front first.
+        // The processes in front first.
         for process in self.processes.into_iter().rev() {
             process.stop().await;
         }
@@ -235,7 +235,7 @@ impl Process {
             Self::Router(router) => router.stop().await,
             Self::Host(mut host) => {
                 drop(host.stdin.take());
-                // Dropped, it is killed.
+                // Dropping the child kills it.
                 let _ = timeout(STOP_LIMIT, host.wait()).await;
             }
         }
@@ -247,7 +247,7 @@ pub fn anywhere() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
 }
 
-/// The clusters of a proxy that balances between these by itself.
+/// The clusters of a proxy that balances between these hosts by itself.
 pub fn balanced(hosts: Vec<SocketAddr>) -> BTreeMap<String, Kind> {
     BTreeMap::from([("decode".to_owned(), Kind::Static(hosts))])
 }

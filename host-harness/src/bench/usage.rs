@@ -1,22 +1,22 @@
-//! Owns what processes cost: their processor time and memory, and those of all they have started, from `/proc`.
+//! Owns the resources used by processes and their descendants: CPU time and memory, from `/proc`.
 
 use std::collections::HashMap;
 use std::fs;
 use std::time::Duration;
 
-/// What some processes have used until now.
+/// Resources used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// User and system time of the threads that live.
+    /// User and system time of the living threads.
     pub cpu: Duration,
     /// Resident set, in bytes.
     pub resident: u64,
 }
 
-/// Linux's page on the machines that this runs on.
+/// Page size of Linux on the machines in use.
 const PAGE: u64 = 4096;
 
-/// Of these processes and all that descend from them.
+/// Resources of these processes and all their descendants.
 pub fn of(roots: &[u32]) -> Usage {
     let mut usage = Usage::default();
     for process in family(roots) {
@@ -26,7 +26,7 @@ pub fn of(roots: &[u32]) -> Usage {
     usage
 }
 
-/// These processes and all that descend from them.
+/// These processes and all their descendants.
 pub fn family(roots: &[u32]) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for process in processes() {
@@ -59,7 +59,7 @@ fn parent(process: u32) -> Option<u32> {
     behind.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The scheduler's own count, in nanoseconds, where `stat` has hundredths of a second.
+/// The scheduler's own count in nanoseconds; `stat` has only hundredths of a second.
 fn cpu(process: u32) -> Duration {
     let tasks = format!("/proc/{process}/task");
     let of_task = |task: u32| -> Option<u64> {

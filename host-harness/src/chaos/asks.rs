@@ -1,4 +1,4 @@
-//! Owns what clients ask for, and what the right answer is.
+//! Owns the clients' requests and the expected answer of each.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -6,40 +6,40 @@ use serde_json::{Value, json};
 use super::scenario::Crowd;
 use crate::run::fleet::MODEL;
 
-/// A request, and what it must be answered.
+/// A request and its expected answer.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// Where it goes.
+    /// HTTP path.
     pub path: &'static str,
     /// Its body.
     pub body: Bytes,
-    /// What must come back.
+    /// The expected answer.
     pub expected: Expected,
-    /// Whether an engine can serve it.
+    /// Whether an engine can serve the request.
     pub fit: Fit,
 }
 
 /// Whether any engine can serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// Every one that is well.
+    /// Every healthy engine can.
     Sound,
-    /// None: it makes every one fail that takes it.
+    /// None can: the request makes every engine fail that takes it.
     Poison,
 }
 
 /// The answer that a simulated engine gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// In which shape the text comes.
+    /// The shape that carries the text.
     pub shape: AnswerShape,
-    /// In one piece, or as it is written.
+    /// Unstreamed, or as events.
     pub delivery: Delivery,
-    /// How many tokens there are.
+    /// Number of tokens.
     pub tokens: u64,
 }
 
-/// Where an answer has its text.
+/// Shape of an answer's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerShape {
     /// A chat completion.
@@ -48,16 +48,16 @@ pub enum AnswerShape {
     Text,
 }
 
-/// How an answer comes.
+/// How an answer is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// In one piece.
+    /// Unstreamed: in one piece.
     Whole,
     /// As events.
     Stream,
 }
 
-/// Requests differ in their prompts, so that every way to read one is taken.
+/// Kinds of prompt, so that every way of reading one is covered.
 const KINDS: usize = 5;
 /// Words of a system prompt that many requests share: about 150 tokens.
 const SHARED_WORDS: usize = 100;
@@ -65,17 +65,17 @@ const SHARED_WORDS: usize = 100;
 const LONG_WORDS: usize = 700;
 const IDS: u64 = 180;
 
-/// Tokens of most answers: between these, so that some end soon and some are under way when something happens.
+/// Range of tokens of most answers: some end soon, and some are still running when a fault occurs.
 const SHORTEST: u64 = 4;
 const LONGEST: u64 = 40;
-/// Tokens of the answers that are read slowly. Each of them comes with 64 KiB, so that an answer is more than the system's and the
-/// proxy's buffers hold, about 4 MB on Linux: who does not read keeps the gateway from reading on.
+/// Tokens of the answers that are read slowly. Each token comes with 64 KiB, so that an answer exceeds the buffers of the system
+/// and the proxy, about 4 MB on Linux: a client that does not read then keeps the gateway from reading on.
 const LONG_ANSWER: u64 = 125;
-/// Tokens of the answers beside them that go on all the while, at least; up to twice as many.
+/// Minimum tokens of the other long answers, which run throughout; at most twice as many.
 const LONG_STREAM: u64 = 150;
-/// What an engine is told so.
+/// Marker in the prompt that asks an engine for a long answer.
 const WORDY: &str = "<|wordy|>";
-/// What makes an engine fail, of either role, with an answer and without one.
+/// Markers that make an engine of either role fail, with and without an answer.
 const POISON: [&str; 4] = [
     "<|fail-prefill|>",
     "<|break-prefill|>",
@@ -84,7 +84,7 @@ const POISON: [&str; 4] = [
 ];
 
 impl Expected {
-    /// The text of the whole answer.
+    /// Text of the full answer.
     pub fn text(self) -> String {
         let words: Vec<_> = (0..self.tokens)
             .map(|token| format!("token{token}"))
@@ -93,7 +93,7 @@ impl Expected {
     }
 }
 
-/// The request that this client makes the `turn`th time; every second client asks for streams.
+/// The client's request number `turn`; every second client asks for streams.
 pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
     let delivery = match client % 2 {
         0 if crowd != Crowd::SlowReaders => Delivery::Whole,
@@ -136,14 +136,14 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
     }
 }
 
-/// The mark by which this request makes engines fail, where it does: all marks come, with and without streams.
+/// The marker that makes engines fail, if this request carries one. Every marker is used, with and without streams.
 fn poison(crowd: Crowd, client: usize, turn: usize) -> Option<&'static str> {
     let is_poison = crowd == Crowd::WithPoison && (client + turn).is_multiple_of(3);
     let mark = POISON.get((client / 6 + turn) % POISON.len());
     mark.copied().filter(|_| is_poison)
 }
 
-/// Whether this client is one of those that read slowly, all of which ask for streams.
+/// Whether this client reads slowly; all slow readers ask for streams.
 pub fn reads_slowly(crowd: Crowd, client: usize) -> bool {
     match crowd {
         Crowd::WithSlowReaders => client % 4 == 1,
@@ -156,7 +156,7 @@ pub fn reads_slowly(crowd: Crowd, client: usize) -> bool {
     }
 }
 
-/// A prompt whose answer is long.
+/// A prompt with a long answer.
 fn wordy(client: usize, turn: usize) -> (AnswerShape, Value) {
     let question = format!("{WORDY} question {turn} of client {client}");
     let user = json!({"role": "user", "content": question});
@@ -173,7 +173,7 @@ fn prompt(client: usize, turn: usize, mark: &str) -> (AnswerShape, Value) {
             (AnswerShape::Chat, json!({"messages": [system, user]}))
         }
         2 => (AnswerShape::Text, json!({"prompt": question})),
-        // Ids carry no mark.
+        // A prompt of token ids carries no marker.
         3 if mark.is_empty() => {
             let ids: Vec<u64> = (0..IDS)
                 .map(|id| id * (client as u64 + 1) + turn as u64)

@@ -37,7 +37,7 @@ const fn at(part: f64, act: Act) -> Step {
     Step { at: part, act }
 }
 
-/// Faulty from early on until late: long enough to be noticed, and to be seen coming back.
+/// Start and end of a fault, as shares of a round: long enough to be noticed, with time left to see the recovery.
 const FAULTY_AT: f64 = 0.2;
 const WELL_AT: f64 = 0.75;
 
@@ -59,15 +59,15 @@ const fn always(status: u16) -> Fault {
     Fault::Status { status, share: 1.0 }
 }
 
-/// A worker that refuses while it has more than so many requests.
+/// A fault: the worker refuses requests while it has more than `above`.
 const fn full(status: u16, above: u64) -> Fault {
     Fault::Full { status, above }
 }
 
-/// A fiftieth of the five seconds for which engines' servers keep a connection by default.
+/// A fiftieth of the five seconds for which engines' servers keep an idle connection by default.
 const CLOSE_IDLE: Fault = Fault::CloseIdle { ms: 100 };
 
-/// Of one worker of a role: where each is so unlucky, a request soon meets three of them, which is more than is tried.
+/// For one worker of a role only: if every worker had this fault, a request would soon meet three of them, more than are tried.
 const UNLUCKY: Fault = Fault::ResetKeptAlive { share: 0.5 };
 
 const THREE_IN_TEN_500: Fault = Fault::Status {
@@ -75,7 +75,7 @@ const THREE_IN_TEN_500: Fault = Fault::Status {
     share: 0.3,
 };
 
-/// What most scenarios have in common.
+/// Defaults of most scenarios.
 const USUAL: Scenario = Scenario {
     name: "",
     what: "",
@@ -92,7 +92,7 @@ const USUAL: Scenario = Scenario {
 
 const BOTH: &[Role] = &[Prefill, Decode];
 
-/// All of them, in the order in which they are played.
+/// All scenarios with a script, in the order in which they are played.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-killed",
@@ -473,22 +473,22 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The name of what has no script, and is not among all.
+/// Name of the one scenario without a script; `all` does not include it.
 const CHURN: &str = "churn";
 
-/// What is to be played.
+/// The selected scenarios.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked {
     /// One scenario.
     One(&'static Scenario),
-    /// All scenarios, churn not among them.
+    /// All scenarios except churn.
     All,
-    /// Workers that come and go.
+    /// Churn: workers join and leave.
     Churn,
 }
 
 impl Asked {
-    /// The scenarios meant that have a script.
+    /// The selected scenarios that have a script.
     pub fn scenarios(self) -> Vec<&'static Scenario> {
         match self {
             Self::One(scenario) => vec![scenario],
@@ -518,7 +518,7 @@ impl FromStr for Asked {
     }
 }
 
-/// The scenarios in words, for `--help`.
+/// The list of scenarios for `--help`.
 pub fn in_words() -> String {
     let widest = SCENARIOS.iter().map(|scenario| scenario.name.len()).max();
     let width = widest.unwrap_or_default();

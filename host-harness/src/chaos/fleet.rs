@@ -1,4 +1,4 @@
-//! Owns the simulated engines of a scenario, each at an address that it keeps: killed, started again, made ill, mended.
+//! Owns the simulated engines of a scenario, each at a fixed address: kill, restart, faults and repair.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,70 +14,70 @@ use super::wellbeing::{State, Wellbeing};
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError};
 use crate::run::fleet::engine_role;
 
-/// 40,000 prompt tokens a second: in a second each client can ask several times.
+/// 40,000 prompt tokens per second: each client can send several requests per second.
 const SPEEDUP: f64 = 5.0;
-/// Milliseconds for a token, before the speed-up: 4 after it.
+/// Milliseconds per token before the speed-up; 4 after it.
 const TOKEN_MS: f64 = 20.0;
-/// Longer than anybody fetches late, short enough that what is lost does not fill an engine.
+/// Longer than any late fetch, and short enough that lost hand-offs do not fill an engine.
 const LEASE: Duration = Duration::from_secs(5);
-/// More than all clients of a lease's time hold together.
+/// More than all clients occupy within one lease.
 const KV_BLOCKS: u32 = 50_000;
-/// Above all deadlines of the filter.
+/// Longer than all deadlines of the filter.
 const PARTNER_TIMEOUT: Duration = Duration::from_secs(5);
 
 const FAULTS: &str = "/__fault";
 
-/// Why a fleet is not as it should be.
+/// Why a fleet is not in the required state.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
     /// An engine does not start.
     #[error("the {seat} engine: {source}")]
     Engine {
-        /// Which.
+        /// Which engine.
         seat: Seat,
         /// Why.
         source: EngineError,
     },
-    /// An engine does not do what it is told.
+    /// An engine does not obey.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// An engine died by itself.
+    /// An engine died without being killed.
     #[error("the {0} engine died before it was killed")]
     NoLastCounts(Seat),
     /// The machine refused a port or a file.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The script is wrong.
+    /// The script names an engine that does not exist.
     #[error("the script speaks of an engine that is not there: {0}")]
     NoEngine(Seat),
 }
 
-/// Engines in this process, and the record of who was well when.
+/// Engines in this process, and the record of their health.
 pub struct Fleet {
     dialect: Dialect,
     http: Http,
     posts: Vec<Post>,
-    /// Who was well when.
+    /// Which engines were healthy at which time.
     pub wellbeing: Wellbeing,
-    /// By the kinds of the faults that were mended: how often they were met.
+    /// For each kind of repaired fault, how often it was met.
     pub met: BTreeMap<String, u64>,
 }
 
-/// A place for an engine.
+/// Position of an engine in the fleet.
 struct Post {
     seat: Seat,
     config: EngineConfig,
     engine: Option<Engine>,
-    /// What engines that were killed here left behind.
+    /// Unfetched hand-offs of the engines killed here.
     lost: u64,
 }
 
-/// What all engines that run say of themselves.
+/// Totals reported by the running engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Requests in them.
+    /// Requests in the engines.
     pub requests: u64,
-    /// Hand-offs that were issued, here or by engines that were killed, and that nobody has fetched or given up.
+    /// Hand-offs issued by these or by killed engines, and neither fetched nor given up.
     pub unfetched: u64,
 }
 
@@ -85,7 +85,7 @@ impl Fleet {
     /// Starts the engines.
     ///
     /// # Errors
-    /// When one does not start.
+    /// When an engine does not start.
     pub async fn start(shape: Shape, dialect: Dialect) -> Result<Self, FleetError> {
         let ip = own_loopback();
         let seats = |role, count| (0..count).map(move |number| Seat { role, number });
@@ -105,17 +105,17 @@ impl Fleet {
         })
     }
 
-    /// The plugin's configuration for these engines, in a pool that is told so.
+    /// The plugin's configuration for these engines, with these pool settings.
     pub fn plugin_config(&self, told: Pool) -> Vec<u8> {
         let engines = self.posts.iter();
         let engines = engines.filter_map(|post| Some((post.seat.role, post.engine.as_ref()?)));
         pool::plugin_config(self.dialect, &engines.collect::<Vec<_>>(), told)
     }
 
-    /// Does what the script says.
+    /// Performs one step of the script.
     ///
     /// # Errors
-    /// When an engine does not start, or does not do what it is told.
+    /// When an engine does not start or does not obey.
     pub async fn perform(&mut self, act: Act) -> Result<(), FleetError> {
         match act {
             Act::Kill(seat) => {
@@ -144,10 +144,10 @@ impl Fleet {
         }
     }
 
-    /// What the engines say of themselves.
+    /// The engines' own counts.
     ///
     /// # Errors
-    /// When one that runs does not answer.
+    /// When a running engine does not answer.
     pub async fn census(&self) -> Result<Census, FleetError> {
         let mut census = Census::default();
         for post in &self.posts {
@@ -212,12 +212,12 @@ impl Post {
         }
     }
 
-    /// Where its engine listens, once there was one.
+    /// Address of the engine, after its first start.
     fn address(&self) -> SocketAddr {
         self.config.listen
     }
 
-    /// Starts an engine, unless one runs.
+    /// Starts the engine, unless it runs already.
     async fn start(&mut self) -> Result<(), FleetError> {
         if self.engine.is_some() {
             return Ok(());
@@ -233,7 +233,7 @@ impl Post {
         Ok(())
     }
 
-    /// Ends its engine like a process that is killed, where one runs.
+    /// Kills the engine like a process, if it runs.
     async fn kill(&mut self) -> Result<(), FleetError> {
         let Some(engine) = self.engine.take() else {
             return Ok(());
@@ -261,7 +261,7 @@ impl Post {
     }
 }
 
-/// An engine as all scenarios have it.
+/// Configuration of an engine, the same in all scenarios.
 pub fn engine_config(dialect: Dialect, role: Role, listen: SocketAddr) -> EngineConfig {
     EngineConfig {
         dialect,
@@ -275,17 +275,17 @@ pub fn engine_config(dialect: Dialect, role: Role, listen: SocketAddr) -> Engine
     }
 }
 
-/// Hand-offs that nobody has fetched or given up, whether or not their lease has ended.
+/// Hand-offs neither fetched nor given up, whether or not their lease has ended.
 pub fn unfetched(issued: u64, pulled: u64, given_up: u64) -> u64 {
     issued.saturating_sub(pulled + given_up)
 }
 
-/// An address of this machine that no other run uses: a port that an engine leaves for a while stays free there, since
-/// connections are made from 127.0.0.1.
+/// A loopback address that no other run uses: a port that an engine leaves for a while stays free there, since connections are
+/// made from 127.0.0.1.
 pub fn own_loopback() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
-    // The tests' own engines take 127.1.0.0 and up; no two runs of one process meet within 254.
+    // The tests' own engines take 127.1.0.0 and up; two runs of one process get the same address only after 254 others.
     let number = NEXT.fetch_add(1, Ordering::Relaxed).clamp(1, 254);
     IpAddr::V4(Ipv4Addr::new(127, high.clamp(1, 254), low, number))
 }

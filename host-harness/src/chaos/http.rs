@@ -1,4 +1,4 @@
-//! Owns the small requests by which chaos tells engines what to do, and asks them and the gateway how they are.
+//! Owns the small requests of chaos: commands and status queries to engines, and status queries to the gateway.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
-/// Why something was not told, or not asked.
+/// Why a command or query failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{method} http://{address}{path}: {why}")]
 pub struct HttpError {
@@ -21,30 +21,30 @@ pub struct HttpError {
     why: String,
 }
 
-/// A client for engines that come and go: it keeps no connection.
+/// A client for engines that may restart at any time: no connection is kept.
 #[derive(Clone, Debug)]
 pub struct Http(Client<HttpConnector, Full<Bytes>>);
 
 impl Http {
-    /// A client.
+    /// A client without connections.
     pub fn new() -> Self {
         let mut builder = Client::builder(TokioExecutor::new());
         Self(builder.pool_max_idle_per_host(0).build_http())
     }
 
-    /// The text of a page.
+    /// Text of a page.
     ///
     /// # Errors
-    /// When there is none, or its status is not 200.
+    /// When there is no page, or its status is not 200.
     pub async fn get(&self, address: SocketAddr, path: &'static str) -> Result<String, HttpError> {
         let page = self.send(Method::GET, address, path, Bytes::new()).await?;
         Ok(String::from_utf8_lossy(&page).into_owned())
     }
 
-    /// The JSON of a page.
+    /// JSON of a page.
     ///
     /// # Errors
-    /// When there is none, or its status is not 200.
+    /// When there is no page, or its status is not 200.
     pub async fn get_json(
         &self,
         address: SocketAddr,
@@ -62,7 +62,7 @@ impl Http {
     /// Posts JSON.
     ///
     /// # Errors
-    /// When it is not answered with 200.
+    /// When the answer is not 200.
     pub async fn post(
         &self,
         address: SocketAddr,
@@ -73,10 +73,10 @@ impl Http {
         self.send(Method::POST, address, path, body).await.map(drop)
     }
 
-    /// Sends JSON as one who has this token.
+    /// Sends JSON with this token.
     ///
     /// # Errors
-    /// When it is not answered with 200.
+    /// When the answer is not 200.
     pub async fn send_as(
         &self,
         method: Method,
@@ -92,10 +92,10 @@ impl Http {
             .map(drop)
     }
 
-    /// Deletes what is at the path.
+    /// Sends a DELETE for the path.
     ///
     /// # Errors
-    /// When it is not answered with 200.
+    /// When the answer is not 200.
     pub async fn delete(&self, address: SocketAddr, path: &'static str) -> Result<(), HttpError> {
         self.send(Method::DELETE, address, path, Bytes::new())
             .await

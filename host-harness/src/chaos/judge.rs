@@ -1,4 +1,4 @@
-//! Owns the judgement of a scenario: what became of all its requests, and which rules that breaks. Pure.
+//! Owns the judgement of a scenario: the outcomes of all its requests, and the rules that these break. Pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,123 +12,124 @@ use super::reply::{Ending, NO_HINT};
 use super::scenario::{Demand, Leaks};
 use super::wellbeing::Wellbeing;
 
-/// One request that its client did not leave.
+/// One request that its client did not abandon.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// When it was sent.
+    /// Time of sending.
     pub sent: Instant,
-    /// When its answer ended.
+    /// End of the answer.
     pub ended: Instant,
-    /// What became of it.
+    /// Outcome.
     pub ending: Ending,
-    /// Whether an engine could serve it.
+    /// Whether an engine could serve the request.
     pub fit: Fit,
-    /// How its client behaved.
+    /// Behaviour of the client.
     pub conduct: Conduct,
 }
 
-/// How a client behaved.
+/// Behaviour of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conduct {
-    /// It sent its request at once, read its answer as it came, and stayed to the end.
+    /// The client sent its request at once, read its answer as it came, and stayed to the end.
     Good,
-    /// Something of that was not so: what goes wrong may be its own doing.
+    /// At least one of these does not hold: a failure may be the client's own fault.
     Bad,
 }
 
-/// By what a scenario is judged.
+/// Rules by which a scenario is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How exactly the filter can know what was lost.
+    /// How exactly the filter can know the lost hand-offs.
     pub leaks: Leaks,
-    /// What a client may be content with.
+    /// The worst outcome that a client must accept.
     pub demand: Demand,
 }
 
-/// What the clients saw.
+/// The clients' outcomes.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Requests that their clients did not leave.
+    /// Requests that their clients did not abandon.
     pub exchanges: Vec<Exchange>,
-    /// Requests that their clients left on purpose.
+    /// Requests that their clients abandoned on purpose.
     pub left: u64,
 }
 
-/// What is found when all clients have ended and things came to rest.
+/// Findings after all clients have ended and the system is at rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aftermath {
-    /// From the first fault to the first ejection in the role where one is due.
+    /// Time from the first fault to the first ejection, in the role where one is due.
     pub ejected_after: Option<Duration>,
-    /// Hand-offs that engines issued and nobody fetched.
+    /// Hand-offs issued by engines and never fetched.
     pub kv_leaked: u64,
-    /// Those that the filter knows to be lost.
+    /// Hand-offs that the filter counts as lost.
     pub kv_leaked_counted: u64,
-    /// Those of which it does not know.
+    /// Hand-offs whose fate the filter does not know.
     pub kv_unknown: u64,
-    /// Answers that had begun, at the gateway at least, and were broken off, by the filter's count.
+    /// Answers broken off after they had begun, at the gateway at least, by the filter's count.
     pub resets_counted: u64,
-    /// Decode legs that the filter replaced: each may have been reset before its first byte, as one that was late, so that nobody
-    /// can tell whether it had fetched its blocks.
+    /// Decode legs that the filter replaced: each may have been reset as late before its first byte, so that it stays unknown
+    /// whether it had fetched its blocks.
     pub replaced: u64,
     /// Charges that are still booked.
     pub bookings_left: u64,
-    /// The gateway's memory, where there are rules for it.
+    /// Peak of the gateway's memory, if it is subject to rules.
     pub peak: Option<Peak>,
-    /// Whether what was done to the engines was met by any request.
+    /// Whether any request met what was done to the engines.
     pub bite: Bite,
-    /// Ejections in roles of which no worker may be ejected.
+    /// Ejections in roles where no worker may be ejected.
     pub wrongly_ejected: u64,
 }
 
-/// Whether what was done did anything at all.
+/// Whether the faults had any effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bite {
-    /// Some request met a fault, or there was none to be met.
+    /// Some request met a fault, or there was no fault to meet.
     #[default]
     Felt,
-    /// There were faults, and no request met one, or the gateway met nothing of what clients did: nothing was tested.
+    /// No request met a fault although there were some, or the clients' behaviour had no effect on the gateway: nothing was
+    /// tested.
     Unfelt,
 }
 
-/// What a scenario came to. `sent` is the sum of `answered`, `engine_status`, `reset`, `refused` and `failed`.
+/// Result of a scenario. `sent` is the sum of `answered`, `engine_status`, `reset`, `refused` and `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
-    /// Requests, without those that their clients left.
+    /// Requests, without those that their clients abandoned.
     pub sent: u64,
-    /// Whole answers, every token right.
+    /// Complete answers with every token right.
     pub answered: u64,
-    /// An engine's own errors, passed on as they were.
+    /// An engine's own errors, passed on unchanged.
     pub engine_status: u64,
-    /// Answers that died after decode's headers, seen as an error by the client.
+    /// Answers that broke after decode's headers, seen as an error by the client.
     pub reset: u64,
-    /// Refused by the gateway over their bodies.
+    /// Requests refused by the gateway because of their bodies.
     pub refused: u64,
-    /// All others.
+    /// All other requests.
     pub failed: u64,
-    /// Those of them at a time when a prefill and a decode engine were well, from the request to its end.
+    /// Failures while a prefill and a decode engine were healthy, from the request to its end.
     pub failed_with_healthy_pair: u64,
-    /// Milliseconds; `None` where nothing was to be ejected, or nothing was.
+    /// Milliseconds; `None` if no ejection was due, or none occurred.
     pub ejected_after_ms: Option<u64>,
-    /// Hand-offs.
+    /// Hand-offs issued by engines and never fetched.
     pub kv_leaked: u64,
-    /// Hand-offs.
+    /// Hand-offs that the filter counts as lost.
     pub kv_leaked_counted: u64,
-    /// Hand-offs.
+    /// Hand-offs whose fate the filter does not know.
     pub kv_unknown: u64,
-    /// Charges.
+    /// Charges that are still booked.
     pub bookings_left: u64,
-    /// Ejections in roles of which no worker may be ejected.
+    /// Ejections in roles where no worker may be ejected.
     pub wrongly_ejected: u64,
-    /// Requests that no engine can serve; they are among the failures.
+    /// Requests that no engine can serve; included in the failures.
     pub poison: u64,
-    /// Requests that their clients left on purpose.
+    /// Requests that their clients abandoned on purpose.
     pub left: u64,
-    /// Bytes that the gateway's process held at its peak beyond those at rest, and bytes that its budgets allow; `None` where that is
-    /// not asked.
+    /// Peak memory of the gateway's process above its memory at rest, in bytes; `None` where memory is not judged.
+    /// `allowed_bytes` is what its budgets allow.
     pub peak_bytes: Option<u64>,
     /// Bytes.
     pub allowed_bytes: Option<u64>,
-    /// What befell the workers, where they come and go.
+    /// Events of the workers, in churn.
     #[serde(flatten)]
     pub churned: Option<Churned>,
     /// The engines' own errors by status.
@@ -137,7 +138,7 @@ pub struct Figures {
     pub failures: BTreeMap<String, u64>,
 }
 
-/// What a scenario came to, and the rules that this breaks, in words.
+/// Result of a scenario, with the broken rules in words.
 #[derive(Debug)]
 pub struct Verdict {
     /// The counts.
@@ -199,7 +200,7 @@ fn too_much(peak: Peak) -> Option<String> {
     })
 }
 
-/// What those got who behaved well and were not answered.
+/// Outcomes of the well-behaved clients that were not answered.
 fn wronged(seen: &Seen) -> Option<String> {
     let is_wronged = |exchange: &&Exchange| {
         exchange.conduct == Conduct::Good && exchange.ending != Ending::Answered
@@ -213,19 +214,19 @@ fn wronged(seen: &Seen) -> Option<String> {
     ))
 }
 
-/// Resets that the filter counted beside those whose clients had read the beginning: the headers that had come were held
-/// back, and the client saw its connection break without an answer.
+/// Resets counted by the filter beyond those that clients saw after a begun answer: the headers were held back, and the client
+/// saw its connection break without an answer.
 fn unseen_resets(seen: &Seen, counted: u64) -> u64 {
     let begun = |exchange: &&Exchange| exchange.ending == Ending::Reset;
     let seen = seen.exchanges.iter().filter(begun).count() as u64;
     counted.saturating_sub(seen)
 }
 
-/// A worker that has said that it is full is left alone for a second at most, and its clients are asked to come back then; half a
-/// second more for what was under way when it became well.
+/// A worker that has reported to be full is avoided for a second at most, and its clients are asked to retry then; half a second
+/// more for what was under way when it recovered.
 const BACK_OFF: Duration = Duration::from_millis(1_500);
 
-/// From when on a pair must have been well for a failure to be the gateway's.
+/// Time from which a pair must have been healthy for a failure to be the gateway's fault.
 fn since(exchange: &Exchange, why: &str) -> Instant {
     match why.ends_with("overloaded") {
         true => exchange.sent.checked_sub(BACK_OFF),
@@ -234,7 +235,7 @@ fn since(exchange: &Exchange, why: &str) -> Instant {
     .unwrap_or(exchange.sent)
 }
 
-/// What those got who could be content with a refusal that says when to come again, and did not even get that.
+/// Outcomes of the clients that would accept a refusal with `retry-after`, and got not even that.
 fn unhelpful(seen: &Seen, demand: Demand) -> Option<String> {
     let unhelped = |ending: &&Ending| match ending {
         Ending::Answered | Ending::EngineStatus(429 | 503) => false,

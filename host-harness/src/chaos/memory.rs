@@ -1,4 +1,4 @@
-//! Owns what is asked of the gateway's memory: that at its peak it holds no more than its budgets allow.
+//! Owns the rule for the gateway's memory: its peak stays within what its budgets allow.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use routing::config::Config;
 use crate::bench::usage;
 use crate::run::gateway::Gateway;
 
-/// What the process of a gateway holds while it serves nobody.
+/// Memory of a gateway process at rest.
 #[derive(Clone, Copy, Debug)]
 pub struct AtRest {
     process: u32,
@@ -15,24 +15,24 @@ pub struct AtRest {
     resident: u64,
 }
 
-/// How much a gateway held at most, beyond what it holds at rest.
+/// Peak memory of a gateway above its memory at rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peak {
     /// Bytes.
     pub held: u64,
-    /// Bytes that its budgets allow.
+    /// Bytes that the budgets allow.
     pub allowed: u64,
 }
 
 impl AtRest {
-    /// Of a gateway that serves nobody; none where it is no process of its own, but part of this one with all engines and clients.
+    /// Memory of a gateway without load; `None` if it is no separate process but part of this one, with all engines and clients.
     pub fn of(gateway: &Gateway) -> Option<Self> {
         let process = gateway.process()?;
         let resident = usage::of(&[process]).resident;
         Some(Self { process, resident })
     }
 
-    /// The peak until now, against what this configuration allows so many threads.
+    /// The peak so far, against what this configuration allows for that many threads.
     pub fn peak(self, config: &Config, threads: u16) -> Peak {
         let peak: u64 = usage::family(&[self.process])
             .into_iter()
@@ -46,7 +46,7 @@ impl AtRest {
     }
 }
 
-/// The most that a process ever had in memory, in bytes.
+/// High-water mark of a process's memory, in bytes.
 fn high_water(process: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status

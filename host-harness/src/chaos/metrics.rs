@@ -1,4 +1,4 @@
-//! Owns what is read from the gateway's metrics page.
+//! Owns the reading of the gateway's metrics page.
 
 use std::net::SocketAddr;
 
@@ -6,15 +6,15 @@ use routing::fleet::Role;
 
 use super::http::{Http, HttpError};
 
-/// The filter's own metrics, by a query that Envoy understands; the other host ignores it and has no others.
+/// The filter's own metrics, by a query that Envoy understands; the other host ignores the query, and has no other metrics.
 const PAGE: &str = "/stats/prometheus?filter=pd_router";
 
-/// The gateway's metrics page, as it was once.
+/// One snapshot of the gateway's metrics page.
 #[derive(Debug)]
 pub struct Metrics(String);
 
 impl Metrics {
-    /// Asks for it.
+    /// Fetches the page.
     ///
     /// # Errors
     /// When the gateway does not answer.
@@ -22,42 +22,42 @@ impl Metrics {
         http.get(admin, PAGE).await.map(Self)
     }
 
-    /// Charges that are booked now.
+    /// Charges booked now.
     pub fn bookings(&self) -> u64 {
         self.sum("pd_router_prefill_charges", "") + self.sum("pd_router_decode_charges", "")
     }
 
-    /// Streams that are open now.
+    /// Streams open now.
     pub fn streams(&self) -> u64 {
         self.sum("pd_router_streams", "")
     }
 
-    /// Hand-offs that the filter knows to be lost, since its start.
+    /// Hand-offs that the filter counts as lost, since its start.
     pub fn leaked_handoffs(&self) -> u64 {
         self.sum("pd_router_kv_leaked_handoffs_total", "")
     }
 
-    /// Hand-offs of which the filter does not know whether they are lost, since its start.
+    /// Hand-offs whose fate the filter does not know, since its start.
     pub fn unknown_handoffs(&self) -> u64 {
         self.sum("pd_router_kv_unknown_handoffs_total", "")
     }
 
-    /// Answers that had begun, at the gateway at least, and were broken off, since its start.
+    /// Answers broken off after they had begun, at the gateway at least, since its start.
     pub fn resets(&self) -> u64 {
         self.sum("pd_router_resets_total", "")
     }
 
-    /// Those of them whose worker had fallen silent, or so it looked.
+    /// Resets among them for which the filter blames a silent worker.
     pub fn silences(&self) -> u64 {
         self.sum("pd_router_resets_total", "reason=\"silent\"")
     }
 
-    /// Requests that the filter refused with this code, since its start.
+    /// Requests refused by the filter with this code, since its start.
     pub fn refused(&self, code: &str) -> u64 {
         self.sum("pd_router_refused_total", &format!("reason=\"{code}\""))
     }
 
-    /// Legs that fetched what clients had left behind, since the start.
+    /// Clean-up legs, which fetch the hand-offs that clients left behind, since the start.
     pub fn clean_ups(&self) -> u64 {
         self.sum("pd_router_clean_ups_total", "")
     }
@@ -73,7 +73,7 @@ impl Metrics {
         self.sum("pd_router_ejections_total", &label)
     }
 
-    /// The sum of a metric over its lines with this label, 0 where there is none.
+    /// Sum of a metric over its lines with this label; 0 if there is none.
     fn sum(&self, name: &str, label: &str) -> u64 {
         let value = |line: &str| {
             let rest = line.strip_prefix(name)?;
@@ -83,7 +83,7 @@ impl Metrics {
             };
             let plain = rest.starts_with([' ', '{']) && labels.contains(label);
             let value: f64 = line.rsplit_once(' ')?.1.parse().ok()?;
-            // Counts only; one that fell below zero is as wrong as one left over.
+            // Counts only; a negative count is as wrong as one left over.
             plain.then_some(value.abs() as u64)
         };
         self.0.lines().filter_map(value).sum()

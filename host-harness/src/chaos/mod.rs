@@ -1,4 +1,4 @@
-//! `pd-harness chaos`: engines that fail while clients ask, and a verdict on what the clients got.
+//! Owns `pd-harness chaos`: engines that fail while clients send requests, and a verdict on the clients' outcomes.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ use output::Row;
 use play::{PlayError, Setting, ticks};
 use scenario::{Pool, Scenario};
 
-/// What the figures mean, for `--help`.
+/// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
 Each scenario starts simulated engines, a gateway, and 48 clients, half of which ask for streams. They ask for --seconds, \
 during which the script makes engines fail and mends them (every six seconds again, where there is time); then all end their requests, and things come to rest.
@@ -61,28 +61,28 @@ decode ends before its first byte; something is answered; in churn, removed_work
 #[derive(Debug, clap::Args)]
 #[command(after_help = catalogue::in_words(), after_long_help = format!("{}\n\n{EXPLAINED}", catalogue::in_words()))]
 pub struct Args {
-    /// What goes wrong: a scenario's name, or all of them.
+    /// Scenario: a name, or all of them.
     #[arg(long, value_name = "NAME|all", default_value = "all")]
     scenario: Asked,
-    /// What carries the filter.
+    /// Host that runs the filter.
     #[arg(long, value_enum, default_value_t = Carriers::Wasmtime)]
     proxy: Carriers,
-    /// The engines, and with them the hand-off protocol.
+    /// Engine dialect, and with it the hand-off protocol.
     #[arg(long, value_enum, default_value_t)]
     dialect: Dialect,
-    /// How long clients ask, in each scenario.
+    /// Seconds for which clients send requests, in each scenario.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// churn: how the gateway learns of its workers; without it, each of them in turn.
+    /// churn: source from which the gateway learns of its workers; without it, each source in turn.
     #[arg(long, value_enum, value_delimiter = ',')]
     source: Vec<Source>,
-    /// churn: what happens when follows from this number; without it, from chance.
+    /// churn: seed of the events; without it, random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Scenarios at once, each with a fleet and a gateway of its own; times suffer.
+    /// Scenarios played at once, each with its own fleet and gateway; timings suffer.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     at_once: u16,
-    /// Worker threads of the proxy, each with a VM of its own.
+    /// Worker threads of the proxy, each with its own VM.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
     #[command(flatten)]
@@ -92,23 +92,23 @@ pub struct Args {
     json: bool,
 }
 
-/// In which hosts to play.
+/// Hosts in which to play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Carriers {
     /// This program's own host.
     Wasmtime,
     /// Real Envoy.
     Envoy,
-    /// The one, then the other.
+    /// Wasmtime, then Envoy.
     Both,
 }
 
-/// What is played in one host at a time.
+/// One play in one host.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// What a script says.
+    /// A scripted scenario.
     Scripted(&'static Scenario),
-    /// What follows from this number, told by this source.
+    /// Churn with this seed, announced by this source.
     Churn(Source, u64),
 }
 
@@ -121,10 +121,10 @@ impl Part {
     }
 }
 
-/// Why chaos is not content.
+/// Why chaos fails.
 #[derive(Debug, thiserror::Error)]
 pub enum ChaosError {
-    /// Something that is always needed is not there.
+    /// A prerequisite is missing.
     #[error(transparent)]
     Run(#[from] RunError),
     /// The system refused a runtime.
@@ -133,11 +133,11 @@ pub enum ChaosError {
     /// A scenario could not be played.
     #[error("{name} in {host}: {source}")]
     Play {
-        /// Its name.
+        /// Name of the scenario.
         name: &'static str,
         /// The host.
         host: &'static str,
-        /// Why.
+        /// Cause.
         source: Box<PlayError>,
     },
     /// Rules are broken.
@@ -145,12 +145,12 @@ pub enum ChaosError {
     Broken(Vec<Row>),
 }
 
-/// Plays the scenarios, prints what they came to, and judges.
+/// Plays the scenarios, prints the results, and judges.
 ///
 /// # Errors
-/// When one cannot be played, or breaks a rule.
+/// When a scenario cannot be played, or breaks a rule.
 pub fn run(args: Args) -> Result<(), ChaosError> {
-    // What the plugin and the host say, on standard error; RUST_LOG asks for more. That workers fail is no news here.
+    // Output of the plugin and the host goes to standard error; RUST_LOG asks for more. Failing workers are expected here.
     logging::begin("error");
     args.files.check_plugin()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -161,7 +161,7 @@ pub fn run(args: Args) -> Result<(), ChaosError> {
         true => output::for_machines(&rows),
         false => output::for_people(&rows),
     };
-    // Whoever started this may not be reading any more.
+    // The reader of standard output may have gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let broken: Vec<_> = rows.into_iter().filter(Row::breaks_a_rule).collect();
     match broken.is_empty() {
@@ -215,7 +215,7 @@ impl Args {
     }
 }
 
-/// That workers fail is no news here, unless somebody asks for it: `RUST_LOG=info`.
+/// Failing workers are expected here: quiet, unless `RUST_LOG=info` asks for more.
 fn gateways_log() -> EnvoyLog {
     match tracing::enabled!(tracing::Level::INFO) {
         true => EnvoyLog::Everything,
@@ -223,7 +223,7 @@ fn gateways_log() -> EnvoyLog {
     }
 }
 
-/// Plays them, under a bar that only a person at a terminal sees.
+/// Plays them, with a progress bar that only a terminal shows.
 async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
     let proxies = args.proxy.proxies().iter();
     let parts = args.parts();

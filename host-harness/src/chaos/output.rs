@@ -1,4 +1,4 @@
-//! Owns what is printed: one line of JSON for a program, a table for people, and the rules that are broken.
+//! Owns the output: one line of JSON for programs, a table for people, and the broken rules.
 
 use std::fmt::Write;
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 use super::churn::Churned;
 use super::judge::{Figures, Verdict};
 
-/// What a scenario came to in one host.
+/// Result of a scenario in one host.
 #[derive(Debug)]
 pub struct Row {
     /// The scenario.
     pub name: &'static str,
-    /// What carried the filter.
+    /// The host that ran the filter.
     pub host: &'static str,
-    /// What it came to.
+    /// The result.
     pub verdict: Verdict,
 }
 
@@ -33,13 +33,13 @@ struct Line<'a> {
 }
 
 impl Row {
-    /// Whether it is not as it must be.
+    /// Whether the result breaks a rule.
     pub fn breaks_a_rule(&self) -> bool {
         !self.verdict.broken.is_empty()
     }
 }
 
-/// One line of JSON: `scenarios`, a list.
+/// One line of JSON: a list `scenarios`.
 pub fn for_machines(rows: &[Row]) -> String {
     let scenarios = rows
         .iter()
@@ -50,12 +50,12 @@ pub fn for_machines(rows: &[Row]) -> String {
             broken: &row.verdict.broken,
         })
         .collect();
-    // Strings and numbers only: writing them to memory cannot fail.
+    // Strings and numbers only: serialising them cannot fail.
     let line = serde_json::to_string(&Document { scenarios }).unwrap_or_default();
     format!("{line}\n")
 }
 
-/// A column of the table: its heading in two lines, and each row's cell.
+/// A column of the table: a heading in two lines, and each row's cell.
 struct Column {
     heading: [&'static str; 2],
     cell: fn(&Row) -> String,
@@ -134,10 +134,10 @@ const COLUMNS: [Column; 16] = [
     },
 ];
 
-/// Columns of words, which begin at the left.
+/// Text columns, aligned left.
 const WORDS: usize = 2;
 
-/// A table with one line for each scenario and host, and the reasons of failures.
+/// A table with one line per scenario and host, followed by the reasons of failures.
 pub fn for_people(rows: &[Row]) -> String {
     let headings = [0, 1].map(|line| {
         let heading = |column: &Column| column.heading.get(line).copied().unwrap_or_default();
@@ -210,7 +210,7 @@ fn write_reasons(text: &mut String, row: &Row) {
     }
 }
 
-/// The rules that are broken, and by which scenarios.
+/// The broken rules, each with its scenarios.
 pub fn broken_rules(rows: &[Row]) -> String {
     let mut text = String::from("rules are broken:");
     for Row {

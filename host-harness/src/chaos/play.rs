@@ -1,4 +1,4 @@
-//! Owns the course of one scenario: engines and a gateway, clients, what befalls the engines, the rest after it, the verdict.
+//! Owns the course of one scenario: engines and a gateway, clients, the script, the wait for rest, the verdict.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -22,38 +22,38 @@ use crate::run::RunError;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway, GatewayConfig};
 
-/// A script is played once in about so long; in a longer run again and again.
+/// Length of one pass of a script; a longer run repeats it.
 const ROUND: Duration = Duration::from_secs(6);
-/// Between two looks at the gateway's metrics.
+/// Interval at which the gateway's metrics are checked.
 const LOOK: Duration = Duration::from_millis(50);
-/// How many ticks of the progress bar a second has.
+/// Ticks of the progress bar per second.
 pub const TICKS: u32 = 10;
 
-/// After this long it will not come to rest any more: longer than all deadlines and leases.
+/// Limit of the wait for rest: longer than all deadlines and leases.
 const REST_LIMIT: Duration = Duration::from_secs(15);
 const REST_LOOK: Duration = Duration::from_millis(100);
-/// Looks in a row that find rest, and the same counts: workers' threads tell their metrics at their own ticks.
+/// Consecutive checks that must find rest and equal counts: each worker thread publishes its metrics at its own tick.
 const CALM_LOOKS: usize = 4;
 
-/// After this long a gateway will not become ready any more.
+/// Limit of the wait for readiness.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// One connection meets one thread of the gateway; so many meet all.
+/// One connection reaches one thread of the gateway; this many reach all.
 const CONNECTIONS: usize = 8;
 
-/// What all scenarios of a run have in common.
+/// Settings shared by all scenarios of a run.
 pub struct Setting {
-    /// The fleet's protocol.
+    /// Protocol of the fleet.
     pub dialect: Dialect,
-    /// How long clients ask.
+    /// How long clients send requests.
     pub lasts: Duration,
-    /// The gateway in front of it.
+    /// The gateway in front of the fleet.
     pub gateway: GatewayConfig,
 }
 
 /// Why a scenario could not be played.
 #[derive(Debug, thiserror::Error)]
 pub enum PlayError {
-    /// The engines are not as the script wants them.
+    /// The engines are not in the state that the script requires.
     #[error(transparent)]
     Fleet(#[from] FleetError),
     /// The filter refuses the configuration.
@@ -62,10 +62,10 @@ pub enum PlayError {
     /// The gateway did not start, or died.
     #[error(transparent)]
     Gateway(#[from] RunError),
-    /// The gateway does not say how it is.
+    /// The gateway does not report its state.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// Such workers cannot be found so.
+    /// The source cannot describe these workers.
     #[error(
         "{scenario} cannot tell where each worker's bootstrap server is: another --dialect can"
     )]
@@ -73,10 +73,10 @@ pub enum PlayError {
         /// The scenario.
         scenario: &'static str,
     },
-    /// The gateway says that it could not serve.
+    /// The gateway does not report readiness.
     #[error("the gateway was not ready after {} s: {why}", READY_LIMIT.as_secs())]
     NotReady {
-        /// What it said last.
+        /// Its last answer.
         why: HttpError,
     },
 }
@@ -84,7 +84,7 @@ pub enum PlayError {
 /// Plays a scenario.
 ///
 /// # Errors
-/// When it could not be played; what it came to is no error.
+/// When it could not be played; a bad outcome is no error.
 pub async fn play(
     scenario: &Scenario,
     setting: &Setting,
@@ -129,7 +129,7 @@ pub async fn play(
     Ok(verdict)
 }
 
-/// What never comes to be.
+/// The type of a future that never completes.
 pub enum Never {}
 
 struct Stage<'a> {
@@ -137,7 +137,7 @@ struct Stage<'a> {
     lasts: Duration,
     at: Addresses,
     http: Http,
-    /// When the first fault was.
+    /// Time of the first fault.
     injected: Cell<Option<Instant>>,
     ejected_after: Cell<Option<Duration>>,
 }
@@ -166,7 +166,7 @@ impl Stage<'_> {
         Ok((seen, aftermath))
     }
 
-    /// Whether what engines or clients did was met at all.
+    /// Whether any request met what engines or clients did.
     fn bite(&self, fleet: &Fleet, metrics: &Metrics) -> Bite {
         let Scenario { crowd, pool, .. } = self.scenario;
         let is_felt = match (crowd, pool) {
@@ -174,11 +174,11 @@ impl Stage<'_> {
                 let none_met = self.scenario.injects() && fleet.met.is_empty();
                 !none_met && fleet.met.values().all(|hits| *hits > 0)
             }
-            // Whoever reads slowly and holds up nobody tests nothing.
+            // Slow readers that hold up no sender test nothing.
             (Crowd::WithSlowReaders | Crowd::SlowReaders, _) => metrics.silences() > 0,
             (Crowd::WithTricklers, Pool::HastyBodies) => metrics.refused("body_timeout") > 0,
             (Crowd::WithTricklers, _) => metrics.refused("bodies_in_flight") > 0,
-            // Prefills that began for clients that have left, so many at once that there was no room for more.
+            // Prefills whose clients have left were cleaned up, and at some time no further body fitted.
             (Crowd::WithLongPrompts, Pool::LongBodies) => {
                 metrics.clean_ups() > 0 && metrics.refused("bodies_in_flight") > 0
             }
@@ -216,7 +216,7 @@ impl Stage<'_> {
         Ok(fleet.perform(act).await?)
     }
 
-    /// Notes when the first worker of the faulty role is ejected after the first fault.
+    /// Records when the first worker of the faulty role is ejected after the first fault.
     async fn watch(&self) -> Never {
         let mut before = 0;
         loop {
@@ -242,12 +242,12 @@ impl Stage<'_> {
     }
 }
 
-/// Whoever knows what is in all engines.
+/// A source of the counts of all engines.
 pub trait Counted {
-    /// What is in them.
+    /// Counts of all engines.
     ///
     /// # Errors
-    /// When one that runs does not answer.
+    /// When a running engine does not answer.
     async fn census(&self) -> Result<Census, FleetError>;
 }
 
@@ -257,10 +257,10 @@ impl Counted for Fleet {
     }
 }
 
-/// Waits until every thread of the gateway says that it could serve.
+/// Waits until every thread of the gateway reports readiness.
 ///
 /// # Errors
-/// When that takes too long.
+/// When the limit is exceeded.
 pub async fn until_ready(http: &Http, gateway: SocketAddr) -> Result<(), PlayError> {
     let deadline = Instant::now() + READY_LIMIT;
     loop {
@@ -272,10 +272,10 @@ pub async fn until_ready(http: &Http, gateway: SocketAddr) -> Result<(), PlayErr
     }
 }
 
-/// Waits until no engine has a request, nothing is booked, and all counts stand still; or long enough.
+/// Waits until no engine has a request, nothing is booked, and all counts are stable, or until the limit.
 ///
 /// # Errors
-/// When the gateway or an engine does not say how it is.
+/// When the gateway or an engine does not report its state.
 pub async fn until_at_rest(
     http: &Http,
     admin: SocketAddr,
@@ -308,7 +308,7 @@ async fn all_threads_ready(http: &Http, gateway: SocketAddr) -> Result<(), HttpE
     Ok(())
 }
 
-/// Moves the progress bar on, by as much as a scenario lasts.
+/// Advances the progress bar over the length of a scenario.
 pub async fn tick(bar: &ProgressBar, lasts: Duration) -> Never {
     for _ in 0..ticks(lasts) {
         sleep(Duration::from_secs(1) / TICKS).await;

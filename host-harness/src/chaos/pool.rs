@@ -1,5 +1,5 @@
-//! Owns the plugin's configuration for a scenario: deadlines so short that everything is noticed within three seconds, and so
-//! long that a machine which is busy with other scenarios does not meet them.
+//! Owns the plugin's configuration for a scenario: deadlines short enough that every fault is noticed within three seconds, and
+//! long enough that a machine busy with other scenarios keeps them.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use super::scenario::Pool;
 use crate::engine::{Dialect, Engine};
 use crate::run::fleet::MODEL;
 
-/// What a prefill may take at least, whatever its prompt. An engine takes some 30 ms here, and a machine may be busy.
+/// Minimum prefill deadline for any prompt. An engine takes some 30 ms here, and the machine may be busy.
 const PREFILL: Duration = Duration::from_millis(1200);
-/// What decode may take to its first token.
+/// Deadline of decode's first token.
 const FIRST_TOKEN: Duration = Duration::from_millis(1500);
-/// How long decode may be silent after that.
+/// Allowed silence of decode after its first token.
 pub const SILENCE: Duration = Duration::from_millis(1500);
-/// What a token of an answer in one piece may take; an engine takes 4 ms here.
+/// Allowance per token of an unstreamed answer; an engine takes 4 ms here.
 const TOKEN: Duration = Duration::from_millis(30);
-/// Between two looks at an engine's metrics, and what one may take.
+/// Interval and timeout of an engine's metrics poll.
 const METRICS: Duration = Duration::from_millis(150);
-/// How long a body may take where it is to be little.
+/// The short deadline of a request body.
 const HASTE: Duration = Duration::from_secs(1);
-/// Bytes of the longest body where long ones are to be taken: the limit of the proxy as it is shipped.
+/// Bytes of the longest body where long ones are allowed: the limit of the proxy as shipped.
 const LONG_BODY: usize = 32 * 1024 * 1024;
-/// How long a worker is left alone at first.
+/// Length of a worker's first ejection.
 const EJECTED: Duration = Duration::from_millis(1000);
 
 /// The pool's name.
@@ -67,7 +67,7 @@ pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)], told: Pool) 
     in_bytes(&config)
 }
 
-/// The plugin's configuration with the defaults for everything but these limits.
+/// The plugin's configuration with the defaults for all but these limits.
 fn as_shipped(dialect: Dialect, discovery: Value, limits: Value) -> Value {
     let pool = json!({"name": POOL, "protocol": protocol(dialect), "discovery": discovery});
     json!({"pools": [pool], "limits": limits})
@@ -77,7 +77,7 @@ fn in_bytes(config: &Value) -> Vec<u8> {
     config.to_string().into_bytes()
 }
 
-/// The plugin's configuration for engines that are found so, at destinations of this kind.
+/// The plugin's configuration with this `discovery` and these `destinations`.
 pub fn plugin_config_over(dialect: Dialect, discovery: Value, destinations: Value) -> Vec<u8> {
     in_bytes(&document(pool_over(dialect, discovery, destinations)))
 }
@@ -110,7 +110,7 @@ fn pool_over(dialect: Dialect, discovery: Value, destinations: Value) -> Value {
     })
 }
 
-/// Bytes of a request body that the proxy holds: as shipped, where the filter's own limits are to be met.
+/// Bytes of a request body that the proxy buffers: as shipped, where the filter's own limits are tested.
 pub fn buffer_limit(told: Pool) -> usize {
     match told.bounds_memory() {
         true => LONG_BODY,

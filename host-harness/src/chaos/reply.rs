@@ -1,4 +1,4 @@
-//! Owns the judgement of one answer: was it right, an engine's own error, a reset that could be seen, or a deceit. Pure.
+//! Owns the judgement of one answer: right, an engine's own error, a visible reset, or a deception. Pure.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -6,14 +6,14 @@ use serde_json::Value;
 use super::asks::{AnswerShape, Delivery, Expected};
 use super::scenario::{INJECTED, RETRY_AFTER, has_retry_after, injected_body};
 
-/// What a client heard, and how it ended.
+/// What a client received, and how it ended.
 #[derive(Clone, Debug)]
 pub struct Heard {
     /// The head of the answer, if one came.
     pub head: Option<Head>,
-    /// What came of the body.
+    /// The received part of the body.
     pub body: Bytes,
-    /// How it ended.
+    /// How the answer ended.
     pub end: End,
 }
 
@@ -28,45 +28,45 @@ pub struct Head {
     pub retry_after: Option<String>,
 }
 
-/// How what a client heard ended.
+/// End of a client's exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As HTTP says that an answer ends.
+    /// Ended as HTTP requires.
     Clean,
-    /// With an error of the connection.
+    /// A connection error.
     Broken(String),
-    /// Not at all; the client had no more patience.
+    /// No end within the client's patience.
     Never,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The whole answer, and the right one.
+    /// The complete and right answer.
     Answered,
-    /// An engine's own error, as the engine gave it.
+    /// An engine's own error, unchanged.
     EngineStatus(u16),
-    /// The gateway's own, over the body: too long, too slow, or too many at once, in which case it says when to come again.
+    /// A refusal by the gateway because of the body: too long, too slow, or too many at once; the last with `retry-after`.
     Refused(u16),
-    /// The answer had begun, and ended in what any client takes for an error.
+    /// The answer had begun, and then ended in a way that any client recognises as an error.
     Reset,
-    /// The connection broke before the answer began, or an error says so; with the reason. A reset too, if the gateway had the
-    /// answer's headers already: it holds them back until there is something to read.
+    /// The connection broke before the answer began, or an error says so; with the reason. This includes a reset after the
+    /// gateway had received the answer's headers: it holds them back until there is something to read.
     Unbegun(String),
-    /// Everything else that is honest; with the reason.
+    /// Every other honest failure; with the reason.
     Failed(String),
-    /// It looked whole or like an engine's word, and was not; with the reason.
+    /// The answer looked complete or like an engine's own, and was not; with the reason.
     Deceived(String),
 }
 
-/// The end of a reason, where a refusal does not say when to come again.
+/// Suffix of a reason: the refusal has no `retry-after`.
 pub const NO_HINT: &str = ", without retry-after";
 
-/// Longest part of a body that is repeated in a reason.
+/// Maximum bytes of a body that are repeated in a reason.
 const SHOWN: usize = 120;
 
 impl Heard {
-    /// That nothing was heard.
+    /// No answer at all.
     pub fn nothing(end: End) -> Self {
         Self {
             head: None,
@@ -75,7 +75,7 @@ impl Heard {
         }
     }
 
-    /// What became of the request that should have been answered so.
+    /// Outcome of a request whose expected answer is `expected`.
     pub fn judge(&self, expected: Expected) -> Ending {
         let Some(head) = &self.head else {
             return match &self.end {
@@ -183,7 +183,7 @@ fn is_over_the_body(head: &Head, code: &str) -> bool {
     }
 }
 
-/// An error that an engine was told to give must come as it was given.
+/// An injected error must arrive unchanged.
 fn judge_injected(head: &Head, body: &[u8]) -> Ending {
     let status = head.status;
     if body != injected_body(status).as_bytes() {
@@ -202,14 +202,14 @@ fn judge_injected(head: &Head, body: &[u8]) -> Ending {
     Ending::EngineStatus(status)
 }
 
-/// What a stream of events says.
+/// Content of a stream of events.
 #[derive(Debug, Default)]
 struct Events {
     text: String,
     finished: bool,
     error: bool,
     done: bool,
-    /// Something came that is no event, or after the last one.
+    /// The stream had data that is no event, or an event after the last one.
     rest: bool,
 }
 
@@ -251,7 +251,7 @@ impl Events {
     }
 }
 
-/// The beginning of a body, for a person.
+/// The start of a body, for people.
 fn shown(body: &[u8]) -> String {
     String::from_utf8_lossy(body).chars().take(SHOWN).collect()
 }
@@ -316,7 +316,7 @@ mod tests {
     fn a_whole_stream_is_answered() {
         let whole = [FIRST, LAST, USAGE, DONE].concat();
         assert_eq!(judge_stream(&whole, End::Clean), Ending::Answered);
-        // Whoever got [DONE] does not look for the end of the connection.
+        // A client that has received [DONE] does not wait for the end of the connection.
         assert_eq!(judge_stream(&whole, broken()), Ending::Answered);
         assert!(deceived(&judge_stream(&(whole.clone() + "x"), End::Clean)));
         assert!(deceived(&judge_stream(&(whole + DONE), End::Clean)));

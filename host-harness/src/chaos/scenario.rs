@@ -1,4 +1,4 @@
-//! Owns what a scenario is: a fleet, a crowd of clients, and a script of what befalls the fleet.
+//! Owns the definition of a scenario: a fleet, a crowd of clients, and a script of faults.
 
 use std::fmt;
 
@@ -11,32 +11,32 @@ use crate::engine::Dialect;
 /// One way in which things go wrong.
 #[derive(Debug)]
 pub struct Scenario {
-    /// As the command line spells it.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What happens, in a line of `--help`.
+    /// Description in one line of `--help`.
     pub what: &'static str,
     /// Engines of each role.
     pub shape: Shape,
-    /// Who asks.
+    /// The clients.
     pub crowd: Crowd,
-    /// What happens to the engines, in order of time.
+    /// Steps of the script, in order of time.
     pub script: &'static [Step],
-    /// The role of the worker that must be noticed and left alone, where there is one.
+    /// The role of the faulty worker that must be ejected, if any.
     pub ejects: Option<Role>,
-    /// How exactly the filter can know what was lost.
+    /// How exactly the filter can know the lost hand-offs.
     pub leaks: Leaks,
     /// Roles of which no worker may be ejected.
     pub spares: &'static [Role],
-    /// What a client may be content with.
+    /// The worst outcome that a client must accept.
     pub demand: Demand,
-    /// What the pool is told beside what all are.
+    /// Pool settings beyond those of all scenarios.
     pub pool: Pool,
-    /// The protocol that it is about, where it is about one.
+    /// The protocol under test, if the scenario is about one.
     pub dialect: Option<Dialect>,
 }
 
 impl Scenario {
-    /// Whether engines are told to have faults.
+    /// Whether the script injects faults.
     pub fn injects(&self) -> bool {
         let mut acts = self.script.iter().map(|step| step.act);
         acts.any(|act| matches!(act, Act::Inject(..)))
@@ -46,162 +46,165 @@ impl Scenario {
 /// Engines of each role.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Those that prefill.
+    /// Prefill engines.
     pub prefill: usize,
-    /// Those that decode.
+    /// Decode engines.
     pub decode: usize,
 }
 
-/// What clients are like.
+/// Behaviour of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
-    /// All read what they are sent, to its end.
+    /// All read their answers to the end.
     Patient,
-    /// A quarter reads long answers slowly, and stops reading for a while in the middle.
+    /// A quarter read long answers slowly, with a long stall in the middle.
     WithSlowReaders,
-    /// All ask for streams, and two in three hardly read them: they stop for several times as long as a worker may be silent.
+    /// All ask for streams, and two in three hardly read them: they stall for several times the allowed silence of a worker.
     SlowReaders,
     /// Half leave, each time at another point.
     WithLeavers,
     /// A third of the requests make every engine fail that takes them.
     WithPoison,
-    /// Two hundred more send a body that begins at once and then trickles without an end.
+    /// 200 more clients send a body that begins at once and then trickles without an end.
     WithTricklers,
-    /// Sixty more send a prompt of 30 MB, and leave while it is prefilled.
+    /// 60 more clients send a prompt of 30 MB, and leave during its prefill.
     WithLongPrompts,
 }
 
-/// How exactly the filter can know which hand-offs nobody fetched.
+/// How exactly the filter can know which hand-offs were never fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaks {
-    /// It learns of every decode leg whether the blocks were fetched.
+    /// The filter learns of every decode leg whether the blocks were fetched.
     Exact,
-    /// A decode leg ends before its first byte, and nobody can tell whether it had fetched them: it may count too many, never too few.
+    /// A decode leg that ends before its first byte may or may not have fetched them: the filter may count too many, never too
+    /// few.
     AtLeast,
-    /// It sees no hand-off, since others run the legs, and counts none.
+    /// Others run the legs: the filter sees no hand-off, and counts none.
     OutOfSight,
 }
 
-/// What a client may be content with.
+/// The worst outcome that a client must accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// The answer, an engine's own error, or a reset that can be seen.
+    /// The answer, an engine's own error, or a visible reset.
     Honesty,
-    /// The answer, and nothing else while a pair is well.
+    /// The answer, and nothing else while a pair is healthy.
     Answer,
-    /// The answer for whoever sends its request at once and reads on; the others may be refused over their bodies, or broken off.
+    /// The answer for clients that send their request at once and keep reading; the others may be refused because of their
+    /// bodies, or broken off.
     AnswerToGood,
-    /// The answer, or a 429 or 503 that says when to come again.
+    /// The answer, or a 429 or 503 with `retry-after`.
     AnswerOrLater,
 }
 
 impl Demand {
-    /// Whether an answer that had begun may be broken off, if its client can see that.
+    /// Whether a begun answer may be broken off, if its client can see that.
     pub fn bears_resets(self) -> bool {
         matches!(self, Self::Honesty | Self::AnswerToGood)
     }
 }
 
-/// What a pool is told beside what all are.
+/// Pool settings beyond those of all scenarios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Nothing.
+    /// None.
     Plain,
-    /// To ask the engines for their metrics.
+    /// Poll the engines' metrics.
     AsksMetrics,
-    /// As shipped, but decode may not be silent for long, and who fails once is left alone.
+    /// As shipped, but with a short allowed silence of decode, and one failure ejects a worker.
     Touchy,
-    /// All as shipped.
+    /// As shipped.
     Shipped,
-    /// As shipped, but a body has a second.
+    /// As shipped, but with a deadline of one second for a body.
     HastyBodies,
-    /// As shipped, but a body may have 32 MiB, and all of a thread together half of what is shipped: four such bodies.
+    /// As shipped, but a body may have 32 MiB, and all bodies of a thread half of the shipped budget: four such bodies.
     LongBodies,
 }
 
 impl Pool {
-    /// Whether the limits of what may be held are those of a product in use.
+    /// Whether the memory limits are those of a product in use.
     pub fn bounds_memory(self) -> bool {
         matches!(self, Self::Shipped | Self::HastyBodies | Self::LongBodies)
     }
 }
 
-/// Something that happens to engines.
+/// A step of the script.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// When, as a part of a round.
+    /// Time, as a share of a round.
     pub at: f64,
-    /// What.
+    /// The action.
     pub act: Act,
 }
 
-/// What happens.
+/// An action on engines.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
-    /// The engine's end, as of a process that is killed.
+    /// Kills the engine like a process.
     Kill(Seat),
-    /// Another engine takes its place, at the same address.
+    /// Starts another engine at the same address.
     Start(Seat),
-    /// From now on they have this fault as well.
+    /// Adds this fault to the engines.
     Inject(Whom, Fault),
-    /// They have no fault any more.
+    /// Removes all faults of the engines.
     Mend(Whom),
 }
 
 /// An engine's place in the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
-    /// Its role.
+    /// Role of the engine.
     pub role: Role,
-    /// Its number among those of the role, from 0.
+    /// Number of the engine within its role, from 0.
     pub number: usize,
 }
 
-/// Who has a fault.
+/// The engines that get a fault.
 #[derive(Clone, Copy, Debug)]
 pub enum Whom {
     /// One engine.
     One(Seat),
-    /// All of a role.
+    /// All engines of a role.
     All(Role),
 }
 
-/// A fault that an engine can be told to have.
+/// A fault that can be injected into an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// This share of its answers is this status, with a body of its own.
+    /// This share of answers has this status, with a distinct body.
     Status {
-        /// An HTTP status that is an error.
+        /// An HTTP error status.
         status: u16,
         /// From 0 to 1.
         share: f64,
     },
-    /// It answers so what comes while it has more requests than it wants.
+    /// New requests get this status while the engine has more than `above` requests.
     Full {
         /// 429 or 503.
         status: u16,
         /// Requests.
         above: u64,
     },
-    /// It does not tell its metrics.
+    /// The engine does not answer metrics polls.
     HangMetrics,
-    /// It closes connections that are idle for so long.
+    /// The engine closes connections that are idle for that long.
     CloseIdle {
         /// Milliseconds.
         ms: u64,
     },
-    /// It has just closed the connection on which this share of the requests comes, where it had served another one on it.
+    /// This share of the requests arrives on a kept-alive connection that the engine has just closed; only connections that have
+    /// served a request before.
     ResetKeptAlive {
         /// From 0 to 1.
         share: f64,
     },
-    /// It takes requests and never answers.
+    /// The engine accepts requests and never answers.
     Hang,
-    /// It sends headers of 200, and then nothing.
+    /// The engine sends headers with 200, and then nothing.
     Silent,
-    /// It sends headers of 200, and a clean end.
+    /// The engine sends headers with 200, and a clean end.
     Empty,
-    /// The connection breaks after so many tokens.
+    /// The connection breaks after that many tokens.
     DieMidStream {
         /// Tokens.
         tokens: u64,
@@ -210,28 +213,28 @@ pub enum Fault {
     ResetBeforeHeaders,
     /// The connection breaks after the headers.
     ResetAfterHeaders,
-    /// Its hand-offs cannot be fetched.
+    /// The engine's hand-offs cannot be fetched.
     LoseHandoff,
-    /// It begins late.
+    /// The engine begins late.
     Delay {
         /// Milliseconds.
         ms: u64,
     },
-    /// Its tokens come slowly.
+    /// The engine's tokens come slowly.
     SlowDrip {
         /// Milliseconds between two tokens.
         ms: u64,
     },
 }
 
-/// What every body of a made-up error says, so that it is known again.
+/// Text in every injected error body, by which it is recognised.
 pub const INJECTED: &str = "injected by chaos";
 
-/// Seconds that a made-up 429 or 503 asks clients to wait.
+/// `retry-after` of an injected 429 or 503, in seconds.
 pub const RETRY_AFTER: &str = "7";
 
 impl Fault {
-    /// How an engine is that has it: closing idle connections is any server's right.
+    /// State of an engine with this fault: closing idle connections is any server's right, and leaves it healthy.
     pub fn leaves(self) -> State {
         match self {
             Self::CloseIdle { .. } | Self::ResetKeptAlive { .. } => State::Well,
@@ -239,7 +242,7 @@ impl Fault {
         }
     }
 
-    /// As `POST /__fault` takes it.
+    /// The JSON that `POST /__fault` takes.
     pub fn to_json(self) -> Value {
         match self {
             Self::Status { status, share } => json!({
@@ -266,15 +269,15 @@ impl Fault {
     }
 }
 
-/// The body of a made-up error, byte for byte: it must reach the client so.
+/// Body of an injected error; it must reach the client byte for byte.
 pub fn injected_body(status: u16) -> String {
-    // Odd spacing and a number that no float holds: whoever writes it anew is found out.
+    // Odd spacing and a number beyond a float's precision reveal any re-serialisation.
     format!(
         r#"{{"error": {{"message":"{INJECTED}",  "type":"Injected", "param":null, "code":{status}}}, "n":9007199254740993}}"#
     )
 }
 
-/// Whether a made-up error of this status says when to come again.
+/// Whether an injected error of this status carries `retry-after`.
 pub fn has_retry_after(status: u16) -> bool {
     matches!(status, 429 | 503)
 }

@@ -1,4 +1,4 @@
-//! Owns the record of which engine was well when. Pure: the clock is an argument.
+//! Owns the record of which engine was healthy at which time. Pure: the clock is an argument.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use routing::fleet::Role;
 
 use super::scenario::{Seat, Shape};
 
-/// Which engines were well when; at the beginning all were.
+/// Which engines were healthy at which time; all are at the beginning.
 #[derive(Debug)]
 pub struct Wellbeing {
     shape: Shape,
@@ -21,17 +21,17 @@ struct Change {
     state: State,
 }
 
-/// Whether an engine does what it should.
+/// Health of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It runs, and has no fault.
+    /// Running without a fault.
     Well,
-    /// It is dead, or has a fault.
+    /// Dead, or with a fault.
     Unwell,
 }
 
 impl Wellbeing {
-    /// Of a fleet in which all are well.
+    /// A record in which all engines are healthy.
     pub fn new(shape: Shape) -> Self {
         Self {
             shape,
@@ -39,19 +39,19 @@ impl Wellbeing {
         }
     }
 
-    /// From `at` on, which is not before what was noted last, this engine is so.
+    /// Sets the engine's state from `at` on; `at` is not before the last change.
     pub fn note(&mut self, at: Instant, seat: Seat, state: State) {
         self.changes.push(Change { at, seat, state });
     }
 
-    /// Whether at every moment from `from` to `to` at least one prefill and one decode engine were well.
+    /// Whether at least one prefill and one decode engine were healthy at every moment from `from` to `to`.
     pub fn had_a_pair(&self, from: Instant, to: Instant) -> bool {
         let before = self.changes.partition_point(|change| change.at <= from);
         let during = self.changes.partition_point(|change| change.at <= to);
         (before..=during).all(|known| self.has_a_pair_after(known))
     }
 
-    /// Whether there is a pair after so many of the changes.
+    /// Whether a healthy pair exists after the first `known` changes.
     fn has_a_pair_after(&self, known: usize) -> bool {
         let some =
             |role, count| (0..count).any(|number| self.is_well(Seat { role, number }, known));

@@ -1,4 +1,4 @@
-//! Owns how the filter is found in an Envoy bootstrap, and its configuration read.
+//! Owns the search for the filter in an Envoy bootstrap, and the reading of its configuration.
 
 use serde_json::Value;
 
@@ -15,46 +15,46 @@ pub enum BootstrapError {
     /// Neither YAML nor JSON.
     #[error("neither YAML nor JSON: {0}")]
     Text(#[from] serde_yaml_ng::Error),
-    /// No filter.
+    /// No filter in it.
     #[error(
         "static_resources.listeners: none has an HTTP connection manager with pd-router in its http_filters: a Wasm filter whose config.root_id is \"pd_router\", or whose configuration has pools"
     )]
     NoFilter,
-    /// A filter without a configuration that can be read here.
+    /// The filter's configuration cannot be read here.
     #[error(
         "{0}: must be a StringValue whose value is the plugin's configuration, or a Struct that is it; or name the configuration's file"
     )]
     NoConfiguration(String),
 }
 
-/// One place where the filter is in the way of requests.
+/// One occurrence of the filter in a listener.
 pub struct Gateway<'a> {
     /// The listener.
     pub listener: Node<'a>,
     /// Its HTTP connection manager.
     pub manager: Node<'a>,
-    /// What Envoy is told of the filter (`PluginConfig`).
+    /// Envoy's configuration of the filter (`PluginConfig`).
     pub plugin: Node<'a>,
 }
 
 impl Bootstrap {
-    /// Reads one.
+    /// Parses a bootstrap.
     ///
     /// # Errors
-    /// When it is neither YAML nor JSON.
+    /// When the text is neither YAML nor JSON.
     pub fn parse(text: &[u8]) -> Result<Self, BootstrapError> {
-        // JSON is YAML.
+        // JSON is a subset of YAML.
         Ok(Self {
             document: serde_yaml_ng::from_slice(text)?,
         })
     }
 
-    /// All of it.
+    /// The root of the document.
     pub fn root(&self) -> Node<'_> {
         Node::root(&self.document)
     }
 
-    /// Every place where the filter stands.
+    /// Every occurrence of the filter.
     ///
     /// # Errors
     /// When there is none.
@@ -94,7 +94,7 @@ fn in_listener<'a>(listener: &Node<'a>) -> Vec<Gateway<'a>> {
     managers.flat_map(in_manager).collect()
 }
 
-/// Whether a Wasm filter is this one.
+/// Whether a Wasm filter is pd-router.
 fn is_ours(plugin: &Node<'_>) -> bool {
     if plugin.field("root_id").text() == Some("pd_router") {
         return true;
@@ -113,7 +113,7 @@ fn document(plugin: &Node<'_>) -> Option<Vec<u8>> {
 }
 
 impl Gateway<'_> {
-    /// Where its configuration stands.
+    /// Path of its configuration.
     pub fn place(&self) -> String {
         self.plugin.at("configuration.value").path().to_owned()
     }
@@ -121,7 +121,7 @@ impl Gateway<'_> {
     /// The plugin's configuration.
     ///
     /// # Errors
-    /// When there is none that can be read.
+    /// When there is no readable configuration.
     pub fn configuration(&self) -> Result<Vec<u8>, BootstrapError> {
         document(&self.plugin).ok_or_else(|| BootstrapError::NoConfiguration(self.place()))
     }

@@ -1,4 +1,5 @@
-//! Owns the explanation of a configuration: every setting with the value it has, written or not, and what each pool does.
+//! Owns the explanation of a configuration: every setting with its effective value, written or default, and a summary of each
+//! pool.
 
 use routing::config::Config;
 use serde_json::Value;
@@ -7,55 +8,55 @@ use super::schema;
 use super::shape::{Absent, Kind, Shape, Shapes};
 use super::summary;
 
-/// What a configuration says.
+/// An explained configuration.
 #[derive(Debug, PartialEq)]
 pub struct Explanation {
-    /// Where it stands.
+    /// Path of the configuration.
     pub place: String,
-    /// What each pool does.
+    /// Summary of each pool.
     pub pools: Vec<Summary>,
     /// Every setting.
     pub settings: Vec<Setting>,
 }
 
-/// What a pool does, in sentences.
+/// Summary of a pool, in sentences.
 #[derive(Debug, PartialEq, serde::Serialize)]
 pub struct Summary {
-    /// The pool.
+    /// Name of the pool.
     pub name: String,
-    /// What it does.
+    /// The sentences.
     pub says: Vec<String>,
 }
 
 /// One setting.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Setting {
-    /// Where it stands, or would.
+    /// Path of the setting, written or not.
     pub path: String,
-    /// What it is; null: nothing.
+    /// Effective value; null: none.
     pub value: Value,
-    /// What a number counts.
+    /// Unit of a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// Whether it is written, or the default.
+    /// Whether the value is written or the default.
     pub origin: Origin,
 }
 
-/// Where a setting's value comes from.
+/// Origin of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// It is written.
+    /// Written in the configuration.
     Written,
-    /// It is not.
+    /// Not written.
     Default,
 }
 
-/// What is shown of a secret.
+/// Replacement of a secret.
 const HIDDEN: &str = "…";
 
 impl Explanation {
-    /// Explains a document that is this configuration.
+    /// Explains `document`, which was parsed as `config`.
     pub fn of(place: &str, document: &Value, config: &Config) -> Self {
         let shapes = Shapes::new(schema::document());
         let mut settings = Settings::default();
@@ -71,7 +72,7 @@ impl Explanation {
         }
     }
 
-    /// The settings of the pool at this index; without one, those that all pools share.
+    /// The settings of the pool at this index; without an index, those shared by all pools.
     pub fn settings_of(&self, pool: Option<usize>) -> Vec<(&str, &Setting)> {
         let prefix = pool.map_or_else(String::new, |index| format!("pools[{index}]."));
         let is_meant = |path: &str| pool.is_some() || !path.starts_with("pools[");
@@ -89,7 +90,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Adds what is written at a path, and the defaults of what is not.
+    /// Adds the written value at a path, and the defaults of what is not written.
     fn written(&mut self, shape: &Shape<'_>, value: &Value, path: &str) {
         match (shape.kind(), value) {
             (Kind::Object, Value::Object(_)) => self.fields(shape, value, path),
@@ -145,7 +146,7 @@ impl Settings {
     }
 }
 
-/// Whether it has settings of its own.
+/// Whether the shape has settings of its own.
 fn is_composed(shape: &Shape<'_>) -> bool {
     matches!(shape.kind(), Kind::Object)
 }

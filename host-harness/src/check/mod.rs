@@ -1,4 +1,4 @@
-//! `pd-harness check`: explains a plugin configuration, and warns of what an Envoy bootstrap does to it.
+//! Owns `pd-harness check`: explains a plugin configuration, and warns about an Envoy bootstrap.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,13 +25,13 @@ use self::traps::Warning;
     after_help = "Exit status: 0 where nothing is wrong, 1 where the configuration or a file is, 2 where --strict was given and there are warnings."
 )]
 pub struct Args {
-    /// The plugin's configuration, JSON. With --bootstrap it stands in for the one in there, and may be left out.
+    /// The plugin's configuration, JSON. With --bootstrap it replaces the one in the bootstrap, and may be left out.
     #[arg(value_name = "FILE", required_unless_present_any = ["bootstrap", "schema", "reference"])]
     file: Option<PathBuf>,
     /// Envoy's bootstrap, YAML or JSON: warns of what in it breaks the filter, or weakens it.
     #[arg(long, value_name = "ENVOY.yaml")]
     bootstrap: Option<PathBuf>,
-    /// Say it in one line of JSON.
+    /// Print one line of JSON.
     #[arg(long)]
     json: bool,
     /// With warnings, and nothing worse, the exit status is 2 instead of 0.
@@ -40,7 +40,7 @@ pub struct Args {
     /// Print the configuration's JSON Schema, and do nothing else.
     #[arg(long, exclusive = true)]
     schema: bool,
-    /// Print envoy/config-reference.md with its tables made anew, and do nothing else.
+    /// Print envoy/config-reference.md with new tables, and do nothing else.
     #[arg(long, exclusive = true)]
     reference: bool,
 }
@@ -53,32 +53,32 @@ pub enum CheckError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// The plugin's configuration is wrong.
     #[error("{place}: {source}")]
     Config {
-        /// The file, and where in it if that is a bootstrap.
+        /// The file, and the path in it if that is a bootstrap.
         place: String,
-        /// Where in the configuration, and what would be right.
+        /// The path in the configuration, and what would be right.
         source: ConfigError,
     },
-    /// The bootstrap cannot be read, or has no filter in it.
+    /// The bootstrap cannot be read, or has no filter.
     #[error("{}: {source}", path.display())]
     Bootstrap {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: BootstrapError,
     },
-    /// The reference asks for a table of nothing.
+    /// The reference page asks for a table that does not exist.
     #[error("envoy/config-reference.md: {0}")]
     Reference(#[from] reference::PageError),
 }
 
 impl CheckError {
-    /// Where in the plugin's configuration it is, if it is there.
+    /// Path in the plugin's configuration, if the error is there.
     fn path(&self) -> Option<&str> {
         match self {
             Self::Config {
@@ -90,17 +90,17 @@ impl CheckError {
     }
 }
 
-/// Everything that is said of what was given.
+/// All findings.
 #[derive(Debug, Default)]
 struct Findings {
     explanations: Vec<Explanation>,
     warnings: Vec<Warning>,
 }
 
-/// Checks, and prints what was found.
+/// Checks, and prints the findings.
 ///
 /// # Errors
-/// When something is wrong with what is to be checked. With `--json` that is printed, and no error.
+/// When the checked files are wrong. With `--json` that is printed, and no error.
 pub fn run(args: &Args) -> Result<ExitCode, CheckError> {
     if args.schema {
         print!("{}", schema::text());
@@ -162,7 +162,7 @@ fn find(file: Option<&Path>, bootstrap: Option<&Path>) -> Result<Findings, Check
             }
         };
         let warnings = traps::warnings(&bootstrap.root(), &gateway, &source.config);
-        // What two listeners share is said once.
+        // A warning shared by two listeners is printed once.
         for warning in warnings {
             if !findings.warnings.contains(&warning) {
                 findings.warnings.push(warning);
@@ -172,7 +172,7 @@ fn find(file: Option<&Path>, bootstrap: Option<&Path>) -> Result<Findings, Check
     Ok(findings)
 }
 
-/// A sound configuration, and where it stands.
+/// A valid configuration and its path.
 struct Source {
     place: String,
     document: serde_json::Value,
@@ -187,7 +187,7 @@ impl Source {
         })?;
         Ok(Self {
             place,
-            // What has just been read as a configuration is JSON.
+            // A document that has just been parsed as a configuration is valid JSON.
             document: serde_json::from_slice(&document).unwrap_or_default(),
             config,
         })

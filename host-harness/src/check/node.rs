@@ -1,8 +1,8 @@
-//! Owns a place in a document: what stands there, and the path that leads to it.
+//! Owns a node of a document: its value and its path.
 
 use serde_json::Value;
 
-/// A place, which may be empty.
+/// A node, which may be absent.
 #[derive(Clone, Debug)]
 pub struct Node<'a> {
     value: &'a Value,
@@ -18,22 +18,22 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Where it is, as `static_resources.clusters[0].name`.
+    /// Its path, such as `static_resources.clusters[0].name`.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What stands there.
+    /// Its value.
     pub fn value(&self) -> &'a Value {
         self.value
     }
 
-    /// Whether something does.
+    /// Whether it exists.
     pub fn is_there(&self) -> bool {
         !self.value.is_null()
     }
 
-    /// A field, by its name with underscores; Envoy takes it in camel case too.
+    /// A field by its name with underscores; Envoy accepts camel case too.
     pub fn field(&self, name: &str) -> Self {
         let (name, value) = match self.value.get(name) {
             Some(value) => (name.to_owned(), value),
@@ -52,13 +52,13 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// A field of a field, and so on: names with dots between them.
+    /// A nested field: names separated by dots.
     pub fn at(&self, path: &str) -> Self {
         let names = path.split('.');
         names.fold(self.clone(), |node, name| node.field(name))
     }
 
-    /// The items of a list; of anything else none.
+    /// The items of a list; none for anything else.
     pub fn items(&self) -> Vec<Self> {
         let items = self.value.as_array().into_iter().flatten().enumerate();
         items
@@ -69,23 +69,23 @@ impl<'a> Node<'a> {
             .collect()
     }
 
-    /// A text.
+    /// Its value as text.
     pub fn text(&self) -> Option<&'a str> {
         self.value.as_str()
     }
 
-    /// A whole number, which may be written as a text.
+    /// Its value as an integer, which may be written as text.
     pub fn number(&self) -> Option<u64> {
         let number = self.value.as_u64();
         number.or_else(|| self.text()?.parse().ok())
     }
 
-    /// Whether it is `true`.
+    /// Whether its value is `true`.
     pub fn is_true(&self) -> bool {
         self.value == &Value::Bool(true)
     }
 
-    /// Whether it is a message of a type whose name ends so.
+    /// Whether it is a message of a type whose name ends with `kind`.
     pub fn is_a(&self, kind: &str) -> bool {
         let name = self.value.get("@type").and_then(Value::as_str);
         name.is_some_and(|name| name.rsplit('.').next() == Some(kind))

@@ -1,4 +1,4 @@
-//! Owns how findings are printed: readable, or as one line of JSON.
+//! Owns the output of findings: for people, or as one line of JSON.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -25,13 +25,13 @@ pub fn for_machines(findings: &Findings) -> String {
     format!("{document}\n")
 }
 
-/// One line of JSON that says what is wrong.
+/// One line of JSON with the error.
 pub fn failure_for_machines(error: &CheckError) -> String {
     let document = json!({"sound": false, "error": error.to_string(), "path": error.path()});
     format!("{document}\n")
 }
 
-/// What people read.
+/// Text for people.
 pub fn for_people(findings: &Findings, bootstrap: Option<&Path>) -> String {
     let mut text = String::new();
     for explanation in &findings.explanations {
@@ -56,7 +56,7 @@ fn explain(text: &mut String, explanation: &Explanation) {
     list(text, &explanation.settings_of(None));
 }
 
-/// Settings, those that are written before the defaults. What all items of a list have by default is told once.
+/// Settings, written ones before defaults. Defaults shared by all items of a list appear once.
 fn list(text: &mut String, settings: &[(&str, &Setting)]) {
     let mut rows = Vec::new();
     for (origin, heading) in [

@@ -1,7 +1,7 @@
 //! Owns the tables in `envoy/config-reference.md`, made from the configuration's schema. The prose around them is the page's own.
 //!
-//! A table stands between `<!-- fields of TYPE -->` or `<!-- values of TYPE -->` and `<!-- end -->`. A type that has a table is
-//! linked to; of one that has none the fields stand in the table of what holds it.
+//! A table stands between `<!-- fields of TYPE -->` or `<!-- values of TYPE -->` and `<!-- end -->`. A type with its own table is
+//! linked; the fields of a type without one stand in the table of its parent.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,11 +11,11 @@ use serde_json::Value;
 use super::schema;
 use super::shape::{Absent, Field, Kind, Shape, Shapes, Variant};
 
-/// The page as it was when this program was built.
+/// The page at the time of the build.
 pub const PAGE: &str = include_str!("../../../envoy/config-reference.md");
 
 const END: &str = "<!-- end -->";
-/// Bounds from here on are those of a number's width, and nobody's concern.
+/// Bounds from here on come from a number's width, and are not shown.
 const WIDE: f64 = u32::MAX as f64;
 
 /// Why the page cannot be made.
@@ -29,10 +29,10 @@ pub enum PageError {
     NoEnd(String),
 }
 
-/// The page with its tables made anew.
+/// The page with new tables.
 ///
 /// # Errors
-/// When a marker asks for what there is not, or a table does not end.
+/// When a marker names an unknown type, or a table does not end.
 pub fn page(page: &str) -> Result<String, PageError> {
     let shapes = Shapes::new(schema::document());
     let tables = Tables {
@@ -81,7 +81,7 @@ fn marker(line: &str) -> Option<(Table, &str)> {
     fields.or_else(values)
 }
 
-/// Type → where its table stands.
+/// Sections by type.
 fn sections(page: &str) -> BTreeMap<&str, Section> {
     let mut heading = "";
     let mut found = BTreeMap::new();
@@ -132,7 +132,7 @@ struct Tables<'p> {
     sections: BTreeMap<&'p str, Section>,
 }
 
-/// Where a type has its table.
+/// The section of a type's table.
 struct Section {
     table: Table,
     /// A link to the heading above it.
@@ -146,7 +146,7 @@ impl Tables<'_> {
         table
     }
 
-    /// Adds what is within `shape`, whose fields' names begin with `prefix`.
+    /// Adds the fields within `shape`, with `prefix` before their names.
     fn add_inner(&self, table: &mut String, shape: &Shape<'_>, prefix: &str) {
         match shape.kind() {
             Kind::Object => {
@@ -198,7 +198,7 @@ impl Tables<'_> {
         self.section(shape).is_some()
     }
 
-    /// What may be written there.
+    /// The accepted values.
     fn written(&self, field: &Field<'_>) -> String {
         let or_null = match field.absent {
             Absent::Default(_) if is_nullable(&field.shape) => ", or `null`",
@@ -248,7 +248,7 @@ impl Tables<'_> {
         }
     }
 
-    /// What the field means, and each value of it that no other table explains.
+    /// The field's meaning, and each of its values that no other table explains.
     fn meaning(&self, field: &Field<'_>) -> String {
         let mut meaning = cell(field.description);
         let item = match field.shape.kind() {
@@ -292,7 +292,7 @@ fn is_nullable(shape: &Shape<'_>) -> bool {
     types.is_some_and(|types| types.iter().any(|one| one == "null"))
 }
 
-/// A number with its unit and bounds, a text, a bool.
+/// A number with its unit and bounds, a string, a bool.
 fn plain(shape: &Shape<'_>) -> String {
     let kind = match &shape.schema["type"] {
         Value::Array(types) => types.first().and_then(Value::as_str),
@@ -316,7 +316,7 @@ fn plain(shape: &Shape<'_>) -> String {
     }
 }
 
-/// The bounds that these two keywords give, where they are more than a number's width.
+/// The bounds from these two keywords, if tighter than the number's width.
 fn count(schema: &Value, least: &str, most: &str) -> Option<String> {
     let is_whole = match &schema["type"] {
         Value::Array(types) => !types.iter().any(|one| one == "number"),

@@ -4,7 +4,7 @@ use routing::config::Config;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-/// What a number counts, where its field's name ends like this. Others say it at the type, with `x-unit`.
+/// Unit of a number by the suffix of its field's name. Other fields state it at the type, with `x-unit`.
 const UNITS: [(&str, &str); 4] = [
     ("_ms", "milliseconds"),
     ("bytes", "bytes"),
@@ -12,7 +12,7 @@ const UNITS: [(&str, &str); 4] = [
     ("blocks", "blocks"),
 ];
 
-/// The schema, of draft 2020-12.
+/// The schema, in draft 2020-12.
 pub fn document() -> Value {
     let generator = SchemaSettings::draft2020_12()
         .for_deserialize()
@@ -23,7 +23,7 @@ pub fn document() -> Value {
     schema
 }
 
-/// As it is committed.
+/// The schema's text as committed.
 pub fn text() -> String {
     format!("{:#}\n", document())
 }
@@ -40,7 +40,7 @@ fn tidy_keywords(keywords: &mut Map<String, Value>) {
     if let Some(Value::String(text)) = keywords.get_mut("description") {
         *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     }
-    // That a field may be absent is said by its not being required.
+    // A field's absence from `required` already says that it may be absent.
     if keywords.get("default").is_some_and(Value::is_null) {
         keywords.remove("default");
     }
@@ -55,7 +55,7 @@ fn tidy_keywords(keywords: &mut Map<String, Value>) {
     }
 }
 
-/// A width that only Rust knows becomes a bound that every validator knows.
+/// Turns a width that only Rust knows into bounds that every validator knows.
 fn bound(keywords: &mut Map<String, Value>) {
     let Some(Value::String(format)) = keywords.get("format") else {
         return;

@@ -1,4 +1,4 @@
-//! Owns how the configuration's schema is read: what a field is, whatever the schema's ways of writing it.
+//! Owns the reading of the configuration's schema: fields and types, independent of the schema's notation.
 
 use serde_json::Value;
 
@@ -13,61 +13,61 @@ pub struct Field<'a> {
     pub name: &'a str,
     /// What it means.
     pub description: &'a str,
-    /// What stands there when nothing is written.
+    /// Meaning of an absent field.
     pub absent: Absent<'a>,
-    /// What it is.
+    /// Its type.
     pub shape: Shape<'a>,
 }
 
-/// What a field is that is not written.
+/// Effect of an absent field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Absent<'a> {
     /// The configuration is refused.
     Refused,
-    /// This.
+    /// This value applies.
     Default(&'a Value),
-    /// An object, each of whose fields is what it is when not written.
+    /// An object in which each field has its own default.
     Defaults,
-    /// Nothing.
+    /// No value applies.
     Nothing,
 }
 
-/// What may be written in one place.
+/// The accepted values of one place.
 #[derive(Clone, Copy)]
 pub struct Shape<'a> {
     shapes: &'a Shapes,
-    /// The schema, a reference followed.
+    /// The schema, with references resolved.
     pub schema: &'a Value,
-    /// What its type is called, where it has a name.
+    /// The type's name, if any.
     pub name: Option<&'a str>,
 }
 
-/// The kinds of what may be written.
+/// Kinds of accepted values.
 pub enum Kind<'a> {
     /// An object with fields.
     Object,
-    /// One of some values or objects of one field.
+    /// One of several values or objects with one field.
     Choice(Vec<Variant<'a>>),
-    /// A list of such.
+    /// A list of this shape.
     List(Shape<'a>),
-    /// An object of any names, each with such a value.
+    /// An object with arbitrary names and values of this shape.
     Map(Shape<'a>),
-    /// A number, a text, a bool.
+    /// A number, a string, a bool.
     Plain,
 }
 
-/// One of several things that may be written in a place.
+/// One of several accepted alternatives.
 pub struct Variant<'a> {
     /// Its name.
     pub name: &'a str,
     /// What it means.
     pub description: &'a str,
-    /// What stands behind the name, where it is the one field of an object; without it the name alone is the value.
+    /// The value's shape, if the name is the one field of an object; otherwise the name alone is the value.
     pub inner: Option<Shape<'a>>,
 }
 
 impl Shapes {
-    /// Those of a schema.
+    /// The shapes of a schema.
     pub fn new(schema: Value) -> Self {
         Self { schema }
     }
@@ -103,7 +103,7 @@ impl Shapes {
 }
 
 impl<'a> Shape<'a> {
-    /// What kind it is.
+    /// Its kind.
     pub fn kind(&self) -> Kind<'a> {
         if let Some(variants) = self.schema["oneOf"].as_array() {
             return Kind::Choice(variants.iter().flat_map(|one| self.variants(one)).collect());
@@ -123,7 +123,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// The fields of an object: those that are required first, then by name.
+    /// The fields of an object: required ones first, then by name.
     pub fn fields(&self) -> Vec<Field<'a>> {
         let schema: &'a Value = self.schema;
         let required = schema["required"].as_array();
@@ -183,12 +183,12 @@ impl<'a> Shape<'a> {
             .collect()
     }
 
-    /// Whether what is written there must not be shown.
+    /// Whether the value must not be shown.
     pub fn is_secret(&self) -> bool {
         self.schema["writeOnly"] == true
     }
 
-    /// What a number counts.
+    /// Unit of a number.
     pub fn unit(&self) -> Option<&'a str> {
         self.schema["x-unit"].as_str()
     }

@@ -1,4 +1,4 @@
-//! Owns what is said of a pool in a few sentences: where its workers are from, how a request goes, what becomes of failures.
+//! Owns the summary of a pool in a few sentences: the source of its workers, the path of a request, the handling of failures.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::explain::Summary;
 use super::shape::{Kind, Shapes};
 
-/// What this pool does.
+/// Summary of this pool.
 pub fn of(pool: &Pool, shapes: &Shapes) -> Summary {
     let mut says = vec![protocol(pool, shapes), workers(pool), clusters(pool)];
     says.push(selection(pool));
@@ -35,7 +35,7 @@ pub fn of(pool: &Pool, shapes: &Shapes) -> Summary {
     }
 }
 
-/// A value by the name that the configuration has for it.
+/// A value's name in the configuration.
 fn word(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(name)) => name,
@@ -204,7 +204,7 @@ fn callers(pool: &Pool) -> &'static str {
     }
 }
 
-/// A span of time as people say it.
+/// A time span in words.
 fn span(ms: u64) -> String {
     match ms {
         ms if ms >= 60_000 && ms % 60_000 == 0 => format!("{} min", ms / 60_000),

@@ -1,4 +1,4 @@
-//! Requests that `POST /abort_request` can end while they run.
+//! Owns the requests that `POST /abort_request` can end while they run.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use serde::Deserialize;
 use tokio::sync::Notify;
 
-/// Which requests are to end.
+/// Selection of the requests to end.
 #[derive(Deserialize)]
 pub struct Which {
     #[serde(default)]
@@ -17,7 +17,7 @@ pub struct Which {
 }
 
 impl Which {
-    /// Whether the request of this id is meant.
+    /// Whether the selection includes this id.
     pub fn means(&self, rid: &str) -> bool {
         self.abort_all || (self.rid == rid && !rid.is_empty())
     }
@@ -34,7 +34,7 @@ struct Table {
 pub struct Aborts(RefCell<Table>);
 
 impl Aborts {
-    /// Makes a request abortable while the value returned lives.
+    /// Makes a request abortable until the returned value is dropped.
     pub fn enter(self: &Rc<Self>, rid: &str) -> Abortable {
         let mut table = self.0.borrow_mut();
         table.entered += 1;
@@ -50,7 +50,7 @@ impl Aborts {
         }
     }
 
-    /// Tells the requests meant to end; returns their ids.
+    /// Notifies the selected requests; returns their ids.
     pub fn tell(&self, which: &Which) -> Vec<String> {
         let table = self.0.borrow();
         let meant = table.flights.values().filter(|(rid, _)| which.means(rid));
@@ -63,7 +63,7 @@ impl Aborts {
     }
 }
 
-/// A request's place among those that can be aborted.
+/// A request's entry among those that can be aborted.
 pub struct Abortable {
     aborts: Rc<Aborts>,
     serial: u64,
@@ -71,7 +71,7 @@ pub struct Abortable {
 }
 
 impl Abortable {
-    /// Resolves when the request is to end; wherever it waits then, since a telling is kept until it is heard.
+    /// Resolves when the request is to end, wherever the request waits then: the notification is kept until it is received.
     pub fn told(&self) -> impl Future<Output = ()> + use<> {
         let told = Rc::clone(&self.told);
         async move { told.notified().await }

@@ -1,4 +1,4 @@
-//! Writes answers as vLLM's OpenAI server does: whole ones, and the events of a stream.
+//! Owns the writing of answers as vLLM's OpenAI server writes them: unstreamed, and as the events of a stream.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,11 +20,11 @@ mod responses;
 pub enum Finish {
     /// At the limit of output tokens.
     Length,
-    /// By itself.
+    /// At a stop token.
     Stop,
 }
 
-/// What is generated for each sequence.
+/// The output of each sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     /// Tokens.
@@ -33,7 +33,7 @@ pub struct Output {
     pub finish: Finish,
 }
 
-/// One request's answer, before it is written.
+/// One request's answer, before serialisation.
 pub struct Answer {
     endpoint: Endpoint,
     id: String,
@@ -47,7 +47,7 @@ pub struct Answer {
     native: Native,
 }
 
-/// Token counts, in vLLM's words and order.
+/// Token counts, with vLLM's names and in its order.
 #[derive(Clone, Copy, Serialize)]
 struct Usage {
     prompt_tokens: u64,
@@ -67,7 +67,7 @@ struct PromptTokensDetails {
     more: Nulls,
 }
 
-/// A whole answer.
+/// An unstreamed answer.
 #[derive(Serialize)]
 struct Whole<'a, C> {
     id: &'a str,
@@ -143,7 +143,7 @@ struct TextChoice<'a> {
     disaggregated_params: Option<&'a trtllm::Params>,
 }
 
-/// Members that are there and say nothing.
+/// Members that are always `null`.
 #[derive(Clone, Copy, Debug)]
 struct Nulls(&'static [&'static str]);
 
@@ -158,8 +158,8 @@ impl Serialize for Nulls {
 const ASSISTANT: Option<&str> = Some("assistant");
 
 impl Answer {
-    /// The answer of `output` with the given id to `generation`, of whose prompt `cached_tokens` were not computed here
-    /// and of which `logprobs` are known.
+    /// The answer of `output` with the given id to `generation`, with `cached_tokens` of its prompt not computed here, and the
+    /// known `logprobs`.
     pub fn new(
         dialect: Dialect,
         id: String,
@@ -194,7 +194,7 @@ impl Answer {
         }
     }
 
-    /// Of each prompt, `tokens` were found in the prefix cache.
+    /// Sets the tokens of each prompt found in the prefix cache.
     pub fn found(&mut self, tokens: Vec<u64>) {
         self.usage.prompt_tokens_details.cached_tokens = tokens.iter().sum();
         self.native.found = tokens;
@@ -210,12 +210,12 @@ impl Answer {
         self.output.tokens
     }
 
-    /// The token counts, as a whole answer has them.
+    /// The token counts of an unstreamed answer.
     pub fn usage(&self) -> Value {
         json!(self.usage)
     }
 
-    /// The whole answer, with the part that a dialect writes about a hand-off.
+    /// The unstreamed answer, with the dialect's hand-off part.
     pub fn whole(&self, handoff: Written) -> Bytes {
         let text = self.text();
         match self.endpoint {
@@ -247,7 +247,7 @@ impl Answer {
         }
     }
 
-    /// What a stream begins with: for a chat one chunk per choice that carries the role and no text.
+    /// First events of a stream: for a chat one chunk per choice, with the role and no text.
     pub fn opening(&self) -> Vec<Bytes> {
         match self.endpoint {
             Endpoint::Chat => (0..self.sequences)
@@ -271,7 +271,7 @@ impl Answer {
         }
     }
 
-    /// What a complete stream ends with.
+    /// Last events of a complete stream.
     pub fn closing(&self) -> Vec<Bytes> {
         if self.endpoint == Endpoint::Responses {
             return self.response_closing();
@@ -315,7 +315,7 @@ impl Answer {
         framed(Vec::new(), &whole, b"")
     }
 
-    /// The counts of an answer in one piece.
+    /// The counts of an unstreamed answer.
     fn whole_usage(&self) -> Usage {
         let mut usage = self.streamed_usage();
         usage.more = self.members.usage;
@@ -369,7 +369,7 @@ impl Answer {
     }
 
     fn chunk<C: Ending>(&self, choices: &[C], usage: Option<Usage>, more: Nulls) -> Bytes {
-        // The last chunk of each choice has it, or the one with the counts where that is asked for.
+        // vLLM sends its fingerprint in the last chunk of each choice, or in the chunk with the counts if requested.
         let ends = match self.include_usage {
             true => choices.is_empty(),
             false => choices.iter().any(Ending::ends),
@@ -393,7 +393,7 @@ impl Answer {
     }
 }
 
-/// A choice in a chunk, which may be its last.
+/// A choice in a chunk, possibly its last.
 trait Ending: Serialize {
     fn ends(&self) -> bool;
 }
@@ -410,7 +410,7 @@ impl Ending for TextChoice<'_> {
     }
 }
 
-/// What vLLM ends a stream with that fails: this error, and its usual end.
+/// vLLM's end of a failed stream: this error, and its usual end.
 pub fn failed(error: &str) -> Vec<Bytes> {
     let event = format!("data: {error}\n\ndata: [DONE]\n\n");
     vec![Bytes::from(event)]
@@ -425,7 +425,7 @@ fn word(number: u64) -> String {
 }
 
 fn framed(mut written: Vec<u8>, content: &impl Serialize, end: &[u8]) -> Bytes {
-    // Strings and numbers only: writing them to memory cannot fail.
+    // Strings and numbers only: serialising them cannot fail.
     let _ = serde_json::to_writer(&mut written, content);
     written.extend_from_slice(end);
     Bytes::from(written)

@@ -1,4 +1,4 @@
-//! Response bodies: whole ones, and ones that a generating task feeds while the client listens.
+//! Owns response bodies: fixed ones, and ones that a generating task feeds while the client reads.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -23,14 +23,14 @@ pub fn json(status: StatusCode, content: Bytes) -> Response<Body> {
     whole(status, "application/json", content)
 }
 
-/// An answer without a word, and so of no type.
+/// An answer with an empty body, and so without a content type.
 pub fn empty(status: StatusCode) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(Bytes::new())));
     *response.status_mut() = status;
     response
 }
 
-/// An answer that is known in full.
+/// An answer with a fixed body.
 pub fn whole(status: StatusCode, content_type: &'static str, content: Bytes) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(content)));
     *response.status_mut() = status;
@@ -40,13 +40,13 @@ pub fn whole(status: StatusCode, content_type: &'static str, content: Bytes) -> 
     response
 }
 
-/// An answer whose events are known in full.
+/// An answer with fixed events.
 pub fn whole_stream(pieces: Vec<Bytes>) -> Response<Body> {
     let content = Bytes::from(pieces.concat());
     whole(StatusCode::OK, EVENT_STREAM, content)
 }
 
-/// An answer whose events a task sends as they happen.
+/// An answer whose events a task sends as they occur.
 pub fn events(feed: Fed) -> Response<Body> {
     let mut response = Response::new(Either::Right(Either::Left(feed)));
     response
@@ -55,7 +55,7 @@ pub fn events(feed: Fed) -> Response<Body> {
     response
 }
 
-/// An answer whose events are ready made.
+/// An answer with prepared events.
 pub fn ready(stream: Stream) -> Response<Body> {
     let mut response = Response::new(Either::Right(Either::Right(stream)));
     response
@@ -64,7 +64,7 @@ pub fn ready(stream: Stream) -> Response<Body> {
     response
 }
 
-/// An answer in one piece that a task sends, or fails to.
+/// An unstreamed answer whose task may fail before sending it.
 pub fn unfinished(feed: Fed) -> Response<Body> {
     let mut response = Response::new(Either::Right(Either::Left(feed)));
     response
@@ -73,17 +73,17 @@ pub fn unfinished(feed: Fed) -> Response<Body> {
     response
 }
 
-/// The end of an answer that is never completed: its connection breaks.
+/// The error that ends an incomplete answer: its connection breaks.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the answer is broken off")]
 pub struct BrokenOff;
 
-/// Where a task sends the events of a stream.
+/// The sender of a stream's events.
 #[derive(Clone)]
 pub struct Events(mpsc::UnboundedSender<Result<Bytes, BrokenOff>>);
 
 impl Events {
-    /// Sends some. Nobody listens only when the sending task is about to be ended.
+    /// Sends some events. The receiver is gone only if the sending task is about to be ended.
     pub fn send(&self, pieces: Vec<Bytes>) {
         for piece in pieces {
             let _ = self.0.send(Ok(piece));
@@ -96,7 +96,7 @@ impl Events {
     }
 }
 
-/// A body fed by a task; dropped, as when the client leaves, it ends the task.
+/// A body fed by a task; dropping it, as when the client leaves, ends the task.
 pub struct Fed {
     pieces: mpsc::UnboundedReceiver<Result<Bytes, BrokenOff>>,
     feeder: AbortHandle,
@@ -104,7 +104,7 @@ pub struct Fed {
 }
 
 impl Fed {
-    /// A body of the events that `feed` sends, as fast as it makes them however slowly the client reads.
+    /// A body of the events that `feed` sends, unbounded: a slow client does not delay the feed.
     pub fn by(feed: impl AsyncFnOnce(Events) + 'static) -> Self {
         let (events, pieces) = mpsc::unbounded_channel();
         let feeder = tokio::task::spawn_local(async move { feed(Events(events)).await });
@@ -129,7 +129,7 @@ impl hyper::body::Body for Fed {
         }
         match ready!(self.pieces.poll_recv(context)) {
             Some(Err(BrokenOff)) => {
-                // The server flushes when it has to wait: once, so that what was sent before arrives.
+                // The server flushes when it has to wait: one wait makes the earlier events arrive.
                 self.broken = true;
                 context.waker().wake_by_ref();
                 Poll::Pending

@@ -1,4 +1,4 @@
-//! The side channel over which a decode engine takes a room's KV (`POST /__room/take`), both ends.
+//! Owns both ends of the side channel over which a decode engine takes a room's KV (`POST /__room/take`).
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ use super::node::Node;
 use super::pull::{NoAnswer, Puller};
 use super::rooms::RoomRefusal;
 
-/// Where rooms are asked for.
+/// Path of the request for a room's KV.
 pub const PATH: &str = "/__room/take";
 
-/// What a decode asks for.
+/// A decode engine's request.
 #[derive(Serialize, Deserialize)]
 pub struct Take {
     /// The room.
     pub room: String,
-    /// SGLang: the rank that the decode was told has the prefill.
+    /// SGLang: the prefill's rank, as named in the decode leg.
     pub prefill_rank: Option<u64>,
-    /// What shows that the decode means this KV; `null` in SGLang.
+    /// Proof that the decode belongs to this KV; `null` in SGLang.
     pub seal: Value,
 }
 
 /// A prefill engine's refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Refused {
-    /// Why.
+    /// The reason.
     pub refused: RoomRefusal,
-    /// Its ranks.
+    /// Number of ranks.
     pub dp_size: u32,
 }
 
@@ -42,20 +42,20 @@ pub struct Refused {
 pub enum NotTaken {
     /// The prefill engine refused.
     Refused(Refused),
-    /// It could not be connected to.
+    /// The prefill engine could not be connected to.
     Unreachable(String),
-    /// Its answer was lost, or cannot be read.
+    /// The answer was lost, or cannot be parsed.
     Lost(String),
-    /// It did not answer in time.
+    /// No answer in time.
     TimedOut,
-    /// There is no such server.
+    /// The server does not exist.
     NoServer(String),
 }
 
-/// A decode engine's end: waits for the KV where the legs meet and takes it.
+/// The decode engine's end: waits for the KV where the legs meet and takes it.
 ///
 /// # Errors
-/// When there is none.
+/// When there is no KV.
 pub async fn take(
     puller: &Puller,
     uri: Uri,
@@ -85,8 +85,8 @@ fn lost(why: &dyn std::fmt::Display) -> NotTaken {
     NotTaken::Lost(why.to_string())
 }
 
-/// A prefill engine's end: waits for the room's prefill, but in TensorRT-LLM, where the decode comes after it.
-/// Dropped, as when the decode leaves, it no longer waits.
+/// The prefill engine's end: waits for the room's prefill, except in TensorRT-LLM, where the decode comes after it. Dropped, as
+/// when the decode leaves, it no longer waits.
 pub async fn answer(node: &Node, content: &[u8]) -> Response<Body> {
     let Ok(take) = serde_json::from_slice::<Take>(content) else {
         return body::json(StatusCode::BAD_REQUEST, Bytes::from_static(b"{}"));
@@ -104,7 +104,7 @@ pub async fn answer(node: &Node, content: &[u8]) -> Response<Body> {
     }
 }
 
-/// Whether the rank that has the prefill, as the decode was told, is not the one that the room stands for.
+/// Whether the prefill's rank in the decode leg differs from the rank of the room.
 fn contradicts(take: &Take, dp_size: u32) -> bool {
     let Some(rank) = take.prefill_rank else {
         return false;

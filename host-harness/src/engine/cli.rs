@@ -1,4 +1,4 @@
-//! `pd-harness engine`: one engine in a process of its own.
+//! Owns `pd-harness engine`: one engine in its own process.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use super::{Dialect, Engine, EngineConfig, EngineError, Instantly, PrefixCache, 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = format!("{TIME_MODEL}\n\n{PREFIX_CACHE}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
-    /// What the engine does: legs of disaggregated requests, or whole requests.
+    /// Role: legs of disaggregated requests, or aggregated requests.
     #[arg(long)]
     role: Role,
-    /// Whose hand-off protocol it speaks.
+    /// Engine whose hand-off protocol is spoken.
     #[arg(long, default_value = "vllm")]
     dialect: Dialect,
     /// Address to serve on; port 0 takes a free one.
@@ -30,7 +30,7 @@ pub struct Args {
     /// Name of the one model served.
     #[arg(long, default_value_t = defaults().model)]
     model: String,
-    /// Divides all computing times.
+    /// Factor that divides all computing times.
     #[arg(long, default_value_t = defaults().speedup)]
     speedup: f64,
     /// Tokens per KV block.
@@ -39,7 +39,7 @@ pub struct Args {
     /// KV blocks of the engine.
     #[arg(long, default_value_t = defaults().kv_blocks)]
     kv_blocks: u32,
-    /// How long a hand-off is held for its pull, in milliseconds; not sped up.
+    /// Time for which a hand-off is held for its pull, in milliseconds; not sped up.
     #[arg(long, default_value_t = defaults().lease.as_millis() as u64)]
     lease_ms: u64,
     /// Prompt tokens computed per second.
@@ -54,37 +54,37 @@ pub struct Args {
     /// sglang, mooncake: data-parallel ranks.
     #[arg(long, default_value_t = defaults().dp_size)]
     dp_size: u32,
-    /// sglang, mooncake: how long a leg waits for the other, in milliseconds; not sped up.
+    /// sglang, mooncake: time for which a leg waits for the other, in milliseconds; not sped up.
     #[arg(long, default_value_t = defaults().partner_timeout.as_millis() as u64)]
     partner_timeout_ms: u64,
-    /// sglang: how long after its KV was handed over a prefill marked to fail late does so, in milliseconds; not sped up.
+    /// sglang: time from the hand-over of its KV to the failure of a prefill marked to fail late, in milliseconds; not sped up.
     #[arg(long, default_value_t = defaults().late.as_millis() as u64)]
     late_ms: u64,
-    /// Tokens that a prompt and its output have at most; without it prompts must fit the blocks, and output may be of any length.
+    /// Maximum tokens of a prompt and its output; without it prompts must fit the blocks, and output may be of any length.
     #[arg(long, value_name = "TOKENS")]
     max_model_len: Option<u64>,
-    /// Bytes that /metrics has at least: a real engine's has some 60,000.
+    /// Minimum bytes of /metrics: a real engine's has some 60,000.
     #[arg(long, value_name = "BYTES", default_value_t = defaults().metrics_padding)]
     metrics_padding: usize,
-    /// Only pretend: answer chat completions and completions at once with ready-made answers, check nothing, hold nothing. For measuring
-    /// what stands in front of an engine.
+    /// Only pretend: answer chat completions and completions at once with prepared answers, check nothing, hold nothing. For
+    /// measuring what stands in front of an engine.
     #[arg(long)]
     instant: bool,
-    /// With --instant: milliseconds from one event of a stream to the next; 0 sends each as fast as it can be written.
+    /// With --instant: milliseconds between two events of a stream; 0 sends each as fast as it can be written.
     #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "instant", value_parser = gap_ms)]
     gap_ms: f64,
-    /// Keep the KV of computed prompts, as --kv-blocks blocks, and compute only what is behind the longest prefix kept.
+    /// Keep the KV of computed prompts, as --kv-blocks blocks, and compute only what follows the longest prefix kept.
     #[arg(long)]
     prefix_cache: bool,
     /// Print one JSON line when ready, for machines.
     #[arg(long)]
     json: bool,
-    /// Stop when stdin ends, so that the engine does not outlive whoever started it.
+    /// Stop when stdin closes, so that the engine does not outlive the process that started it.
     #[arg(long)]
     until_stdin_closes: bool,
 }
 
-/// One engine is like another in all that has a default.
+/// The defaults of all engines.
 fn defaults() -> EngineConfig {
     EngineConfig::new(Role::Aggregated)
 }
@@ -126,10 +126,10 @@ impl Args {
     }
 }
 
-/// Runs one engine until SIGINT or SIGTERM, or the end of stdin where asked.
+/// Runs one engine until SIGINT or SIGTERM, or the end of stdin if requested.
 ///
 /// # Errors
-/// When the arguments make no engine, or the address cannot be bound.
+/// When the arguments are invalid, or the address cannot be bound.
 pub fn run(args: Args) -> Result<(), EngineError> {
     let _ = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -185,7 +185,7 @@ async fn told_to_stop(args: &Args) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Reads stdin away until it ends, on a thread, for a read of it cannot be given up.
+/// Reads stdin to its end on a separate thread, since a read of stdin cannot be cancelled.
 async fn stdin_end() {
     let (ended, seen) = oneshot::channel::<()>();
     std::thread::spawn(move || {

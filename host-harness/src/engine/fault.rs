@@ -1,4 +1,4 @@
-//! Owns the faults ordered over `/__fault`: what they are, and which requests they meet.
+//! Owns the faults injected over `/__fault`: their kinds, and the requests that they affect.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use super::dialect::Leg;
 use super::refusal::Refusal;
 use super::wire::Connection;
 
-/// The faults in words, for `--help`.
+/// Descriptions of the faults for `--help`.
 pub const FAULTS: &str = r#"Faults on demand: POST /__fault with one JSON object adds a fault and answers {"id": N}; GET lists them with their "hits"; DELETE clears them
 (a request that hangs goes on hanging). A request meets every fault that is for it:
   {"kind": "status", "status": 503, "headers": {"retry-after": "7"}, "body": "text"}
@@ -38,9 +38,9 @@ A prefill whose answer is reset, silent or empty hands nothing off. No request m
   {"kind": "close_idle", "ms": 50}         closes a connection that has had an answer and no further request for so long
   {"kind": "hang_metrics"}                 GET /metrics is not answered"#;
 
-/// What goes wrong.
+/// Kinds of faults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-// Braces, since serde lets unknown members pass beside the tag of a unit variant.
+// Braces, since serde accepts unknown members beside the tag of a unit variant.
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 enum Kind {
     Status {
@@ -73,7 +73,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Whether it can be seen in such a leg.
+    /// Whether the fault is visible in this leg.
     fn shows_in(&self, leg: Leg) -> bool {
         match self {
             Self::CloseIdle { .. } | Self::HangMetrics {} => false,
@@ -98,7 +98,7 @@ impl Kind {
     }
 }
 
-/// Which requests meet a fault.
+/// Selection of the requests that a fault affects.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Target {
@@ -109,14 +109,14 @@ struct Target {
     above: Option<u64>,
 }
 
-/// A request, as far as faults look at it.
+/// A request's properties that faults depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Occasion {
     /// Its leg.
     pub leg: Leg,
     /// Other requests that wait or run in the engine.
     pub others: u64,
-    /// On what it came.
+    /// Kind of connection that carried the request.
     pub connection: Connection,
 }
 
@@ -138,7 +138,7 @@ struct Fault {
     kind: Kind,
     #[serde(flatten)]
     target: Target,
-    /// Requests that met it.
+    /// Number of affected requests.
     hits: u64,
 }
 
@@ -187,18 +187,18 @@ impl Faults {
         answer(StatusCode::OK, &json!({ "id": id }))
     }
 
-    /// Lists the faults.
+    /// The list of faults, as JSON.
     pub fn list(&self) -> Response<Body> {
         answer(StatusCode::OK, &self.0.borrow().faults)
     }
 
-    /// Clears the faults; a request that met one goes on as it was.
+    /// Clears the faults; a request that met one continues unchanged.
     pub fn clear(&self) -> Response<Body> {
         self.0.borrow_mut().faults.clear();
         answer(StatusCode::OK, &json!({}))
     }
 
-    /// How long a connection may be idle.
+    /// Allowed idle time of a connection.
     pub fn idle_limit(&self) -> Option<Duration> {
         let orders = self.0.borrow();
         orders.faults.iter().find_map(|fault| match fault.kind {
@@ -207,12 +207,12 @@ impl Faults {
         })
     }
 
-    /// Notes that one was closed for that.
+    /// Counts a connection closed as idle.
     pub fn idle_closed(&self) {
         self.note(|kind| matches!(kind, Kind::CloseIdle { .. }));
     }
 
-    /// Whether metrics are not to be told to one who asks now.
+    /// Whether a metrics poll is to hang now.
     pub fn hangs_metrics(&self) -> bool {
         self.note(|kind| *kind == Kind::HangMetrics {})
     }
@@ -224,7 +224,7 @@ impl Faults {
         fault.map(|fault| fault.hits += 1).is_some()
     }
 
-    /// The faults that a request meets.
+    /// The faults that affect a request.
     pub fn draw(&self, occasion: Occasion) -> Drawn {
         let mut orders = self.0.borrow_mut();
         let faults = orders.faults.iter_mut();
@@ -264,7 +264,7 @@ fn answer(status: StatusCode, content: &impl Serialize) -> Response<Body> {
     body::json(status, content.into())
 }
 
-/// How an answer is spoilt once its KV is there.
+/// How an answer is spoilt after its KV is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spoil {
     /// The connection breaks without an answer.
@@ -277,23 +277,23 @@ pub enum Spoil {
     Empty,
 }
 
-/// What becomes of the KV that a prefill computed.
+/// Fate of the KV that a prefill computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is handed off.
+    /// Handed off.
     HandedOff,
     /// A hand-off is issued that cannot be pulled.
     Lost,
-    /// There is no hand-off.
+    /// No hand-off.
     Dropped,
 }
 
-/// The faults that one request meets.
+/// The faults of one request.
 #[derive(Clone, Debug, Default)]
 pub struct Drawn(Vec<Kind>);
 
 impl Drawn {
-    /// Delays the request, keeps it for ever, or refuses it.
+    /// Delays the request, holds it for ever, or refuses it.
     ///
     /// # Errors
     /// [`Refusal::Ordered`], [`Refusal::ResetByFault`].
@@ -325,7 +325,7 @@ impl Drawn {
         }
     }
 
-    /// How the answer is to be spoilt.
+    /// How the answer is to be spoilt, if at all.
     pub fn spoil(&self) -> Option<Spoil> {
         self.first(|kind| match kind {
             Kind::ResetBeforeHeaders {} => Some(Spoil::ResetBeforeHeaders),
@@ -344,7 +344,7 @@ impl Drawn {
         })
     }
 
-    /// The time from one token to the next.
+    /// Time between two tokens, if changed by a fault.
     pub fn drip(&self) -> Option<Duration> {
         self.first(|kind| match kind {
             Kind::SlowDrip { ms } => Some(Duration::from_millis(*ms)),
@@ -352,7 +352,7 @@ impl Drawn {
         })
     }
 
-    /// What is to become of the KV computed.
+    /// Fate of the computed KV.
     pub fn fate(&self) -> Fate {
         let fate = self.first(|kind| match kind {
             Kind::LoseHandoff {} => Some(Fate::Lost),
@@ -367,7 +367,7 @@ impl Drawn {
     }
 }
 
-/// A status ordered as the answer.
+/// An injected status.
 #[derive(Debug)]
 pub struct OrderedStatus {
     /// The status.
@@ -403,7 +403,7 @@ impl OrderedStatus {
         })
     }
 
-    /// The answer; `otherwise` is one without the ordered headers and body.
+    /// The answer, with the injected headers; `otherwise` if no body was injected.
     pub fn response(&self, otherwise: Response<Body>) -> Response<Body> {
         let mut response = match &self.body {
             Some(body) => body::json(self.status, Bytes::from(body.clone())),

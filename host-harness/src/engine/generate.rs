@@ -1,4 +1,4 @@
-//! The story of a generation request: read, checked, its prompt computed or its hand-off pulled, its tokens sent.
+//! Owns the course of a generation request: parse, check, prefill or pull, send tokens.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -32,10 +32,10 @@ mod in_room;
 mod spoil;
 mod transfer;
 
-/// The longest request body taken, in bytes.
+/// The longest accepted request body, in bytes.
 pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
 
-/// A valid request on its way through the engine.
+/// A valid request in progress.
 struct Job {
     node: Rc<Node>,
     flight: InFlight,
@@ -49,23 +49,23 @@ struct Job {
     faults: Drawn,
 }
 
-/// A valid request as it came.
+/// A valid request as received.
 struct Arrival {
     generation: Generation,
     id: String,
     headers: HeaderMap,
     leg: Leg,
-    /// Of each prompt, the names of its blocks; empty where nothing is kept of prompts.
+    /// Sequence hashes of each prompt's blocks; empty without a prefix cache.
     prefixes: Vec<Vec<u64>>,
 }
 
-/// A prompt whose KV is here.
+/// A prompt whose KV is available.
 struct Ready {
     blocks: Blocks,
     first_token: Instant,
 }
 
-/// Serves one request to a generation path. Dropped, as when the client leaves, the request is aborted.
+/// Serves one request to a generation path. Dropping the future, as when the client leaves, aborts the request.
 ///
 /// # Errors
 /// When the connection is to break without an answer.
@@ -103,7 +103,7 @@ pub async fn serve(
     }
 }
 
-/// Reads the request and checks what does not depend on the role.
+/// Parses the request and checks what does not depend on the role.
 async fn admit(
     node: &Node,
     endpoint: Endpoint,
@@ -155,7 +155,7 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     }
 }
 
-/// The request's id in a vLLM engine, made as vLLM makes it.
+/// The request's id in a vLLM engine, in vLLM's form.
 fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
     let kind = match endpoint {
         Endpoint::Chat => "chatcmpl-",
@@ -170,7 +170,7 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
     }
 }
 
-/// The id as the answer has it.
+/// The id in the answer.
 fn told(id: &str, generation: &Generation) -> String {
     match generation.markers.has(Marker::Wordy) {
         true => id.to_owned() + &"x".repeat(WORDY),
@@ -192,7 +192,7 @@ impl Job {
         let prompt_tokens = generation.prompt_tokens();
         let (cached, logprobs) = match node.config.role {
             Role::Prefill | Role::Aggregated => (0, generation.logprobs.clone()),
-            // What computed the prompt knows its probabilities, and nothing else does.
+            // Only the engine that computed the prompt has its probabilities.
             Role::Decode => (
                 node.config.dialect.tokens_taken_over(prompt_tokens),
                 generation.logprobs.as_ref().map(|_| Vec::new()),
@@ -214,7 +214,7 @@ impl Job {
                 cached,
                 logprobs,
             ),
-            // Checked to fit the pool, which is counted in u32.
+            // Checked to fit the pool, whose size is a u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
             faults: node.faults.draw(occasion),
@@ -247,7 +247,7 @@ impl Job {
         }
     }
 
-    /// Computes the prompt and hands its KV off, unless generation ended by itself or the prompt asks for less.
+    /// Computes the prompt and hands its KV off, unless generation stopped or a marker prevents the hand-off.
     async fn prefill_leg(mut self, local: SocketAddr) -> Outcome {
         if let Err(refusal) = vllm::check_prefill_leg(&self.generation) {
             return Err((self.flight, refusal));
@@ -276,7 +276,7 @@ impl Job {
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Pulls the hand-off, then generates. vLLM's NixlConnector pulls when the headers of a stream are out, the others before.
+    /// Pulls the hand-off, then generates. vLLM's NixlConnector pulls after the headers of a stream, the others before.
     async fn decode_leg(mut self) -> Outcome {
         let pulled = match self.node.config.dialect {
             Dialect::Mooncake => self.take_transfer().await,
@@ -325,7 +325,8 @@ impl Job {
         self.whole(ready).await
     }
 
-    /// Computes what is not kept of the prompts, when its turn has come and its blocks are free. The first token comes with it.
+    /// Computes the uncached part of the prompts, when their turn has come and their blocks are free. The first token is part of
+    /// this.
     async fn compute_prompt(&mut self) -> Ready {
         let node = Rc::clone(&self.node);
         let mut turn = node.prefill.turn().await;
@@ -357,13 +358,13 @@ impl Job {
         }
     }
 
-    /// Takes the hand-off over; its last prompt token is computed here, with the first output token.
+    /// Takes the hand-off over; the last prompt token is computed here, with the first output token.
     async fn pull(&mut self, handoff: Handoff) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
         let blocks = node.kv.reserve(self.blocks).await;
         let of = node.puller.pull(handoff).await?;
         self.check_prompt(of)?;
-        // Each sequence pulls for itself in vLLM, and only the first finds the blocks.
+        // In vLLM each sequence pulls separately, and only the first finds the blocks.
         if self.generation.sequences() > 1 {
             return Err(Refusal::UsedHandoff);
         }
@@ -374,12 +375,12 @@ impl Job {
         })
     }
 
-    /// What the KV of this request's prompt is of.
+    /// Identity of this request's KV.
     fn kv_of(&self) -> KvOf {
         self.generation.kv()
     }
 
-    /// Whether KV is of this request's prompt.
+    /// Checks that KV belongs to this request's prompt.
     fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
         if of == self.generation.kv() {
             return Ok(());
@@ -387,7 +388,7 @@ impl Job {
         Err(Refusal::WrongHandoff("the KV is of another prompt".into()))
     }
 
-    /// What is to become of the KV: a generation that ended by itself leaves none in vLLM.
+    /// Fate of the KV: in vLLM, a generation that stopped leaves none.
     fn fate(&self) -> Fate {
         let markers = &self.generation.markers;
         match markers.has(Marker::End) || markers.has(Marker::Lose) {
@@ -396,7 +397,7 @@ impl Job {
         }
     }
 
-    /// How the prompt makes an engine fail that has computed it.
+    /// Failure after the prompt's computation, if a marker asks for one.
     fn poison_to_prefill(&self) -> Option<Refusal> {
         let markers = &self.generation.markers;
         let dies = markers.has(Marker::BreakPrefill);
@@ -407,7 +408,7 @@ impl Job {
         })
     }
 
-    /// How the prompt makes an engine fail that has its KV.
+    /// Failure after the arrival of the KV, if a marker asks for one.
     fn poison_to_decode(&self) -> Option<Refusal> {
         let markers = &self.generation.markers;
         let dies = markers.has(Marker::BreakDecode);
@@ -423,14 +424,14 @@ impl Job {
         pace
     }
 
-    /// Tokens after which the engine is to die, where it is.
+    /// Tokens after which the connection is to break, if at all.
     fn lifetime(&self) -> Option<u64> {
         let dies = self.generation.markers.has(Marker::DieMidStream);
         let marked = dies.then_some(TOKENS_BEFORE_DEATH);
         marked.or_else(|| self.faults.lifetime())
     }
 
-    /// How it dies.
+    /// The refusal that breaks the connection then.
     fn death(&self) -> Refusal {
         match self.generation.markers.has(Marker::DieMidStream) {
             true => Refusal::DiedAsMarked,
@@ -438,7 +439,7 @@ impl Job {
         }
     }
 
-    /// The time from the first token to the token number `number`.
+    /// Time from the first token to the token number `number`.
     fn until_token(&self, number: u64) -> Duration {
         let Some(drip) = self.faults.drip() else {
             return self.pace().tokens(number);
@@ -467,7 +468,7 @@ impl Job {
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Ends a stream whose KV did not come as vLLM does: with an error among the events, or without an end where the API has none.
+    /// Ends a stream without its KV as vLLM does: with an error among the events, or, if the API has none, without an end.
     fn fail_stream(self, refusal: &Refusal, events: &Events) {
         tracing::debug!(%refusal, "failed in its stream");
         self.flight.refused(refusal);
@@ -478,7 +479,7 @@ impl Job {
         }
     }
 
-    /// Sends the events of a stream, each at its time however late the one before was sent.
+    /// Sends the events of a stream, each at its own time even if the previous one was late.
     async fn send_tokens(self, ready: Ready, events: &Events) {
         if let Some(spoil) = self.faults.spoil() {
             return self.spoil_events(spoil, events).await;
@@ -504,7 +505,7 @@ impl Job {
         self.flight.answered();
     }
 
-    /// A stream whose events `generate` sends from a task of its own; aborted, it breaks off.
+    /// A stream whose events `generate` sends from a separate task; aborting it breaks the stream.
     fn streamed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Response<Body> {
         body::events(self.fed(generate))
     }
@@ -521,7 +522,7 @@ impl Job {
     }
 }
 
-/// What is generated: a prefill engine stops after one token, whatever is asked for.
+/// Output of the request: a prefill engine stops after one token, for any limit.
 fn output(role: Role, generation: &Generation) -> Output {
     let ends = generation.markers.has(Marker::End);
     let tokens = match role {

@@ -1,4 +1,4 @@
-//! What `GET /health` says, and the switch (`POST /__health`) with which a test makes it fail or dawdle.
+//! Owns the answer to `GET /health`, and the switch (`POST /__health`) with which a test makes it fail or slow.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::body::{self, Body};
 
-/// What is to be answered; what is not named is as in a healthy engine.
+/// The configured answer; absent fields are as in a healthy engine.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Wanted {
@@ -17,12 +17,12 @@ struct Wanted {
     delay_ms: u64,
 }
 
-/// The health an engine tells.
+/// The health that an engine reports.
 #[derive(Default)]
 pub struct Health(Cell<Wanted>);
 
 impl Health {
-    /// Sets what is told from now on; `{}` makes the engine healthy again.
+    /// Sets the answer from now on; `{}` makes the engine healthy again.
     pub fn set(&self, content: &[u8]) -> Response<Body> {
         match serde_json::from_slice::<Wanted>(content) {
             Ok(wanted) if status(wanted).is_ok() => {

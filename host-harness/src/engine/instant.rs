@@ -1,5 +1,5 @@
-//! Owns `--instant`: answers ready made, for measuring what stands in front of an engine. Nothing is checked, computed or
-//! held; the request is searched for the few words on which the shape of an answer depends.
+//! Owns `--instant`: prepared answers, for measuring what stands in front of an engine. Nothing is checked, computed or held; the
+//! request is searched for the few words on which the form of an answer depends.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,24 +17,24 @@ use super::body::{self, BrokenOff};
 use super::refusal::Refusal;
 use super::request::Endpoint;
 
-/// What a request asks for, wherever in its body it says so; compact, and as people write it.
+/// Markers of a streamed request, anywhere in its body: compact, and with a space.
 const STREAM: [&str; 2] = [r#""stream":true"#, r#""stream": true"#];
-/// How many tokens: digits follow, behind a space or not.
+/// Marker of the token limit: digits follow, after a space or not.
 const LIMIT: &str = r#""max_tokens":"#;
 
 /// Tokens of an answer without a limit, as in the other engines.
 const DEFAULT_TOKENS: u64 = 16;
-/// The most tokens that an answer has, whatever its limit.
+/// Maximum tokens of an answer, whatever its limit.
 const MOST_TOKENS: u64 = 1 << 20;
 
-/// How an engine is quick.
+/// Settings of an instant engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Instantly {
-    /// From one event of a stream to the next; zero: as fast as they can be sent, each on its own.
+    /// Time between two events of a stream; zero: as fast as they can be sent, each separately.
     pub gap: Duration,
 }
 
-/// The pieces that answers are made of.
+/// The prepared pieces of answers.
 pub struct Ready {
     stream: [Finder<'static>; 2],
     limit: Finder<'static>,
@@ -52,7 +52,7 @@ struct Events {
 }
 
 impl Ready {
-    /// The answers of an engine for this model in this role.
+    /// The answers for this model in this role.
     pub fn new(how: Instantly, role: Role, model: &str) -> Self {
         let handoff = match role {
             Role::Prefill => HANDOFF,
@@ -84,7 +84,7 @@ impl Ready {
     /// Reads a request to its end and answers it.
     ///
     /// # Errors
-    /// [`Refusal::BadRequest`] where the body does not come whole.
+    /// [`Refusal::BadRequest`] if the body is incomplete.
     pub async fn serve(
         &self,
         endpoint: Endpoint,
@@ -130,7 +130,7 @@ impl Ready {
     }
 }
 
-/// The body of a stream: each event is written to the client on its own.
+/// The body of a stream: each event is written to the client separately.
 pub struct Stream {
     events: Events,
     left: u64,
@@ -143,7 +143,7 @@ pub struct Stream {
 enum Next {
     Opening,
     Token,
-    /// What was sent is to leave before the next event is there: the server flushes when it has to wait.
+    /// Lets sent bytes leave before the next event is there: the server flushes when it has to wait.
     Pause,
     Closing,
     End,
@@ -210,7 +210,7 @@ impl Stream {
         if timer.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
-        // From when it was due, so that a late timer delays one event and not all that follow.
+        // From the due time, so that a late timer delays one event and not all that follow.
         let due = timer.deadline() + gap;
         timer.as_mut().reset(due);
         self.next = Next::Token;
@@ -229,7 +229,7 @@ const TEXT_CHOICE: &str = r#"{"index":0,"text":"token0","logprobs":null,"finish_
 const TEXT_DELTA: &str = r#"{"index":0,"text":" token","logprobs":null,"finish_reason":null}"#;
 const TEXT_CLOSING: &str = r#"{"index":0,"text":"","logprobs":null,"finish_reason":"length"}"#;
 
-/// A hand-off as vLLM's NixlConnector writes it, of a prompt of 48 tokens.
+/// A hand-off in the form of vLLM's NixlConnector, of a prompt of 48 tokens.
 const HANDOFF: &str = r#","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3]],"remote_engine_id":"3f1d2a60-instant","remote_request_id":"chatcmpl-instant","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}"#;
 
 const USAGE: &str = r#"{"prompt_tokens":48,"total_tokens":49,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}"#;

@@ -1,4 +1,4 @@
-//! Lets requests wait in line for KV blocks, and gives unused blocks back when a request is dropped.
+//! Owns the queue of requests for KV blocks, and the return of unused blocks when a request is dropped.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -61,7 +61,7 @@ impl Kv {
         Ok(kv)
     }
 
-    /// Whether a hand-off of this engine waits; see [`LeaseTable::holds`].
+    /// Whether this engine still holds a hand-off; see [`LeaseTable::holds`].
     pub fn holds(&self, id: &str) -> bool {
         self.table.borrow_mut().holds(id, now())
     }
@@ -87,14 +87,14 @@ impl Kv {
     }
 }
 
-/// Blocks a request holds; dropped, they go back to the pool.
+/// Blocks of a request; dropping them returns them to the pool.
 pub struct Blocks {
     kv: Rc<Kv>,
     numbers: Vec<u32>,
 }
 
 impl Blocks {
-    /// Parts with `count` of the blocks, or with all where there are fewer.
+    /// Splits off `count` of the blocks, or all if there are fewer.
     pub fn split(&mut self, count: u32) -> Self {
         let count = self.numbers.len().min(count as usize);
         Self {

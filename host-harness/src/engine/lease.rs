@@ -1,17 +1,17 @@
 //! Owns an engine's KV blocks and the leases on hand-offs: issued once, consumed once, expired in time.
 //!
-//! Pure: the clock is an argument, and whoever passes it must never pass an earlier time than before.
+//! Pure: the clock is an argument, which must never go back.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// How many ended hand-offs are remembered, to tell "used" and "expired" from "never heard of".
-/// A bound, so that a soak of days does not grow; far more than a second use ever lags behind.
+/// Number of remembered ended hand-offs, to distinguish "used" and "expired" from "unknown". Bounded, so that a soak of days does
+/// not grow; far more than a second use ever lags behind.
 const REMEMBERED: usize = 65_536;
 
-/// What the KV of a hand-off was computed from.
+/// The prompt whose KV a hand-off carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvOf {
     /// Prompt tokens held.
@@ -27,13 +27,13 @@ pub enum PullRefusal {
     /// The hand-off was issued by another engine, or by this one before it restarted.
     #[error("remote_engine_id is not this engine's")]
     WrongEngine,
-    /// No such hand-off was ever issued, or too long ago to remember.
+    /// The hand-off was never issued, or too long ago to remember.
     #[error("no such remote_request_id")]
     Unknown,
-    /// The hand-off exists, but its blocks are others.
+    /// The hand-off exists, but with other blocks.
     #[error("remote_block_ids are not those of the request")]
     WrongBlocks,
-    /// The hand-off was pulled before.
+    /// The hand-off was already pulled.
     #[error("the blocks were already pulled")]
     Used,
     /// The lease ended before the pull.
@@ -53,9 +53,9 @@ pub struct LeaseCounts {
     pub consumed: u64,
     /// Hand-offs whose lease ended first.
     pub expired: u64,
-    /// Hand-offs dropped before, on request.
+    /// Hand-offs dropped on request before a pull.
     pub revoked: u64,
-    /// Hand-offs whose blocks were lost, as a fault ordered.
+    /// Hand-offs whose blocks were lost through a fault.
     pub lost: u64,
     /// Blocks of all hand-offs issued.
     pub blocks_issued: u64,
@@ -82,7 +82,7 @@ pub struct LeaseTable {
     lease: Duration,
     free: VecDeque<u32>,
     held: HashMap<String, Lease>,
-    /// In order, since all leases are equally long. May name hand-offs that were consumed meanwhile.
+    /// In order, since all leases are equally long. May name hand-offs that have been consumed since.
     deadlines: VecDeque<(Instant, String)>,
     ends: HashMap<String, End>,
     end_order: VecDeque<String>,
@@ -90,7 +90,7 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// A pool of `capacity` blocks, numbered from 1 (vLLM keeps block 0 for itself), handed off under leases of length `lease`.
+    /// A pool of `capacity` blocks, numbered from 1 (vLLM reserves block 0), handed off under leases of length `lease`.
     pub fn new(capacity: u32, lease: Duration) -> Self {
         Self {
             capacity,
@@ -127,7 +127,7 @@ impl LeaseTable {
         id
     }
 
-    /// Consumes a hand-off: its blocks are free again, and the id is worth nothing from now on.
+    /// Consumes a hand-off: its blocks are free again, and the id is invalid from now on.
     ///
     /// # Errors
     /// When the id is not held or the blocks (one group) are not its own; a refused pull changes nothing.
@@ -162,7 +162,7 @@ impl LeaseTable {
         self.held.contains_key(id)
     }
 
-    /// Drops a hand-off that nobody will pull; returns whether it was still held.
+    /// Drops a hand-off that will not be pulled; returns whether it was still held.
     pub fn revoke(&mut self, id: &str, now: Instant) -> bool {
         if !self.holds(id, now) {
             return false;
@@ -180,7 +180,7 @@ impl LeaseTable {
         }
     }
 
-    /// Ends the leases whose time is over.
+    /// Ends the leases that have run out.
     pub fn expire(&mut self, now: Instant) {
         while self
             .deadlines
@@ -197,7 +197,7 @@ impl LeaseTable {
         }
     }
 
-    /// When to look again for expired leases; possibly too early, never too late.
+    /// Time of the next check for expired leases; possibly too early, never too late.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.deadlines.front().map(|(deadline, _)| *deadline)
     }
@@ -212,7 +212,7 @@ impl LeaseTable {
         self.counts
     }
 
-    /// Frees a held hand-off's blocks and remembers how it ended; returns how many blocks.
+    /// Frees a held hand-off's blocks and records how it ended; returns the number of blocks.
     fn end(&mut self, id: String, end: End) -> u64 {
         let Some(lease) = self.held.remove(&id) else {
             return 0;
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(table.used(), 0);
     }
 
-    /// Random histories: blocks are conserved, no block is in two places, no id comes twice, each hand-off ends at most once.
+    /// Random histories: blocks are conserved, no block is in two places, no id is issued twice, each hand-off ends at most once.
     #[test]
     fn any_history_conserves_blocks() {
         for seed in 0..64 {

@@ -1,6 +1,6 @@
-//! Marks in a prompt's text that make an engine misbehave, or end early, on demand: for tests and demonstrations.
+//! Owns the markers in a prompt's text that make an engine fail, or end early, on demand: for tests and demonstrations.
 
-/// The marks in words, for `--help`.
+/// Descriptions of the markers for `--help`.
 pub const MARKERS: &str = "Marks in the text of a prompt, for tests and demonstrations:
   <|end|>                generation ends by itself (\"stop\") at its first token; a prefill engine then hands nothing off, but in sglang
   <|lose|>               a prefill engine ends at the length limit, but hands nothing off; not in sglang
@@ -13,32 +13,32 @@ pub const MARKERS: &str = "Marks in the text of a prompt, for tests and demonstr
   <|slow-decode|>        an engine that generates takes twenty times as long for each token
   <|wordy|>              an engine that generates says 64 KiB of id with each token";
 
-/// What `<|slow-decode|>` multiplies the time of a token with.
+/// Factor by which `<|slow-decode|>` multiplies the time of a token.
 pub const SLOW: f64 = 20.0;
 /// Tokens sent before `<|die-mid-stream|>` breaks the connection.
 pub const TOKENS_BEFORE_DEATH: u64 = 3;
 
-/// Bytes that `<|wordy|>` makes an id longer by; each event repeats it.
+/// Bytes that `<|wordy|>` adds to an id; each event repeats the id.
 pub const WORDY: usize = 64 * 1024;
 
-/// What can be asked of an engine in a prompt.
+/// Behaviour that a prompt can request of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marker {
-    /// Generation ends by itself at its first token.
+    /// Generation stops at its first token.
     End,
     /// vLLM, prefill: no hand-off, though the length limit ended the prefill.
     Lose,
-    /// Prefill: 500 after computing, nothing handed off.
+    /// Prefill: 500 after computing, without a hand-off.
     FailPrefill,
     /// SGLang, prefill: 500 a while after the KV was handed over.
     FailPrefillLate,
     /// The connection breaks after [`TOKENS_BEFORE_DEATH`] tokens.
     DieMidStream,
-    /// Prefill: the connection breaks after computing, nothing handed off.
+    /// Prefill: the connection breaks after computing, without a hand-off.
     BreakPrefill,
-    /// 500 in place of the first token.
+    /// 500 instead of the first token.
     FailDecode,
-    /// The connection breaks in place of the first token.
+    /// The connection breaks instead of the first token.
     BreakDecode,
     /// Each token takes [`SLOW`] times as long.
     SlowDecode,
@@ -59,12 +59,12 @@ const ALL: [(Marker, &str); 10] = [
     (Marker::Wordy, "<|wordy|>"),
 ];
 
-/// The marks of one prompt.
+/// The markers of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Markers(Vec<Marker>);
 
 impl Markers {
-    /// The marks in any of `texts`.
+    /// The markers in any of `texts`.
     pub fn find(texts: &[&str]) -> Self {
         let marked: Vec<&str> = texts
             .iter()
@@ -76,7 +76,7 @@ impl Markers {
         Self(found.map(|(marker, _)| *marker).collect())
     }
 
-    /// Whether the prompt carries this mark.
+    /// Whether the prompt carries this marker.
     pub fn has(&self, marker: Marker) -> bool {
         self.0.contains(&marker)
     }

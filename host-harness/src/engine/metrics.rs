@@ -1,30 +1,30 @@
-//! Writes an engine's load as Prometheus text, with the names of the engine simulated.
+//! Owns the writing of an engine's load as Prometheus text, with the metric names of the simulated engine.
 
 use std::fmt::Write;
 
 use super::dialect::Dialect;
 
-/// What is told.
+/// The reported figures.
 pub struct Load<'a> {
     /// The model served.
     pub model: &'a str,
-    /// Requests that compute or generate.
+    /// Running requests.
     pub running: u64,
-    /// Requests that wait.
+    /// Waiting requests.
     pub waiting: u64,
     /// KV blocks in use.
     pub blocks_used: u32,
-    /// KV blocks in all.
+    /// KV blocks in total.
     pub blocks: u32,
     /// Tokens per KV block.
     pub block_tokens: u32,
-    /// When the engine started, in seconds since 1970.
+    /// Start time of the engine, in seconds since 1970.
     pub started: f64,
-    /// Bytes that the page has at least: a real engine's has tens of thousands, most of them histograms.
+    /// Minimum bytes of the page: a real engine's has tens of thousands, most of them histograms.
     pub padded_to: usize,
 }
 
-/// What one engine calls its gauges.
+/// One engine's names of its gauges.
 struct Names {
     prefix: &'static str,
     labels: &'static str,
@@ -34,11 +34,11 @@ struct Names {
     cache: Cache,
 }
 
-/// How one engine tells the size of its KV cache.
+/// Form in which an engine reports the size of its KV cache.
 enum Cache {
     /// As labels of one gauge whose value means nothing.
     Info {
-        /// Labels before those of the size, each with a comma behind it; `None`: those of the other gauges.
+        /// Labels before those of the size, each followed by a comma; `None`: those of the other gauges.
         labels: Option<&'static str>,
         block_tokens: &'static str,
         blocks: &'static str,
@@ -50,7 +50,7 @@ enum Cache {
     },
 }
 
-/// What vLLM 0.32 tells of its cache beside the size: names that end like that of the block size, words, and no model.
+/// vLLM 0.32's cache labels beside the size: names that end like that of the block size, string values, and no model.
 pub(super) const VLLM_CACHE_LABELS: &str = concat!(
     r#"engine="0",_block_size_resolved="True",cache_dtype="auto","#,
     r#"cache_hit_alignment_tokens="None",effective_attention_block_size="32",enable_mamba_shared_prefix_checkpoint="False","#,
@@ -104,7 +104,7 @@ const SGLANG: Names = Names {
     },
 };
 
-/// The text.
+/// The page's text.
 pub fn write(dialect: Dialect, load: &Load) -> String {
     let names = match dialect {
         Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake => &VLLM,
@@ -183,7 +183,7 @@ impl Names {
         format!("{}model_name=\"{}\"", self.labels, label(load.model))
     }
 
-    /// Histograms that say nothing, as many as it takes.
+    /// Adds histograms without meaning until the page is long enough.
     fn pad(&self, page: &mut String, load: &Load) {
         let (prefix, labels) = (self.prefix, self.labels(load));
         for number in 0.. {
@@ -203,7 +203,7 @@ impl Names {
     }
 }
 
-/// Those of a usual latency histogram, in seconds.
+/// Bounds of a usual latency histogram, in seconds.
 const BOUNDS: [f64; 12] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -221,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// The router's own reader finds the figures on every page, however long.
+    /// The router's own parser finds the figures on every page, at any length.
     #[test]
     fn the_figures_are_read_as_they_are() {
         for dialect in [

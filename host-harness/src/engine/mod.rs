@@ -1,26 +1,25 @@
-//! Simulated inference engines: strict about the hand-off, honest about what they computed.
+//! Owns simulated inference engines, strict about the hand-off and exact in their counts of computed tokens.
 //!
-//! A prefill engine computes prompts and hands their KV off under a lease; a decode engine generates only from KV it
-//! has got; an aggregated engine does all itself. So a router's mistake shows as an error or in a counter
-//! (`GET /__state`), never as a quietly recomputed prompt.
+//! A prefill engine computes prompts and hands their KV off under a lease; a decode engine generates only from KV that it has
+//! received; an aggregated engine does both. So a router's mistake shows as an error or in a counter (`GET /__state`), never as a
+//! silently recomputed prompt.
 //!
 //! Four dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
 //! In SGLang's, both legs come at once and meet in a bootstrap room of the prefill engine, which is used once; prefill answers
-//! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other
-//! for `partner_timeout`. KV whose decode does not come is held so long, or until `POST /abort_request`. Mooncake's legs meet
-//! likewise, in a transfer, but the decode's headers wait for its KV and the KV is held under the lease. In TensorRT-LLM's the
-//! context comes first, and the generation leg must show exactly what it answered.
+//! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other for
+//! `partner_timeout`. KV whose decode does not come is held for the same time, or until `POST /abort_request`. Mooncake's legs
+//! meet likewise, in a transfer, but the decode's headers wait for its KV and the KV is held under the lease. In TensorRT-LLM's
+//! the context comes first, and the generation leg must repeat its answer exactly.
 //!
-//! Marks in a prompt's text make an engine fail, die, dawdle or end early: see [`marker`]. `POST /__health` sets what `GET /health` says,
-//! and faults can be ordered over `/__fault`: see [`fault`].
+//! Markers in a prompt's text make an engine fail, die, slow down or end early: see [`marker`]. `POST /__health` sets the answer
+//! to `GET /health`, and faults can be injected over `/__fault`: see [`fault`].
 //!
-//! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds
-//! (at least 1 ms); each running request then gets a token every `token_ms`, whatever else runs. `speedup` divides both;
-//! leases run in real time. A request holds the blocks of its prompt while it runs and waits in line while too few are free;
-//! output takes no blocks.
+//! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds (at least 1
+//! ms); each running request then gets a token every `token_ms`, independent of the others. `speedup` divides both; leases run in
+//! real time. A request holds the blocks of its prompt while it runs and queues while too few are free; output takes no blocks.
 //!
-//! With [`PrefixCache::Lru`] an engine that computes prompts keeps their blocks and computes only what is behind the longest prefix kept:
-//! see [`prefixes`]. What is kept and what requests hold are two counts, of `kv_blocks` each.
+//! With [`PrefixCache::Lru`] an engine that computes prompts keeps their blocks and computes only what follows the longest prefix
+//! kept: see [`prefixes`]. Kept blocks and blocks held by requests are two separate counts, of `kv_blocks` each.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -67,7 +66,7 @@ pub use node::State;
 use pace::Pace;
 use server::Door;
 
-/// What an engine does.
+/// Role of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -75,7 +74,7 @@ pub enum Role {
     Prefill,
     /// Generates from KV handed to it.
     Decode,
-    /// Does both, for itself.
+    /// Does both itself.
     Aggregated,
 }
 
@@ -90,34 +89,34 @@ impl Role {
     }
 }
 
-/// What an engine keeps of the prompts that it has computed.
+/// Prefix cache of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixCache {
-    /// Nothing: every prompt is computed whole.
+    /// None: every prompt is computed completely.
     #[default]
     Off,
-    /// As many blocks as it has, the least recently used of which go first.
+    /// As many blocks as the engine has, evicted by least recent use.
     Lru,
 }
 
-/// How an engine is to be.
+/// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// What it does.
+    /// Role of the engine.
     pub role: Role,
-    /// Whose hand-off protocol it speaks.
+    /// Engine whose hand-off protocol is spoken.
     pub dialect: Dialect,
     /// Address to serve on; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Name of the one model served.
     pub model: String,
-    /// Divides all computing times.
+    /// Factor that divides all computing times.
     pub speedup: f64,
     /// Tokens per KV block.
     pub block_tokens: u32,
     /// KV blocks of the engine.
     pub kv_blocks: u32,
-    /// How long a hand-off is held for its pull; not sped up.
+    /// Time for which a hand-off is held for its pull; not sped up.
     pub lease: Duration,
     /// Prompt tokens computed per second.
     pub prefill_rate: f64,
@@ -127,22 +126,22 @@ pub struct EngineConfig {
     pub bootstrap_port: u16,
     /// SGLang, Mooncake: data-parallel ranks.
     pub dp_size: u32,
-    /// SGLang, Mooncake: how long a leg waits for the other; not sped up.
+    /// SGLang, Mooncake: time for which a leg waits for the other; not sped up.
     pub partner_timeout: Duration,
-    /// How long after its KV was handed over a prefill marked to fail late does so; not sped up.
+    /// Time from the hand-over of its KV to the failure of a prefill marked to fail late; not sped up.
     pub late: Duration,
-    /// Tokens that a prompt and its output have at most, where there is a limit.
+    /// Maximum tokens of a prompt and its output, if limited.
     pub max_model_len: Option<u64>,
-    /// Bytes that `/metrics` has at least.
+    /// Minimum bytes of `/metrics`.
     pub metrics_padding: usize,
-    /// Whether it only pretends: ready-made answers, nothing checked and no time taken.
+    /// Instant mode: prepared answers, no checks and no computing time.
     pub instantly: Option<Instantly>,
-    /// What is kept of prompts; a decode engine computes none, and keeps nothing.
+    /// Prefix cache; a decode engine computes no prompts, and keeps none.
     pub prefix_cache: PrefixCache,
 }
 
 impl EngineConfig {
-    /// An engine of this role on a free port of 127.0.0.1, otherwise as `pd-harness engine` starts it.
+    /// An engine of this role on a free port of 127.0.0.1, otherwise with the defaults of `pd-harness engine`.
     pub fn new(role: Role) -> Self {
         Self {
             role,
@@ -202,7 +201,7 @@ impl EngineConfig {
     }
 }
 
-/// Beyond any use, and well within what a clock can add.
+/// Beyond any use, and well within a clock's range.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Why an engine could not run.
@@ -220,9 +219,9 @@ pub enum EngineError {
     /// The address cannot be served on.
     #[error("cannot listen on {address}: {error}")]
     Listen {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The system refused a thread, a runtime, a signal handler or the output.
@@ -233,21 +232,21 @@ pub enum EngineError {
     Ended,
 }
 
-/// A running engine, on a thread and a runtime of its own. Dropped, it stops as with [`Engine::stop`], unawaited.
+/// A running engine, on its own thread and runtime. Dropping it stops it as [`Engine::stop`] does, without waiting.
 pub struct Engine {
     /// The address served on.
     pub address: SocketAddr,
-    /// The bootstrap server's, where there is one.
+    /// Address of the bootstrap server, if there is one.
     pub bootstrap: Option<SocketAddr>,
     stop: oneshot::Sender<()>,
     ended: oneshot::Receiver<State>,
 }
 
 impl Engine {
-    /// Starts an engine; it serves when this returns.
+    /// Starts an engine, which serves when this returns.
     ///
     /// # Errors
-    /// When the configuration makes no engine, or the address cannot be bound.
+    /// When the configuration is invalid, or the address cannot be bound.
     pub async fn start(config: EngineConfig) -> Result<Self, EngineError> {
         config.check()?;
         let (started, ready) = oneshot::channel();
@@ -271,20 +270,20 @@ impl Engine {
     }
 
     /// Closes the listener and resets all connections at once, like the end of a process; the port is free when this returns.
-    /// Returns the last counts, of which what is under lease is gone for ever; `None` where the engine's thread died.
+    /// Returns the last counts (hand-offs under a lease are lost); `None` if the engine's thread died.
     pub async fn stop(self) -> Option<State> {
         let _ = self.stop.send(());
         self.ended.await.ok()
     }
 }
 
-/// Where an engine is reached.
+/// Addresses of an engine.
 struct Addresses {
     address: SocketAddr,
     bootstrap: Option<SocketAddr>,
 }
 
-/// An engine's whole life, on its own thread. Returns what it did, where it lived.
+/// An engine's whole life, on its own thread. Returns its last state.
 fn live(
     config: EngineConfig,
     started: oneshot::Sender<Result<Addresses, EngineError>>,
@@ -314,7 +313,7 @@ fn live(
                     drop(stop);
                 };
                 tokio::join!(futures_util::future::join_all(serving), told);
-                // Streams whose connections are gone end, and are counted, when their tasks are looked at once more.
+                // Tasks of streams with closed connections end, and are counted, at their next poll.
                 tokio::task::yield_now().await;
                 Some(node.state())
             }
@@ -326,7 +325,7 @@ fn live(
     })
 }
 
-/// Opens the engine's doors.
+/// Opens the engine's listeners.
 async fn listen(
     config: &EngineConfig,
 ) -> Result<(Vec<(TcpListener, Door)>, Addresses), EngineError> {

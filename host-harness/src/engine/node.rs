@@ -1,4 +1,4 @@
-//! What all requests to one engine share, and what the engine tells about itself.
+//! Owns the state shared by all requests to one engine, and the engine's reports about itself.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -25,40 +25,40 @@ use super::rooms::Rooms;
 use super::tally::{Counts, Tally};
 use super::{EngineConfig, Role};
 
-/// SGLang tells this default also where no bootstrap server runs.
+/// SGLang reports this default also if no bootstrap server runs.
 const UNUSED_BOOTSTRAP_PORT: u16 = 8998;
 
 /// One engine.
 pub struct Node {
-    /// As it was started.
+    /// The engine's configuration.
     pub config: EngineConfig,
-    /// New with each start, so that a hand-off from before a restart is known as such.
+    /// New at each start, so that a hand-off from before a restart is recognised.
     pub engine_id: String,
-    /// When it started, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     started: f64,
     /// KV blocks and leases.
     pub kv: Rc<Kv>,
-    /// The place where prompts are computed.
+    /// The queue for computing prompts.
     pub prefill: PrefillServer,
-    /// What is kept of prompts computed.
+    /// Prefix cache.
     pub prefixes: Prefixes,
-    /// The way to other engines' blocks.
+    /// Client for other engines' blocks.
     pub puller: Puller,
-    /// Where an SGLang prefill engine's KV meets its decodes.
+    /// Rooms in which a prefill engine's KV meets its decodes.
     pub rooms: Rc<Rooms>,
-    /// An SGLang prefill engine's bootstrap server.
+    /// Address of a prefill engine's bootstrap server.
     pub bootstrap: Option<SocketAddr>,
     /// Requests that can be aborted.
     pub aborts: Rc<Aborts>,
-    /// What health probes are told.
+    /// Answer to health probes.
     pub health: Health,
-    /// What is to go wrong.
+    /// Injected faults.
     pub faults: Faults,
-    /// What was done.
+    /// Counters.
     pub tally: Rc<Tally>,
-    /// What was asked.
+    /// Recorded requests.
     pub recorder: Recorder,
-    /// Ready-made answers, where it only pretends.
+    /// Prepared answers, in instant mode.
     pub ready: Option<Ready>,
 }
 
@@ -68,14 +68,14 @@ fn now() -> f64 {
     since.unwrap_or_default().as_secs_f64()
 }
 
-/// The answer to `GET /__state`, and what a stopped engine leaves.
+/// The answer to `GET /__state`, and the last state of a stopped engine.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
-    /// What the engine does.
+    /// Role of the engine.
     pub role: Role,
-    /// New with each start.
+    /// New at each start.
     pub engine_id: String,
-    /// What was done.
+    /// Counters.
     #[serde(flatten)]
     pub counts: Counts,
     /// Prompt tokens found in the prefix cache.
@@ -92,7 +92,7 @@ pub struct State {
     pub leaked: u64,
     /// Requests refused because of their hand-off.
     pub refused: u64,
-    /// The same.
+    /// Requests refused because of their hand-off.
     pub refused_handoffs: u64,
     /// Hand-offs issued.
     pub handoffs_issued: u64,
@@ -110,12 +110,12 @@ pub struct State {
     pub blocks_unpulled: u64,
     /// Blocks not free now.
     pub blocks_used: u32,
-    /// Rooms that a leg has come to and that are not over.
+    /// Rooms that some leg has entered and that are still open.
     pub rooms_open: usize,
 }
 
 impl Node {
-    /// An engine that has done nothing yet, with its bootstrap server where it has one.
+    /// A new engine, with its bootstrap server's address if it has one.
     pub fn new(config: EngineConfig, bootstrap: Option<SocketAddr>) -> Rc<Self> {
         let lease = config.dialect.lease(&config);
         Rc::new(Self {
@@ -139,7 +139,7 @@ impl Node {
         })
     }
 
-    /// The blocks that a request's prompts take here.
+    /// The blocks that a request's prompts need here.
     pub fn blocks_of(&self, generation: &Generation) -> u64 {
         let blocks = generation.prompt_blocks(self.config.block_tokens);
         match self.config.dialect.hands_over_sequences() {
@@ -148,7 +148,7 @@ impl Node {
         }
     }
 
-    /// Whether the prompts fit into the engine at all, in vLLM's words.
+    /// Checks that the prompts fit into the engine at all; the error is worded like vLLM's.
     pub fn check_fits(&self, generation: &Generation) -> Result<(), Refusal> {
         if self.blocks_of(generation) <= u64::from(self.config.kv_blocks) {
             return Ok(());
@@ -156,10 +156,10 @@ impl Node {
         Err(too_long(self.longest_prompt(), generation.prompt_tokens()))
     }
 
-    /// Refuses what does not fit into the model's context, where it has a limit, and cuts the output at its end.
+    /// Refuses requests beyond the model's context, if limited, and cuts the output at its end.
     ///
     /// # Errors
-    /// [`Refusal::BadParameter`] that names what is too long.
+    /// [`Refusal::BadParameter`] that names the excess.
     pub fn keep_within_context(&self, generation: &mut Generation) -> Result<(), Refusal> {
         let Some(context) = self.config.max_model_len else {
             return Ok(());
@@ -183,7 +183,7 @@ impl Node {
         Err(Refusal::BadParameter { name, problem })
     }
 
-    /// The counters as of now.
+    /// The current counters.
     pub fn state(&self) -> State {
         let (blocks_used, leases) = self.kv.counts();
         let counts = self.tally.counts();
@@ -211,7 +211,7 @@ impl Node {
         }
     }
 
-    /// Whether decode engines pull from it, as vLLM's do with its NixlConnector.
+    /// Whether decode engines pull from it, as from vLLM with its NixlConnector.
     pub fn pulled_from(&self) -> bool {
         matches!(self.config.dialect, Dialect::Vllm | Dialect::Llmd)
             && self.config.role == Role::Prefill
@@ -222,7 +222,7 @@ impl Node {
         u64::from(self.config.block_tokens) * u64::from(self.config.kv_blocks)
     }
 
-    /// Tokens of the longest context, as it tells it.
+    /// Tokens of the longest context, as the engine reports it.
     pub fn context(&self) -> u64 {
         self.config.max_model_len.unwrap_or(self.longest_prompt())
     }
@@ -245,7 +245,7 @@ impl Node {
         json!({"object": "list", "data": [listed]}).to_string()
     }
 
-    /// What an SGLang server tells of its model.
+    /// An SGLang server's description of its model.
     pub fn model_info(&self) -> String {
         let model = &self.config.model;
         json!({"model_path": model, "tokenizer_path": model, "is_generation": true,
@@ -254,7 +254,7 @@ impl Node {
         .to_string()
     }
 
-    /// What an SGLang server tells of its configuration.
+    /// An SGLang server's description of its configuration.
     pub fn server_info(&self) -> String {
         let EngineConfig {
             role,
@@ -276,7 +276,7 @@ impl Node {
         .to_string()
     }
 
-    /// Prometheus text with the names of the engine simulated.
+    /// Prometheus text with the metric names of the simulated engine.
     pub fn metrics(&self) -> String {
         let counts = self.tally.counts();
         let (blocks_used, _) = self.kv.counts();
@@ -293,7 +293,7 @@ impl Node {
         metrics::write(self.config.dialect, &load)
     }
 
-    /// Ends the requests meant, running or done with KV that waits for its decode.
+    /// Ends the selected requests, running ones and those whose KV waits for its decode.
     pub fn abort(&self, which: &Which) {
         let dropped = self.rooms.abort(which, &self.kv);
         let told = self.aborts.tell(which);

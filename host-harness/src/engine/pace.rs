@@ -1,27 +1,27 @@
-//! Owns the engine's time model: how long a prompt and a token take, and whose turn prefill is.
+//! Owns the engine's time model: the time of a prompt and of a token, and the order of prefills.
 
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep_until};
 
-/// The time model in words, for `--help`.
+/// Description of the time model for `--help`.
 pub const TIME_MODEL: &str = "Time model: an engine computes one prompt at a time, first come first served, in prompt tokens / --prefill-rate \
 seconds (at least 1 ms); then each running request gets a token every --token-ms, whatever else runs. Both are divided by --speedup; leases are not. \
 The token after a prompt computed here comes with the prompt's end; after a pulled hand-off it takes one --token-ms. \
 A request holds the blocks of its prompt while it runs, and waits in line while too few are free.";
 
-/// No wait is longer; keeps absurd arguments within what a clock can add.
+/// Maximum wait: keeps absurd arguments within a clock's range.
 const LONGEST_SECONDS: f64 = 1e9;
 
-/// How fast an engine is.
+/// Speed of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Prompt tokens per second, before the speed-up.
     pub prefill_rate: f64,
     /// Milliseconds per output token, before the speed-up.
     pub token_ms: f64,
-    /// Divides all computing times.
+    /// Factor that divides all computing times.
     pub speedup: f64,
 }
 
@@ -42,7 +42,7 @@ impl Pace {
     }
 }
 
-/// The one place where prompts are computed. Holds the time at which it was, or will be, free.
+/// The queue for computing prompts. Holds the time at which it was, or will be, free.
 pub struct PrefillServer {
     free_at: Mutex<Instant>,
 }
@@ -55,7 +55,7 @@ impl PrefillServer {
         }
     }
 
-    /// Waits until all who came before are done or gone.
+    /// Waits until all earlier turns have ended or been dropped.
     pub async fn turn(&self) -> Turn<'_> {
         let arrived = Instant::now();
         let free_at = self.free_at.lock().await;
@@ -64,19 +64,20 @@ impl PrefillServer {
     }
 }
 
-/// The right to compute one prompt; dropped early, the time not used is the next one's.
+/// The right to compute one prompt; if dropped early, the unused time goes to the next one.
 pub struct Turn<'a> {
     free_at: MutexGuard<'a, Instant>,
     ends: Instant,
 }
 
 impl Turn<'_> {
-    /// Starts the turn now, where something other than the turn was waited for.
+    /// Starts the turn now, if something other than the turn was waited for.
     pub fn start_now(&mut self) {
         self.ends = Instant::now();
     }
 
-    /// Computes for `time`. Starts where the one before ended, not where the timer noticed, so that coarse timers cost no throughput.
+    /// Computes for `time`. Starts at the end of the previous turn, not at the timer's wake-up, so that coarse timers cost no
+    /// throughput.
     pub async fn compute(mut self, time: Duration) {
         self.ends += time;
         sleep_until(self.ends).await;

@@ -1,4 +1,4 @@
-//! Owns what an engine keeps of the prompts that it has computed, so that the next one with the same beginning is computed from there.
+//! Owns an engine's prefix cache: a prompt that shares a prefix with an earlier one is computed from there.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,13 +8,13 @@ use super::request::{Endpoint, PromptIds};
 use super::{EngineConfig, PrefixCache, Role};
 use crate::cache::Cache;
 
-/// The prefix cache in words, for `--help`.
+/// Description of the prefix cache for `--help`.
 pub const PREFIX_CACHE: &str = "Prefix cache (--prefix-cache, prefill and aggregated engines): full blocks of --block-tokens tokens, known by all that goes before \
 them; the least recently used of --kv-blocks go first. A prompt's time is that of the tokens behind its longest prefix kept, at least of one; it is kept when it \
 is computed. Four bytes of text are a token. What is kept takes nothing from the blocks that requests hold: --kv-blocks is the size of each of the two. \
 cached_tokens and computed_tokens are in /__state, and cached_tokens in the usage of a prefill's or an aggregated engine's answer.";
 
-/// The blocks kept, if any are.
+/// The cached blocks, if there is a cache.
 pub struct Prefixes(Option<Kept>);
 
 struct Kept {
@@ -23,7 +23,7 @@ struct Kept {
 }
 
 impl Prefixes {
-    /// What an engine has kept at its start.
+    /// The empty cache of a new engine.
     pub fn new(config: &EngineConfig) -> Self {
         match (config.prefix_cache, config.role) {
             (PrefixCache::Off, _) | (_, Role::Decode) => Self(None),
@@ -34,7 +34,7 @@ impl Prefixes {
         }
     }
 
-    /// The names of the full blocks of each prompt in a body; none where nothing is kept.
+    /// Sequence hashes of the full blocks of each prompt in a body; empty without a prefix cache.
     ///
     /// # Errors
     /// [`Refusal::BadRequest`] that names the field.
@@ -47,7 +47,7 @@ impl Prefixes {
         Ok(named.collect())
     }
 
-    /// How many tokens of each prompt are kept, when the prompts have so many. A prompt's last token is always computed.
+    /// Cached tokens of each prompt, given the prompts' lengths. A prompt's last token is always computed.
     pub fn find(&self, prompts: &[Vec<u64>], tokens: &[u64]) -> Vec<u64> {
         let Some(kept) = &self.0 else {
             return Vec::new();
@@ -60,7 +60,7 @@ impl Prefixes {
         found.collect()
     }
 
-    /// Keeps prompts that are computed now.
+    /// Adds prompts that are being computed.
     pub fn keep(&self, prompts: &[Vec<u64>]) {
         let Some(kept) = &self.0 else {
             return;
@@ -72,7 +72,7 @@ impl Prefixes {
     }
 }
 
-/// A name for each full block, chained to all that goes before it.
+/// A sequence hash for each full block, chained to all blocks before it.
 fn names(ids: &[u32], block_tokens: u32) -> Vec<u64> {
     let chain = ids.chunks_exact(block_tokens as usize);
     chain

@@ -1,4 +1,4 @@
-//! The side channel over which a decode engine pulls blocks from a prefill engine (`POST /__kv/pull`), both ends.
+//! Owns both ends of the side channel over which a decode engine pulls blocks from a prefill engine (`POST /__kv/pull`).
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use super::kv::Kv;
 use super::lease::{KvOf, PullRefusal};
 use super::refusal::Refusal;
 
-/// Where pulls are answered.
+/// Path of pulls.
 pub const PATH: &str = "/__kv/pull";
-/// A prefill engine that does not answer for so long counts as gone.
+/// Time after which a silent prefill engine counts as gone.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest answer read, in bytes.
+/// The longest accepted answer, in bytes.
 const LONGEST_ANSWER: usize = 64 * 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -40,32 +40,32 @@ struct Refused {
 /// Why the other end gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
-    /// It could not be connected to.
+    /// The connection failed.
     #[error("cannot connect: {0}")]
     Unreachable(String),
     /// The connection broke before the answer.
     #[error("connection lost: {0}")]
     Lost(String),
-    /// The question could not be put.
+    /// The request could not be built.
     #[error("{0}")]
     Unasked(String),
 }
 
-/// A decode engine's end.
+/// The decode engine's end.
 pub struct Puller(Client<HttpConnector, Full<Bytes>>);
 
 impl Puller {
-    /// A puller that keeps connections open between pulls.
+    /// A puller that keeps connections between pulls.
     pub fn new() -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Self(Client::builder(TokioExecutor::new()).build(connector))
     }
 
-    /// Pulls the blocks of a hand-off; returns what they were computed from.
+    /// Pulls the blocks of a hand-off; returns the identity of their prompt.
     ///
     /// # Errors
-    /// A [`Refusal`] about the hand-off.
+    /// A [`Refusal`] because of the hand-off.
     pub async fn pull(&self, handoff: Handoff) -> Result<KvOf, Refusal> {
         let uri = address(&handoff.host, handoff.port, PATH).map_err(wrong)?;
         match tokio::time::timeout(PATIENCE, self.ask(uri, handoff)).await {
@@ -103,7 +103,7 @@ impl Puller {
     /// Posts JSON and reads the answer.
     ///
     /// # Errors
-    /// When none comes.
+    /// When no answer comes.
     pub async fn post(
         &self,
         uri: Uri,
@@ -131,7 +131,7 @@ impl Puller {
     }
 }
 
-/// A prefill engine's end: consumes the hand-off that `content` names.
+/// The prefill engine's end: consumes the hand-off named in `content`.
 pub fn answer(engine_id: &str, kv: &Kv, content: &[u8]) -> Response<Body> {
     let Ok(pull) = serde_json::from_slice::<Pull>(content) else {
         return body::json(StatusCode::BAD_REQUEST, Bytes::from_static(b"{}"));
@@ -159,7 +159,7 @@ fn reply(status: StatusCode, content: &impl Serialize) -> Response<Body> {
 /// The URI of `path` at a host, an IPv6 address without brackets.
 ///
 /// # Errors
-/// When the host is none.
+/// When the host is invalid.
 pub fn address(host: &str, port: u16, path: &'static str) -> Result<Uri, hyper::http::Error> {
     let authority = match host.contains(':') {
         true => format!("[{host}]:{port}"),

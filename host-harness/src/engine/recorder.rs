@@ -1,4 +1,4 @@
-//! Keeps the last requests as they arrived, for judges (`GET /__requests`).
+//! Owns the record of the last requests as they arrived, for tests (`GET /__requests`).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,9 +7,9 @@ use bytes::Bytes;
 use hyper::http::request::Parts;
 use serde::Serialize;
 
-/// Requests kept.
+/// Number of requests kept.
 const KEPT: usize = 64;
-/// Longer bodies are not kept, in bytes.
+/// Maximum bytes of a kept body.
 const LONGEST_BODY: usize = 1024 * 1024;
 
 #[derive(Clone, Serialize)]
@@ -26,7 +26,7 @@ struct Recorded {
 pub struct Recorder(RefCell<VecDeque<Recorded>>);
 
 impl Recorder {
-    /// Keeps one request.
+    /// Records one request.
     pub fn record(&self, head: &Parts, body: &Bytes) {
         let mut kept = self.0.borrow_mut();
         if kept.len() == KEPT {

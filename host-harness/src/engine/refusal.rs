@@ -1,4 +1,4 @@
-//! Owns the reasons an engine gives for not serving a request, with the statuses and the error JSON of the engine simulated.
+//! Owns the reasons for which an engine does not serve a request, with the statuses and the error JSON of the simulated engine.
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
@@ -11,50 +11,50 @@ use super::fault::OrderedStatus;
 /// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The engine refuses what the request asks for.
+    /// The engine refuses the request's contents.
     #[error("{0}")]
     BadRequest(String),
-    /// The same, of one parameter that it names.
+    /// The same because of one named parameter.
     #[error("{problem}")]
     BadParameter {
-        /// Its name.
+        /// Name of the parameter.
         name: &'static str,
-        /// What is wrong with it.
+        /// The error.
         problem: String,
     },
-    /// The body is no request: JSON that cannot be read, or of other types.
+    /// The body is no valid request: malformed JSON, or wrong types.
     #[error("{problem}")]
     Invalid {
-        /// Where in the body: `body`, or what follows it after a dot.
+        /// Place in the body: `body`, or a path after `body.`.
         place: String,
-        /// What is wrong there.
+        /// The error there.
         problem: String,
     },
-    /// The body is longer than the engine takes.
+    /// The body exceeds the engine's limit.
     #[error("Request body exceeds {0} bytes")]
     TooLarge(usize),
     /// The model is not the one served.
     #[error("The model `{0}` does not exist.")]
     UnknownModel(String),
-    /// A prefill engine got something else than a prefill leg.
+    /// A prefill engine got a request that is no prefill leg.
     #[error("prefill engine only runs prefill legs: {0}")]
     NotAPrefillLeg(&'static str),
     /// A decode engine got no hand-off.
     #[error("{0}")]
     MissingHandoff(&'static str),
-    /// The hand-off is malformed, or not one that fits this request.
+    /// The hand-off is malformed, or does not fit this request.
     #[error("EngineCore encountered an issue: KV load failed: {0}")]
     WrongHandoff(String),
-    /// The hand-off was pulled before.
+    /// The hand-off was already pulled.
     #[error("EngineCore encountered an issue: KV load failed: the blocks were already pulled")]
     UsedHandoff,
-    /// The hand-off's lease is over.
+    /// The hand-off's lease has run out.
     #[error("EngineCore encountered an issue: KV load failed: the lease of the blocks has expired")]
     ExpiredHandoff,
-    /// The prefill engine lost the hand-off, as it was ordered to.
+    /// The prefill engine lost the hand-off through a fault.
     #[error("EngineCore encountered an issue: KV load failed: the blocks were lost")]
     LostHandoff,
-    /// The prefill engine could not be asked.
+    /// The prefill engine could not be reached.
     #[error("EngineCore encountered an issue: NIXL handshake failed: {0}")]
     UnreachableHandoff(String),
     /// A leg without a bootstrap room.
@@ -62,34 +62,34 @@ pub enum Refusal {
         "Invalid request: Disaggregated request received without bootstrap room id. req.rid='{0}'"
     )]
     MissingRoom(String),
-    /// A bootstrap room that cannot be one, or not for this request.
+    /// A bootstrap room that is invalid, or invalid for this request.
     #[error("Invalid request: bootstrap_room {0}")]
     BadRoom(String),
-    /// The bootstrap address is missing, or not that of the prefill engine.
+    /// The bootstrap address is missing, or not the prefill engine's.
     #[error("Invalid request: bootstrap address {0}")]
     WrongBootstrap(String),
-    /// The bootstrap room was used before.
+    /// The bootstrap room was already used.
     #[error("Invalid request: bootstrap_room {0} was already used")]
     UsedRoom(u64),
-    /// The room stands for another rank than the one asked for.
+    /// The room implies another rank than the requested one.
     #[error(
         "follow_bootstrap_room conflict: dispatched to dp_rank {asked} but bootstrap_room {room} implies dp_rank {implied}"
     )]
     RankConflict {
-        /// The rank asked for.
+        /// The requested rank.
         asked: u64,
         /// The bootstrap room.
         room: u64,
-        /// The rank it stands for.
+        /// The implied rank.
         implied: u64,
     },
-    /// A request id of TensorRT-LLM that another context had before.
+    /// A request id of TensorRT-LLM that an earlier context had.
     #[error("disagg_request_id {0} was already used")]
     UsedDisaggId(u64),
-    /// A request id of TensorRT-LLM that cannot be one.
+    /// An invalid request id of TensorRT-LLM.
     #[error("disagg_request_id {0}")]
     BadDisaggId(String),
-    /// A data-parallel rank that cannot be one here.
+    /// An invalid data-parallel rank.
     #[error("Invalid request: data parallel rank {0}")]
     BadRank(String),
     /// The prefill of the room failed, was aborted or lost.
@@ -98,34 +98,34 @@ pub enum Refusal {
     /// The other leg never came.
     #[error("Decode transfer failed for bootstrap_room={0}: timed out in KVPoll.WaitingForInput")]
     PartnerTimeout(u64),
-    /// llm-d's sidecar: the prefill engine that was named cannot be reached.
+    /// llm-d's sidecar: the named prefill engine cannot be reached.
     #[error("the prefill engine cannot be reached")]
     PrefillGone,
-    /// llm-d's sidecar: what that one answered, which is an error.
+    /// llm-d's sidecar: the prefill engine's error answer.
     #[error("the prefill engine answered {0}")]
     PrefillSaid(StatusCode, Bytes),
     /// Ended by `POST /abort_request`.
     #[error("Abort request")]
     Aborted,
-    /// Failed because the prompt asked for it.
+    /// Failed because of a marker in the prompt.
     #[error("failed as the prompt asks")]
     AsMarked,
-    /// To end without an answer, because the prompt asked for it.
+    /// To end without an answer, because of a marker in the prompt.
     #[error("died as the prompt asks")]
     DiedAsMarked,
-    /// Answered with a status that a fault ordered.
+    /// Answered with an injected status.
     #[error("failed as ordered")]
     Ordered(Box<OrderedStatus>),
-    /// To end with a broken connection, as a fault ordered.
+    /// To end with a broken connection, because of a fault.
     #[error("reset as ordered")]
     ResetByFault,
-    /// Ended without a token, as a fault ordered.
+    /// Ended without a token, because of a fault.
     #[error("empty as ordered")]
     EmptiedByFault,
 }
 
 impl Refusal {
-    /// The HTTP status the engine answers with.
+    /// HTTP status of the answer.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(_)
@@ -161,7 +161,7 @@ impl Refusal {
         }
     }
 
-    /// The answer, in the engine's error JSON: vLLM's has an `error` object, the others' are flat.
+    /// The answer in the engine's error JSON: vLLM's has an `error` object, the others' are flat.
     pub fn response(&self, dialect: Dialect) -> Response<Body> {
         let response = self.written(dialect);
         match self {
@@ -185,8 +185,8 @@ impl Refusal {
         body::json(status, Bytes::from(error))
     }
 
-    /// vLLM's error JSON, with its `space` after colons and commas, which streams have. What its parser refuses has another
-    /// type than what it refuses itself.
+    /// vLLM's error JSON, with `space` after colons and commas, as in streams. Errors of vLLM's parser have another type than its
+    /// own refusals.
     pub fn vllm_error(&self, space: &str) -> String {
         let (kind, param) = match self {
             Self::Invalid { place, .. } => ("Bad Request", Some(place.as_str())),

@@ -1,4 +1,4 @@
-//! Reads an OpenAI generation request as vLLM would, and refuses what vLLM refuses.
+//! Owns the parsing of an OpenAI generation request, with vLLM's rules and refusals.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,13 +21,13 @@ mod tests;
 pub use ids::PromptIds;
 pub use native::Logprobs;
 
-/// Output tokens where the request sets no limit.
+/// Output tokens if the request sets no limit.
 const DEFAULT_OUTPUT_TOKENS: u64 = 16;
-/// The largest output limit taken, in tokens.
+/// The largest accepted output limit, in tokens.
 const MOST_OUTPUT_TOKENS: i64 = 1_000_000;
-/// The most choices (`n`) taken.
+/// The largest accepted number of choices (`n`).
 const MOST_CHOICES: i64 = 128;
-/// Bytes of text that make one token.
+/// Bytes of text per token.
 const BYTES_PER_TOKEN: usize = 4;
 
 /// The generation paths.
@@ -39,7 +39,7 @@ pub enum Endpoint {
     Completions,
     /// `/v1/responses`
     Responses,
-    /// SGLang's own, `/generate`
+    /// SGLang's own, `/generate`.
     Generate,
 }
 
@@ -55,7 +55,7 @@ impl Endpoint {
         }
     }
 
-    /// What it calls the limit of output tokens.
+    /// Name of the field with the output limit.
     pub fn limit(self) -> &'static str {
         match self {
             Self::Chat | Self::Completions => "max_tokens",
@@ -65,16 +65,16 @@ impl Endpoint {
     }
 }
 
-/// What is asked of an engine.
+/// A parsed request.
 #[derive(Debug)]
 pub struct Generation {
-    /// Where it was asked.
+    /// The endpoint.
     pub endpoint: Endpoint,
-    /// The model named. Without a name, as SGLang's own endpoint always is, it is the one served.
+    /// The model's name. Without a name, as always in SGLang's own endpoint, the served model is meant.
     pub model: Option<String>,
-    /// Tokens of each prompt; one entry but for a batch of completions. Never empty.
+    /// Tokens of each prompt; one entry except for a batch of completions. Never empty.
     pub prompts: Vec<u64>,
-    /// Whether the prompt is a list of prompts, be it of one.
+    /// Whether the prompt is a list of prompts, even of one.
     pub batch: bool,
     /// Identity of the prompts: equal for equal ones, also in another engine of this build.
     pub fingerprint: u64,
@@ -86,23 +86,23 @@ pub struct Generation {
     pub stream: bool,
     /// Whether a stream ends with a usage chunk.
     pub include_usage: bool,
-    /// What the prompts' text asks for.
+    /// Markers in the prompts' text.
     pub markers: Markers,
-    /// SGLang's own endpoint: whose log probabilities are asked for.
+    /// SGLang's own endpoint: the requested log probabilities.
     pub logprobs: Logprobs,
-    /// vLLM's hand-off part, with either connector, unread: a dialect's business. `None` also for `null`.
+    /// vLLM's hand-off part, with either connector, unparsed: a dialect parses it. `None` also for `null`.
     pub kv_transfer_params: Option<Box<RawValue>>,
-    /// SGLang's.
+    /// SGLang's hand-off part.
     pub bootstrap: Bootstrap,
-    /// TensorRT-LLM's.
+    /// TensorRT-LLM's hand-off part.
     pub disaggregated_params: Option<Box<RawValue>>,
-    /// The prompt's ids, where TensorRT-LLM's part is there.
+    /// The prompt's ids, if TensorRT-LLM's part is present.
     pub ids: Option<PromptIds>,
     /// The ids as a leg of TensorRT-LLM carries them beside the prompt.
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// The fields of SGLang's hand-off, unread. `None` also for `null`.
+/// The fields of SGLang's hand-off, unparsed. `None` also for `null`.
 #[derive(Debug)]
 pub struct Bootstrap {
     /// The request's id.
@@ -120,7 +120,7 @@ pub struct Bootstrap {
 }
 
 impl Generation {
-    /// Reads a request body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// [`Refusal::BadRequest`] that names the field.
@@ -202,7 +202,7 @@ impl Generation {
         self.prompts.iter().map(blocks).sum()
     }
 
-    /// What the KV of all prompts is of.
+    /// Identity of the KV of all prompts.
     pub fn kv(&self) -> KvOf {
         KvOf {
             prompt_tokens: self.prompt_tokens(),
@@ -210,7 +210,7 @@ impl Generation {
         }
     }
 
-    /// What the KV of each sequence is of, where each has its own.
+    /// Identity of each sequence's KV, where each sequence has its own.
     pub fn kv_of_each(&self) -> impl Iterator<Item = KvOf> {
         let of = |(number, tokens): (u64, &u64)| KvOf {
             prompt_tokens: *tokens,
@@ -222,7 +222,7 @@ impl Generation {
     }
 }
 
-/// The members of the top-level object, unread. Of equal names the last counts, as in Python.
+/// The members of the top-level object, unparsed. Of equal names the last counts, as in Python.
 struct Fields<'a>(HashMap<Cow<'a, str>, &'a RawValue>);
 
 impl<'a> Fields<'a> {
@@ -232,7 +232,7 @@ impl<'a> Fields<'a> {
             .map_err(|error| Refusal::Invalid {
                 place: match error.is_data() || body.is_empty() {
                     true => "body".to_owned(),
-                    // vLLM tells the character that it stopped at.
+                    // vLLM reports the character at which parsing stopped.
                     false => format!("body.{}", error.column()),
                 },
                 problem: format!("Invalid JSON body: {error}"),
@@ -352,14 +352,14 @@ impl Prompt {
     }
 }
 
-/// Tokens of a text: one per four bytes begun, at least one.
+/// Tokens of a text: one per four bytes or part of them, at least one.
 fn text_tokens(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN).max(1) as u64
 }
 
-/// What is asked about.
+/// The prompts of a request.
 struct Prompts {
-    /// Tokens of each.
+    /// Tokens of each prompt.
     tokens: Vec<u64>,
     batch: bool,
     fingerprint: u64,
@@ -429,7 +429,7 @@ fn no_prompt() -> Refusal {
     }
 }
 
-/// Tokens of a prompt that is made of several texts.
+/// Tokens of a prompt that consists of several texts.
 fn conversation_tokens(texts: &[&str]) -> u64 {
     text_tokens(texts.iter().map(|text| text.len()).sum())
 }
@@ -440,7 +440,7 @@ fn identity(prompt: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The responses API has no such options; vLLM passes them over.
+/// The responses API has no such options; vLLM ignores them.
 fn read_stream_options(endpoint: Endpoint, fields: &Fields, stream: bool) -> Result<bool, Refusal> {
     if endpoint == Endpoint::Responses {
         return Ok(false);
@@ -462,7 +462,7 @@ fn read_limits(endpoint: Endpoint, fields: &Fields) -> Result<Limits, Refusal> {
         return native::limits(fields);
     }
     let choices = match endpoint {
-        // That API knows no choices.
+        // That API has no choices.
         Endpoint::Responses => None,
         _ => bounded(fields, "n", MOST_CHOICES)?,
     };
@@ -497,7 +497,7 @@ fn read_output_tokens(endpoint: Endpoint, fields: &Fields) -> Result<u64, Refusa
     Ok(limit.unwrap_or(DEFAULT_OUTPUT_TOKENS))
 }
 
-/// A whole number from 1 to `most`, if the field is there.
+/// An integer from 1 to `most`, if the field is present.
 fn bounded(fields: &Fields, name: &'static str, most: i64) -> Result<Option<u64>, Refusal> {
     within(name, fields.optional(name)?, most)
 }
@@ -517,7 +517,7 @@ fn within(name: &str, value: Option<i64>, most: i64) -> Result<Option<u64>, Refu
     }
 }
 
-/// vLLM names the parameter of its limits on output, by its own name, and no other.
+/// vLLM names the parameter, by its own name, only for its limits on output.
 fn out_of_range(name: &str, problem: String) -> Refusal {
     match name {
         "max_tokens" | "max_completion_tokens" | "max_output_tokens" => Refusal::BadParameter {

@@ -1,6 +1,7 @@
-//! Owns a prefill engine's rooms: where the KV of one prefill meets the one decode it is for.
+//! Owns a prefill engine's rooms, in which the KV of one prefill meets its one decode.
 //!
-//! In SGLang a room is a number, in Mooncake a transfer id, in TensorRT-LLM a request id. It is used once. Either side may come first; the decode waits here until the KV is ready or will never be.
+//! In SGLang a room is a number, in Mooncake a transfer id, in TensorRT-LLM a request id. Each is used once. Either side may come
+//! first; the decode waits here until the KV is ready or will never be.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -18,19 +19,19 @@ use super::lease::{KvOf, PullRefusal};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RoomRefusal {
-    /// Another prefill or another decode had it.
+    /// Another prefill or another decode had the room.
     Used,
-    /// No prefill has come to it.
+    /// No prefill has entered the room.
     Unknown,
-    /// The decode shows another seal than its KV has.
+    /// The decode's seal differs from that of the KV.
     WrongSeal,
-    /// Its prefill failed, or was aborted.
+    /// The room's prefill failed, or was aborted.
     PrefillFailed,
-    /// The KV was held as long as it is held, and is gone.
+    /// The KV was held for its full time, and is gone.
     Expired,
-    /// The KV was there, and was lost.
+    /// The KV was available, and was lost.
     Lost,
-    /// The decode expects the prefill on another rank than the room stands for.
+    /// The decode names another rank for the prefill than the room implies.
     RankConflict,
 }
 
@@ -38,22 +39,22 @@ pub enum RoomRefusal {
 struct Held {
     id: String,
     blocks: Vec<u32>,
-    /// What the decode must show.
+    /// The seal that the decode must show.
     seal: Value,
 }
 
 enum Progress {
-    /// A decode waits; no prefill has come.
+    /// A decode waits; no prefill has entered.
     Awaited,
-    /// A prefill has come.
+    /// A prefill has entered.
     Computing,
-    /// The KV is there.
+    /// The KV is available.
     Ready(Held),
 }
 
 struct Room {
     progress: Progress,
-    /// The prefill's, empty before it comes.
+    /// The prefill's id, empty before its entry.
     rid: String,
     claimed: bool,
     changed: Rc<Notify>,
@@ -74,14 +75,14 @@ impl Room {
 #[derive(Default)]
 pub struct Rooms {
     open: RefCell<HashMap<String, Room>>,
-    /// Rooms that are over, and what a decode is told of them. Grows for ever, since "never twice" has no end: some dozen bytes a room.
+    /// Closed rooms, and the reason given to a decode. Grows for ever, since "never twice" has no end: some dozen bytes per room.
     over: RefCell<HashMap<String, RoomRefusal>>,
-    /// A decode engine's: the rooms it was sent to. Grows likewise.
+    /// In a decode engine: the rooms to which it was sent. Grows likewise.
     decoded: RefCell<HashSet<String>>,
 }
 
 impl Rooms {
-    /// Opens a room for its prefill, which is the request `rid`; `None` if it ever had one.
+    /// Opens a room for its prefill, the request `rid`; `None` if the room ever had one.
     pub fn enter(self: &Rc<Self>, name: &str, rid: &str) -> Option<Tenant> {
         if self.over.borrow().contains_key(name) {
             return None;
@@ -101,7 +102,7 @@ impl Rooms {
         })
     }
 
-    /// Notes that a decode was sent to a room; `false` if one was before.
+    /// Records that a decode was sent to a room; `false` if another one was before.
     pub fn note_decode(&self, name: &str) -> bool {
         self.decoded.borrow_mut().insert(name.to_owned())
     }
@@ -109,7 +110,8 @@ impl Rooms {
     /// Waits for the KV of a room and takes it, for the room's one decode.
     ///
     /// # Errors
-    /// When there is none, or will never be. Given up early, the room stays claimed, and its KV waits until its lease ends.
+    /// When there is no KV, or never will be. If the wait is cancelled, the room stays claimed, and its KV waits until its lease
+    /// ends.
     pub async fn take(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
         let changed = self.claim(name)?;
         loop {
@@ -123,13 +125,13 @@ impl Rooms {
     /// Takes the KV of a room whose prefill is done.
     ///
     /// # Errors
-    /// When there is none; a refused taking changes nothing.
+    /// When there is no KV; a refused request changes nothing.
     pub fn take_now(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
         self.try_take(name, seal, kv)
             .unwrap_or(Err(RoomRefusal::Unknown))
     }
 
-    /// Drops the KV of the rooms whose prefill is meant and done; returns the ids of those prefills.
+    /// Drops the KV of the rooms whose prefill is selected and done; returns the ids of those prefills.
     pub fn abort(&self, which: &Which, kv: &Kv) -> Vec<String> {
         let open = self.open.borrow();
         let meant: Vec<String> = open
@@ -153,7 +155,8 @@ impl Rooms {
         dropped
     }
 
-    /// Rooms that a leg has come to and that are not over. KV whose time has run out ends its room here at the latest.
+    /// Number of rooms that some leg has entered and that are still open. A room whose KV has expired is closed here at the
+    /// latest.
     pub fn count_open(&self, kv: &Kv) -> usize {
         let stale =
             |room: &Room| matches!(&room.progress, Progress::Ready(held) if !kv.holds(&held.id));
@@ -207,7 +210,7 @@ impl Rooms {
         })
     }
 
-    /// Closes an open room for ever, and tells whoever waits in it.
+    /// Closes an open room for ever, and notifies the waiting decode.
     fn end(&self, name: &str, told: RoomRefusal) -> Option<Room> {
         let (name, room) = self.open.borrow_mut().remove_entry(name)?;
         self.over.borrow_mut().insert(name, told);
@@ -216,14 +219,14 @@ impl Rooms {
     }
 }
 
-/// The prefill of a room; dropped before it handed anything over, it has failed.
+/// The prefill of a room; dropped before it has handed KV over, it counts as failed.
 pub struct Tenant {
     rooms: Rc<Rooms>,
     name: String,
 }
 
 impl Tenant {
-    /// Puts the KV into the room, where it waits for its decode, which must show the seal.
+    /// Puts the KV into the room for its decode, which must show the seal.
     pub fn hand_over(self, blocks: Blocks, of: KvOf, seal: Value) {
         let mut open = self.rooms.open.borrow_mut();
         let Some(room) = open.get_mut(&self.name) else {

@@ -1,4 +1,4 @@
-//! The engine's HTTP/1.1 server: paths, connections, and the end of all of them at once.
+//! Owns the engine's HTTP/1.1 server: paths, connections, and the end of all of them at once.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -26,10 +26,10 @@ use super::request::Endpoint;
 use super::tokens;
 use super::wire::{Caller, Wire};
 
-/// Pause after a failed accept (out of file descriptors, say), so that it is not tried in a tight loop.
+/// Pause after a failed accept (out of file descriptors, say), to avoid a tight loop.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
 
-/// What is served at an address.
+/// The service at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// The engine's API.
@@ -38,7 +38,7 @@ pub enum Door {
     Bootstrap,
 }
 
-/// Serves until the sender of `killed` is dropped; then resets what is open, as the end of a process would.
+/// Serves until the sender of `killed` is dropped; then resets open connections, as the end of a process would.
 pub async fn serve(
     listener: TcpListener,
     door: Door,
@@ -92,9 +92,10 @@ async fn connection(
     });
     let mut connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // An error here is the client's leaving, or an answer broken off; the requests' own ends are counted elsewhere.
+        // An error here means that the client has left, or that an answer was broken off; the requests' own ends are counted
+        // elsewhere.
         _ = &mut connection => {}
-        // As an engine that keeps connections for so long: what comes meanwhile meets a closed one.
+        // As an engine with an idle timeout: a request that arrives meanwhile meets a closed connection.
         () = wire.idle_too_long(&node.faults) => {}
         _ = killed.changed() => {
             let stream = connection.into_parts().io.into_inner();

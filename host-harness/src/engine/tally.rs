@@ -1,4 +1,4 @@
-//! Counts what an engine did; every generation request ends in exactly one of answered, refused, failed, aborted.
+//! Owns an engine's counters; every generation request ends in exactly one of answered, refused, failed, aborted.
 
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
@@ -8,14 +8,14 @@ use serde::Serialize;
 use super::dialect::Leg;
 use super::refusal::Refusal;
 
-/// Counts since the engine started; `running` and `waiting` are as of now.
+/// Counts since the engine started; `running` and `waiting` are current.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
     /// Generation requests whose headers arrived.
     pub requests: u64,
     /// Requests that compute or generate now.
     pub running: u64,
-    /// Requests that wait for their turn, for blocks or for a pull now.
+    /// Requests that wait now, for their turn, for blocks or for a pull.
     pub waiting: u64,
     /// Requests answered to the end with 200.
     pub answered: u64,
@@ -23,9 +23,9 @@ pub struct Counts {
     pub aborted: u64,
     /// Requests ended, or kept KV dropped, through `POST /abort_request`.
     pub aborted_by_request: u64,
-    /// Requests that failed because their prompt asked for it.
+    /// Requests that failed because of a marker in their prompt.
     pub failed_as_marked: u64,
-    /// Requests that failed because a fault was ordered.
+    /// Requests that failed because of an injected fault.
     pub failed_by_fault: u64,
     /// Decode: the prefill of the room or transfer, or that of the sidecar, failed, was aborted or lost.
     pub failed_partner: u64,
@@ -33,23 +33,23 @@ pub struct Counts {
     pub refused_missing_handoff: u64,
     /// Malformed, unknown to the prefill engine, or not of this prompt.
     pub refused_wrong_handoff: u64,
-    /// Decode: pulled before, or to be pulled for several sequences. Prefill: a transfer or request id that had been used.
+    /// Decode: pulled before, or to be pulled for several sequences. Prefill: a transfer or request id already used.
     pub refused_used_handoff: u64,
     /// Decode: the lease had ended.
     pub refused_expired_handoff: u64,
-    /// Decode: the prefill engine could not be asked.
+    /// Decode: the prefill engine could not be reached.
     pub refused_unreachable_handoff: u64,
-    /// Decode: the prefill engine had lost it, as ordered.
+    /// Decode: the prefill engine had lost the hand-off through a fault.
     pub refused_lost_handoff: u64,
     /// SGLang: no bootstrap room.
     pub refused_missing_room: u64,
-    /// SGLang: a bootstrap room that is no whole number from 0 to 2^63 - 1, or one room for several sequences.
+    /// SGLang: a bootstrap room that is no integer from 0 to 2^63 - 1, or one room for several sequences.
     pub refused_bad_room: u64,
     /// SGLang: a bootstrap address that is missing, or not the prefill engine's own.
     pub refused_wrong_bootstrap: u64,
-    /// SGLang: a bootstrap room that another request had before.
+    /// SGLang: a bootstrap room that an earlier request had.
     pub refused_used_room: u64,
-    /// A data-parallel rank that is missing, contradicts the room, or that there is not.
+    /// A data-parallel rank that is missing, contradicts the room, or does not exist.
     pub refused_rank_conflict: u64,
     /// SGLang, decode: the prefill of the room never came.
     pub refused_partner_timeout: u64,
@@ -59,11 +59,11 @@ pub struct Counts {
     pub refused_bad_request: u64,
     /// Prompt tokens computed here; a vLLM decode engine (mooncake too) computes the last one of each prompt.
     pub prompt_tokens_computed: u64,
-    /// Prompt tokens not computed, because the prefix cache had them.
+    /// Prompt tokens found in the prefix cache.
     pub prompt_tokens_cached: u64,
-    /// Decode: prompt tokens computed beyond those that the hand-off protocol leaves to it.
+    /// Decode: prompt tokens computed beyond those that the hand-off protocol leaves to decode.
     pub recomputed: u64,
-    /// Valid requests by the leg that their hand-off part makes them.
+    /// Valid requests by leg, according to their hand-off part.
     pub requests_by_leg: Legs,
 }
 
@@ -88,11 +88,11 @@ impl Counts {
 /// Requests by leg.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Legs {
-    /// To be handed off.
+    /// Requests whose KV is to be handed off.
     pub prefill: u64,
-    /// With a hand-off.
+    /// Requests with a hand-off.
     pub decode: u64,
-    /// With neither.
+    /// Requests with neither.
     pub whole: u64,
 }
 
@@ -101,7 +101,7 @@ pub struct Legs {
 pub struct Tally(RefCell<Counts>);
 
 impl Tally {
-    /// The counts as of now.
+    /// The current counts.
     pub fn counts(&self) -> Counts {
         self.0.borrow().clone()
     }
@@ -112,7 +112,7 @@ impl Tally {
         counts.waiting + counts.running
     }
 
-    /// Notes that a generation request has arrived.
+    /// Counts an arriving generation request.
     pub fn arrive(self: &Rc<Self>) -> InFlight {
         self.edit().requests += 1;
         InFlight {
@@ -121,7 +121,7 @@ impl Tally {
         }
     }
 
-    /// Notes which leg a valid request is.
+    /// Counts the leg of a valid request.
     pub fn leg(&self, leg: Leg) {
         let mut counts = self.edit();
         let legs = &mut counts.requests_by_leg;
@@ -133,22 +133,22 @@ impl Tally {
         *count += 1;
     }
 
-    /// Notes that requests were aborted by request.
+    /// Counts requests aborted by request.
     pub fn aborted_by_request(&self, requests: usize) {
         self.edit().aborted_by_request += requests as u64;
     }
 
-    /// Notes that a decode engine computed a prompt whose KV should have come.
+    /// Counts a prompt computed by a decode engine although its KV should have come.
     pub fn recomputed(&self, prompt_tokens: u64) {
         self.edit().recomputed += prompt_tokens;
     }
 
-    /// Notes that prompt tokens were computed.
+    /// Counts computed prompt tokens.
     pub fn computed(&self, prompt_tokens: u64) {
         self.edit().prompt_tokens_computed += prompt_tokens;
     }
 
-    /// Notes that prompt tokens were found in the prefix cache.
+    /// Counts prompt tokens found in the prefix cache.
     pub fn cached(&self, prompt_tokens: u64) {
         self.edit().prompt_tokens_cached += prompt_tokens;
     }
@@ -173,23 +173,23 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// The request is valid and waits.
+    /// Marks the request as waiting.
     pub fn wait(&mut self) {
         self.enter(Stage::Waiting);
     }
 
-    /// The request computes or generates.
+    /// Marks the request as running.
     pub fn run(&mut self) {
         self.enter(Stage::Running);
     }
 
-    /// The request was answered in full.
+    /// Counts a complete answer.
     pub fn answered(mut self) {
         self.enter(Stage::Ended);
         self.tally.edit().answered += 1;
     }
 
-    /// The request was refused.
+    /// Counts a refusal.
     pub fn refused(mut self, refusal: &Refusal) {
         self.enter(Stage::Ended);
         let mut counts = self.tally.edit();

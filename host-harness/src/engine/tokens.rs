@@ -1,4 +1,4 @@
-//! Owns what a vLLM server tells of itself and of a prompt without running it: its version, and the prompt's token ids.
+//! Owns a vLLM server's answers about itself and about a prompt without running it: its version, and the prompt's token ids.
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
@@ -10,11 +10,11 @@ use super::node::Node;
 use super::refusal::Refusal;
 use super::request::{Endpoint, PromptIds};
 
-/// The one that the contract test compares with.
+/// The version with which the contract test compares.
 const VERSION: &str = "0.32.0";
 
-/// Tokens of the vocabulary told of. Ids inside an engine are hashes and longer, and a router that reads them would have more to
-/// read than a real engine gives it.
+/// Size of the vocabulary in these answers. Ids inside an engine are hashes and longer, which would give a router more to parse
+/// than a real engine's.
 const VOCABULARY: u32 = 128_000;
 
 /// The answer to `GET /version`.
@@ -22,12 +22,12 @@ pub fn version() -> String {
     format!(r#"{{"version":"{VERSION}"}}"#)
 }
 
-/// What can be asked about a prompt.
+/// A query about a prompt.
 #[derive(Clone, Copy, Debug)]
 pub enum Question {
-    /// Its ids, alone.
+    /// The ids alone.
     Tokenize,
-    /// The chat request as the engine would run it, ids in the place of messages.
+    /// The chat request as the engine would run it, with ids instead of messages.
     Render,
 }
 
@@ -53,7 +53,7 @@ struct Rendered<'a> {
 }
 
 impl Question {
-    /// The question that is asked at `path`, if it is one.
+    /// The query at `path`, if it is one.
     pub fn at(path: &str) -> Option<Self> {
         match path {
             "/tokenize" => Some(Self::Tokenize),
@@ -62,7 +62,7 @@ impl Question {
         }
     }
 
-    /// Answers it.
+    /// Answers the query.
     pub fn answer(self, node: &Node, content: &[u8]) -> Response<Body> {
         match self.ids(content) {
             Ok(ids) => body::json(StatusCode::OK, self.write(node, &ids)),
@@ -76,7 +76,7 @@ impl Question {
             Self::Render => Endpoint::Chat,
             Self::Tokenize => match serde_json::from_slice(content) {
                 Ok(Asked { messages: Some(_) }) => Endpoint::Chat,
-                // What is wrong with it is said when it is read.
+                // Errors in the request are reported when it is parsed.
                 _ => Endpoint::Completions,
             },
         };
@@ -100,7 +100,7 @@ impl Question {
                 model: &node.config.model,
             }),
         };
-        // Strings and numbers only: writing them to memory cannot fail.
+        // Strings and numbers only: serialising them cannot fail.
         Bytes::from(written.unwrap_or_default())
     }
 }

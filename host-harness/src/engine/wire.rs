@@ -1,4 +1,4 @@
-//! Owns what a connection remembers: whether a request came on it before, and since when it has had none.
+//! Owns the state of a connection: whether it has carried an earlier request, and since when it has been idle.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -12,21 +12,21 @@ use tokio::time::{Instant, sleep};
 
 use super::fault::Faults;
 
-/// What a request came on.
+/// Kind of connection that carried a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// One that was made for it.
+    /// Made for the request.
     Fresh,
-    /// One that had served another request.
+    /// Kept alive after an earlier request.
     Kept,
 }
 
-/// Whence a request came.
+/// Origin of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
-    /// The address under which it reached the engine.
+    /// The address at which the request reached the engine.
     pub local: SocketAddr,
-    /// On what it came.
+    /// Kind of connection.
     pub connection: Connection,
 }
 
@@ -34,14 +34,14 @@ pub struct Caller {
 #[derive(Default)]
 pub struct Wire {
     requests: Cell<u64>,
-    /// Requests whose answers are not sent to their end.
+    /// Requests whose answers are not completely sent.
     open: Cell<u64>,
     idle_since: Cell<Option<Instant>>,
     freed: Notify,
 }
 
 impl Wire {
-    /// Notes that a request has come.
+    /// Records the arrival of a request.
     pub fn begin(self: &Rc<Self>) -> Use {
         let connection = match self.requests.get() {
             0 => Connection::Fresh,
@@ -55,7 +55,7 @@ impl Wire {
         }
     }
 
-    /// Resolves when it has been idle for longer than is allowed, if that is ordered.
+    /// Resolves when the connection has been idle for longer than allowed, if a fault sets a limit.
     pub async fn idle_too_long(&self, faults: &Faults) {
         loop {
             self.freed.notified().await;
@@ -71,15 +71,15 @@ impl Wire {
     }
 }
 
-/// A request on a connection, until its answer is sent or given up.
+/// A request on a connection, until its answer is sent or abandoned.
 pub struct Use {
-    /// On what it came.
+    /// Kind of connection.
     pub connection: Connection,
     wire: Rc<Wire>,
 }
 
 impl Use {
-    /// The body of its answer.
+    /// The body of the request's answer.
     pub fn answer<B>(self, body: B) -> Answer<B> {
         Answer { body, _use: self }
     }
@@ -93,7 +93,7 @@ impl Drop for Use {
     }
 }
 
-/// A body that uses its connection while it is sent.
+/// A body that keeps its connection in use while being sent.
 pub struct Answer<B> {
     body: B,
     _use: Use,

@@ -1,4 +1,4 @@
-//! The admin listener: readiness, metrics and clusters, under Envoy's paths, and what events cost the plugin.
+//! Owns the admin listener: readiness, metrics and clusters, under Envoy's paths, and the plugin's steps per event.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use super::state::Process;
 
-/// Answers for as long as the thread lives.
+/// Serves for as long as the thread lives.
 pub async fn serve(listener: TcpListener, process: Arc<Process>) {
     loop {
         let Ok((connection, _)) = listener.accept().await else {
@@ -42,7 +42,7 @@ fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/ready") => text(StatusCode::OK, "LIVE\n".to_owned()),
         (&Method::GET, "/stats/prometheus") => text(StatusCode::OK, process.metrics.prometheus()),
-        // In the one shape that there is here, whatever `format` is asked for.
+        // Always JSON, the one format of this host, for any `format` parameter.
         (&Method::GET, "/clusters") => json(process.clusters.to_json().to_string()),
         (&Method::GET, "/steps") => json(serde_json::json!(process.steps.taken()).to_string()),
         (&Method::POST, "/steps/reset") => {

@@ -1,4 +1,5 @@
-//! The two bodies between hyper and a stream: the request body that can be sent again, and the response body fed by a channel.
+//! Owns the two bodies between hyper and a stream: the request body that can be sent again, and the response body fed by a
+//! channel.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,13 +11,13 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::sync::{Notify, mpsc};
 
-/// Bytes that an upstream connection may lag behind before no more are read from the client.
+/// Bytes that an upstream connection may lag behind before the client is no longer read.
 const BACKLOG: u64 = 1024 * 1024;
 
-/// Why a body ended before its end.
+/// Why a body ended early.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BodyError {
-    /// The body's length is not what its content-length header says.
+    /// The body's length differs from its content-length header.
     #[error("the body is not as long as its content-length says")]
     Length,
     /// The stream was reset.
@@ -63,7 +64,7 @@ impl Outgoing {
         }
     }
 
-    /// Appends bytes. More of them than declared break the body.
+    /// Appends bytes. More than declared break the body.
     pub fn push(&self, chunk: Bytes) -> Result<(), BodyError> {
         let mut source = self.source.borrow_mut();
         if chunk.is_empty() {
@@ -78,7 +79,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Ends the body. Fewer bytes than declared break it.
+    /// Ends the body. Fewer bytes than declared break the body.
     pub fn end(&self) -> Result<(), BodyError> {
         let mut source = self.source.borrow_mut();
         if source.declared.is_some_and(|length| source.total < length) {
@@ -89,28 +90,28 @@ impl Outgoing {
         Ok(())
     }
 
-    /// True when the whole body is here.
+    /// True when the body is complete.
     pub fn is_complete(&self) -> bool {
         self.source.borrow().ended
     }
 
-    /// True while upstream keeps up and more may be read from the client.
+    /// True while upstream keeps up, so that more may be read from the client.
     pub fn has_room(&self) -> bool {
         let source = self.source.borrow();
         source.total - source.read.min(source.total) < BACKLOG
     }
 
-    /// Waits until upstream has read some more.
+    /// Waits until upstream has read more.
     pub async fn drained(&self) {
         self.drained.notified().await;
     }
 
-    /// How many bytes a retry would have to send again; more than a limit is not kept.
+    /// Bytes that a retry would have to send again; beyond a limit they are not kept.
     pub fn retained(&self) -> u64 {
         self.source.borrow().total
     }
 
-    /// No retry comes any more: what was sent can be forgotten.
+    /// Rules out further retries: sent bytes can be dropped.
     pub fn forget_sent(&self) {
         self.source.borrow_mut().retain = false;
     }
@@ -120,7 +121,7 @@ impl Outgoing {
         self.source.borrow().first == 0
     }
 
-    /// The body from its beginning, for one attempt.
+    /// The body from its start, for one attempt.
     pub fn replay(&self) -> ReplayBody {
         self.source.borrow_mut().read = 0;
         ReplayBody {
@@ -144,8 +145,8 @@ impl Source {
     }
 }
 
-/// One attempt's view of an [`Outgoing`] body. Its size is left unknown on purpose: a content-length that the plugin
-/// removed must not come back.
+/// One attempt's view of an [`Outgoing`] body. Its size stays unknown on purpose: a content-length that the plugin removed must
+/// not come back.
 pub struct ReplayBody {
     outgoing: Outgoing,
     next: usize,
@@ -195,11 +196,11 @@ impl Body for ReplayBody {
 pub enum Piece {
     /// Data or trailers.
     Frame(Frame<Bytes>),
-    /// The clean end. Without it the connection is broken, so that nothing cut short looks whole.
+    /// The clean end. Without it the connection is broken, so that a truncated body does not look complete.
     End,
 }
 
-/// A response body whose pieces a stream sends.
+/// A response body whose pieces come from a stream's task.
 pub struct ChannelBody {
     pieces: mpsc::Receiver<Piece>,
     ended: bool,
@@ -207,7 +208,7 @@ pub struct ChannelBody {
 }
 
 impl ChannelBody {
-    /// A body of the pieces that will come.
+    /// A body of the pieces from this channel.
     pub fn new(pieces: mpsc::Receiver<Piece>) -> ChannelBody {
         ChannelBody {
             pieces,
@@ -245,7 +246,7 @@ impl Body for ChannelBody {
                 self.ended = true;
                 Poll::Ready(None)
             }
-            // hyper drops what it has not flushed when a body fails; one more turn lets it flush first.
+            // hyper drops unflushed bytes when a body fails; one more poll lets it flush first.
             Poll::Ready(None) if !self.flushed => {
                 self.flushed = true;
                 context.waker().wake_by_ref();

@@ -1,4 +1,5 @@
-//! Calls that the plugin makes. They belong to the root context: no client's leaving ends them, only the VM's end does.
+//! Owns the calls that the plugin makes. They belong to the root context: a client that leaves does not end them, only the VM's
+//! end does.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use super::vm::Vm;
 /// The largest answer that Envoy buffers for a call, in bytes.
 const REPLY_LIMIT: usize = 32 * 1024 * 1024;
 
-/// Sends the call and hands the whole answer to the plugin.
+/// Sends the call and passes the complete answer to the plugin.
 pub async fn run(vm: Weak<Vm>, call: Box<PreparedCall>) {
     let Some(upstreams) = vm.upgrade().map(|vm| Rc::clone(vm.upstreams())) else {
         return;
@@ -34,7 +35,7 @@ pub async fn run(vm: Weak<Vm>, call: Box<PreparedCall>) {
         }
     };
     if let Some(vm) = vm.upgrade() {
-        // A trap in the callback is the VM's affair.
+        // A trap in the callback is handled by the VM.
         let _ = vm.call_answered(token, reply);
     }
 }
@@ -56,7 +57,7 @@ async fn exchange(
     }
 }
 
-/// The whole answer. `None`: it broke off, or is too large.
+/// The complete answer. `None`: broken off, or too large.
 async fn collect(response: Response<Incoming>) -> Option<CallReply> {
     let (head, mut incoming) = response.into_parts();
     let mut headers = Headers::default();
@@ -89,7 +90,7 @@ fn trailer_map(trailers: &hyper::HeaderMap) -> Headers {
         .collect()
 }
 
-/// Envoy answers a failed call as it would answer a client.
+/// Envoy's answer to a failed call, the same as to a client.
 fn local(reply: LocalReply) -> CallReply {
     let headers = [
         (":status", reply.status.to_string()),

@@ -1,4 +1,4 @@
-//! Owns the clusters: where each has its hosts from, who they are now, and what became of the requests to each.
+//! Owns the clusters: the source of each one's hosts, the current hosts, and the outcomes of their requests.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,39 +13,39 @@ use serde_json::{Value, json};
 use super::eds;
 use super::names::{self, Name};
 
-/// How often a file of endpoints is looked at.
+/// Interval at which a file of endpoints is checked.
 pub const FILE_INTERVAL: Duration = Duration::from_millis(100);
-/// How often a name is resolved, as `run` tells Envoy too.
+/// Interval at which a name is resolved; `run` configures the same for Envoy.
 pub const NAME_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where a cluster has its hosts from.
+/// Source of a cluster's hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// They are these. A request goes to the one that it names, or nowhere.
+    /// A fixed list. A request goes to the host that it names, or nowhere.
     Static(Vec<SocketAddr>),
-    /// They are in a file, which is read again when it changes; else as static.
+    /// A file, read again when it changes; requests as for static.
     Eds(PathBuf),
-    /// They are a name's addresses, which are asked for again and again; else as static.
+    /// A name's addresses, resolved periodically; requests as for static.
     Dns(Name),
-    /// There are none: a request names any one address.
+    /// No hosts: a request names any one address.
     OriginalDst,
     /// The proxy itself: its own admin page.
     Admin,
 }
 
-/// What a source says of one host.
+/// A source's entry for one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Where it is.
+    /// Address.
     pub address: SocketAddr,
-    /// What `/clusters` calls its `eds_health_status`.
+    /// The host's `eds_health_status` in `/clusters`.
     pub health: &'static str,
-    /// The name that it was resolved from.
+    /// The name from which the host was resolved.
     pub hostname: Option<String>,
 }
 
 impl Listed {
-    /// One of which nothing bad is said.
+    /// An entry without a health report.
     pub fn healthy(address: SocketAddr) -> Self {
         Self {
             address,
@@ -55,26 +55,26 @@ impl Listed {
     }
 }
 
-/// The health of a host of which nothing is said.
+/// The health of a host without a health report.
 pub const HEALTHY: &str = "HEALTHY";
 
 /// One host of one cluster. Its counts live as long as it is in the cluster.
 #[derive(Debug)]
 pub struct Member {
-    /// Who it is.
+    /// Its entry.
     pub listed: Listed,
-    /// What became of the requests to it.
+    /// Outcomes of the requests to the host.
     pub counts: Arc<Counts>,
 }
 
 impl Member {
-    /// Where it is.
+    /// Address of the host.
     pub fn address(&self) -> SocketAddr {
         self.listed.address
     }
 }
 
-/// What became of requests, in Envoy's words and by its rules.
+/// Outcomes of requests, with Envoy's names and by its rules.
 #[derive(Debug, Default)]
 pub struct Counts {
     connect_fail: AtomicU64,
@@ -85,16 +85,16 @@ pub struct Counts {
     total: AtomicU64,
 }
 
-/// Something that happens to a host.
+/// An event of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A connection to it is tried.
+    /// A connection is attempted.
     Connecting,
-    /// It took none: the request has failed as well.
+    /// The connection failed: the request has failed as well.
     ConnectFailed,
     /// A request is sent.
     Sent,
-    /// It answers with this status.
+    /// The host answers with this status.
     Answered(u16),
     /// The connection broke before an answer.
     Reset,
@@ -103,7 +103,7 @@ pub enum Event {
 }
 
 impl Counts {
-    /// Counts it.
+    /// Counts the event.
     pub fn note(&self, event: Event) {
         let add = |count: &AtomicU64| {
             count.fetch_add(1, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl Counts {
         }
     }
 
-    /// As Envoy writes them: text, zero left out.
+    /// The counters as Envoy writes them: text, zero left out.
     fn to_json(&self) -> Value {
         let all = [
             ("cx_connect_fail", &self.connect_fail),
@@ -139,7 +139,7 @@ impl Counts {
     }
 }
 
-/// A cluster, as all threads share it.
+/// A cluster, shared by all threads.
 #[derive(Debug)]
 pub struct Cluster {
     kind: Kind,
@@ -161,11 +161,11 @@ impl Cluster {
         cluster
     }
 
-    /// Whom a request with this list of destinations may be sent to, in order.
+    /// Hosts to which a request with this list of destinations may be sent, in order.
     pub fn chosen(&self, destinations: &str) -> Vec<Arc<Member>> {
         match self.kind {
             Kind::Admin => self.read().values().cloned().collect(),
-            // As in Envoy: a list names nobody there.
+            // As in Envoy, a list of several matches no host there.
             Kind::OriginalDst => {
                 let one = destinations.trim().parse().ok();
                 one.map(|address| self.met(address)).into_iter().collect()
@@ -179,7 +179,7 @@ impl Cluster {
         }
     }
 
-    /// A host that is in the cluster because somebody asks for it.
+    /// A host that is in the cluster because a request names it.
     fn met(&self, address: SocketAddr) -> Arc<Member> {
         if let Some(known) = self.read().get(&address) {
             return Arc::clone(known);
@@ -194,7 +194,7 @@ impl Cluster {
         Arc::clone(member)
     }
 
-    /// These are its hosts from now on; those that stay keep their counts.
+    /// Replaces the hosts; those that stay keep their counts.
     fn set(&self, listed: impl IntoIterator<Item = Listed>) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::take(&mut *members);
@@ -240,31 +240,31 @@ fn host(member: &Member) -> Value {
 #[derive(Debug)]
 pub struct Clusters(BTreeMap<String, Arc<Cluster>>);
 
-/// Why a cluster's source says nothing.
+/// Why a cluster's source fails.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// A file of endpoints is not one.
+    /// A file of endpoints is invalid.
     #[error(transparent)]
     Eds(#[from] eds::EdsError),
-    /// A name has no addresses.
+    /// A name does not resolve.
     #[error(transparent)]
     Name(#[from] names::NameError),
 }
 
 impl Clusters {
-    /// These, of which those with a file or a name have no hosts yet; the proxy's own page is at `admin`.
+    /// Clusters of these kinds; those from a file or a name have no hosts yet. The proxy's own page is at `admin`.
     pub fn new(kinds: BTreeMap<String, Kind>, admin: SocketAddr) -> Self {
         let clusters = kinds.into_iter();
         let clusters = clusters.map(|(name, kind)| (name, Arc::new(Cluster::new(kind, admin))));
         Self(clusters.collect())
     }
 
-    /// The one of this name.
+    /// The cluster of this name.
     pub fn get(&self, name: &str) -> Option<&Arc<Cluster>> {
         self.0.get(name)
     }
 
-    /// What Envoy tells at `/clusters?format=json`.
+    /// The answer to `/clusters?format=json`, in Envoy's shape.
     pub fn to_json(&self) -> Value {
         let clusters = self.0.iter();
         let statuses: Vec<_> = clusters
@@ -273,7 +273,7 @@ impl Clusters {
         json!({"cluster_statuses": statuses})
     }
 
-    /// Asks every source once. One that says nothing leaves its cluster as it is.
+    /// Queries every source once. A source that fails leaves its cluster unchanged.
     pub async fn refresh(&self) {
         for (name, cluster) in &self.0 {
             match &cluster.kind {
@@ -288,7 +288,7 @@ impl Clusters {
         }
     }
 
-    /// Keeps asking the sources, on this thread's `LocalSet`, for as long as that lives.
+    /// Keeps querying the sources, on this thread's `LocalSet`, for as long as that lives.
     pub fn follow(&self) {
         for (name, cluster) in &self.0 {
             let (name, cluster) = (name.clone(), Arc::clone(cluster));
@@ -303,7 +303,7 @@ impl Clusters {
                 Kind::Dns(wanted) => drop(tokio::task::spawn_local(async move {
                     loop {
                         tokio::time::sleep(NAME_INTERVAL).await;
-                        // Twice a second: said once, at the start, it is enough for people.
+                        // `refresh` warns of a failure at the start; a warning twice a second would be too many.
                         if let Err(error) = resolve(&cluster, &wanted).await {
                             tracing::debug!(cluster = name, %error, "the cluster stays as it is");
                         }
@@ -315,7 +315,7 @@ impl Clusters {
     }
 }
 
-/// A file of endpoints, and what was in it last.
+/// A file of endpoints, and its last content.
 struct EdsFile {
     path: PathBuf,
     seen: Vec<u8>,
@@ -331,7 +331,7 @@ impl EdsFile {
 }
 
 fn look(name: &str, cluster: &Cluster, file: &mut EdsFile) {
-    // Absent for a moment, while another takes its place: the next look finds it.
+    // Absent for a moment while another file replaces it: the next check finds that one.
     let Ok(text) = std::fs::read(&file.path) else {
         return;
     };
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(successes(&cluster), [json!("1"), Value::Null]);
     }
 
-    /// What a real Envoy 1.40 says of a host is said in the same shape here, except what this host does not count.
+    /// Compares this host's page with a real Envoy 1.40's: the same shape, except for counters that this host lacks.
     #[test]
     fn a_host_is_told_of_as_envoy_does() {
         let sample = include_str!("../../../tests/fixtures/envoy-clusters.json");

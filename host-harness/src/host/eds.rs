@@ -1,4 +1,4 @@
-//! Reads a file of endpoints: Envoy's `DiscoveryResponse` with `ClusterLoadAssignment`s, as JSON or YAML.
+//! Owns the parser of a file of endpoints: Envoy's `DiscoveryResponse` with `ClusterLoadAssignment`s, as JSON or YAML.
 
 use std::net::SocketAddr;
 
@@ -6,13 +6,13 @@ use serde::Deserialize;
 
 use super::clusters::{HEALTHY, Listed};
 
-/// Why a file is none of endpoints.
+/// Why a file is no valid file of endpoints.
 #[derive(Debug, thiserror::Error)]
 pub enum EdsError {
-    /// It is neither JSON nor YAML, or not of this shape.
+    /// Neither JSON nor YAML, or not of this shape.
     #[error("the file of endpoints is not one: {0}")]
     Shape(#[from] serde_yaml_ng::Error),
-    /// It speaks of other clusters only.
+    /// No entry for the cluster.
     #[error("the file of endpoints does not speak of the cluster")]
     OtherClusters,
 }
@@ -72,7 +72,7 @@ enum Health {
 }
 
 impl Health {
-    /// As `/clusters` has it, seen in Envoy 1.40.
+    /// The name in `/clusters`, as seen in Envoy 1.40.
     fn status(self) -> &'static str {
         match self {
             Self::Unknown | Self::Healthy => HEALTHY,
@@ -86,7 +86,7 @@ impl Health {
 /// The hosts of this cluster.
 ///
 /// # Errors
-/// When the text is no such file, or does not speak of the cluster.
+/// When the text is no such file, or has no entry for the cluster.
 pub fn hosts(text: &[u8], cluster: &str) -> Result<Vec<Listed>, EdsError> {
     let response: Response = serde_yaml_ng::from_slice(text)?;
     let mut assignments = response.resources.into_iter();

@@ -1,16 +1,16 @@
-//! Header maps as the plugin sees them: ordered pairs of bytes, and their serialized form in the proxy-wasm ABI.
+//! Owns header maps as the plugin sees them: ordered pairs of bytes, and their serialized form in the proxy-wasm ABI.
 
 /// An ordered list of headers. Names are lower-case; values are bytes and need not be UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers(Vec<(Vec<u8>, Vec<u8>)>);
 
-/// Why a serialized map cannot be read.
+/// Why a serialized map cannot be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("a serialized header map ends before its last entry")]
 pub struct Truncated;
 
 impl Headers {
-    /// The first value of `name`, as Envoy answers.
+    /// The first value of `name`, as in Envoy.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.0
             .iter()
@@ -18,7 +18,7 @@ impl Headers {
             .map(|(_, value)| value.as_slice())
     }
 
-    /// Replaces every value of `name` by this one; adds it where there is none.
+    /// Replaces every value of `name` by this one; adds the header if there is none.
     pub fn set(&mut self, name: &[u8], value: &[u8]) {
         let Some(first) = self.position(name) else {
             return self.add(name, value);
@@ -31,7 +31,7 @@ impl Headers {
         });
     }
 
-    /// Adds one more value.
+    /// Adds one more value of `name`.
     pub fn add(&mut self, name: &[u8], value: &[u8]) {
         self.0.push((name.to_ascii_lowercase(), value.to_vec()));
     }
@@ -54,12 +54,12 @@ impl Headers {
             .map(|(name, value)| (name.as_slice(), value.as_slice()))
     }
 
-    /// How many pairs there are.
+    /// Number of pairs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// How many bytes the names and values have together.
+    /// Total bytes of names and values.
     pub fn bytes(&self) -> usize {
         self.0
             .iter()
@@ -67,7 +67,7 @@ impl Headers {
             .sum()
     }
 
-    /// The declared length of the body, if there is one that can be read.
+    /// The declared length of the body, if present and valid.
     pub fn content_length(&self) -> Option<u64> {
         let text = std::str::from_utf8(self.get(b"content-length")?).ok()?;
         text.trim().parse().ok()
@@ -90,7 +90,7 @@ impl Headers {
         bytes
     }
 
-    /// Reads the serialized form. No bytes at all are an empty map.
+    /// Parses the serialized form. No bytes at all are an empty map.
     pub fn parse(bytes: &[u8]) -> Result<Headers, Truncated> {
         if bytes.is_empty() {
             return Ok(Headers::default());
@@ -127,7 +127,7 @@ impl<N: AsRef<[u8]>, V: AsRef<[u8]>> FromIterator<(N, V)> for Headers {
     }
 }
 
-/// Sizes in the ABI are 32-bit, and nothing that a 32-bit guest can hold is longer.
+/// Sizes in the ABI are 32-bit; a 32-bit guest holds nothing longer.
 fn length(size: usize) -> [u8; 4] {
     u32::try_from(size).unwrap_or(u32::MAX).to_le_bytes()
 }

@@ -1,10 +1,10 @@
-//! The plugin's metrics, process wide by name, and their Prometheus text.
+//! Owns the plugin's metrics, process-wide by name, and their Prometheus text.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a metric counts.
+/// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Only grows.
@@ -92,7 +92,7 @@ struct Histogram {
 }
 
 impl Metrics {
-    /// The id of the metric with this name and kind, new or known.
+    /// The id of the metric with this name and kind, created if new.
     pub fn define(&self, kind: Kind, name: &[u8]) -> u32 {
         let mut registry = self.lock();
         let registry = &mut *registry;
@@ -144,7 +144,7 @@ impl Metrics {
         })
     }
 
-    /// All metrics in Prometheus' text form.
+    /// All metrics in Prometheus' text format.
     pub fn prometheus(&self) -> String {
         let registry = self.lock();
         let mut families: BTreeMap<(&str, &str), Vec<&Metric>> = BTreeMap::new();
@@ -186,7 +186,7 @@ impl Metric {
                 let _ = writeln!(text, "{name}{{{labels}}} {}", self.value);
             }
             Kind::Gauge => {
-                // A decrement below zero wraps in Envoy's unsigned gauge; shown signed it can be read.
+                // A decrement below zero wraps in Envoy's unsigned gauge; the signed form is readable.
                 let _ = writeln!(text, "{name}{{{labels}}} {}", self.value.cast_signed());
             }
             Kind::Histogram => self.histogram.write(text, name, labels),
@@ -227,8 +227,8 @@ impl Histogram {
     }
 }
 
-/// A metric's Prometheus name and labels, read from the name that the plugin defined:
-/// `NAME_label=.=value;.;label2=.=value2;.;`, the notation that Envoy's tag rules take apart.
+/// A metric's Prometheus name and labels, parsed from the name that the plugin defined:
+/// `NAME_label=.=value;.;label2=.=value2;.;`, the notation for Envoy's tag rules.
 #[derive(Debug, PartialEq, Eq)]
 struct LabelSet {
     name: String,

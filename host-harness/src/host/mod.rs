@@ -1,7 +1,7 @@
-//! A proxy-wasm host on wasmtime and hyper, with the behaviour of Envoy where it bites.
+//! Owns a proxy-wasm host on wasmtime and hyper, with Envoy's behaviour where it matters to a filter.
 //!
-//! One VM per worker thread and one on a main thread that serves no request; an acceptor hands connections to the
-//! workers in turn. The plugin is reached through the proxy-wasm ABI 0.2.1 only.
+//! One VM per worker thread and one on a main thread that serves no request; an acceptor hands connections to the workers in
+//! turn. The plugin is called through the proxy-wasm ABI 0.2.1 only.
 
 mod abi;
 mod admin;
@@ -46,15 +46,15 @@ use self::steps::{Counting, Steps};
 use self::vm::{Blueprint, StartError};
 use self::worker::{Acceptor, Thread};
 
-/// How long a thread may take to end. Only a plugin that never returns takes longer.
+/// Time limit for a thread to end. Only a plugin that never returns takes longer.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a host needs to know.
+/// Configuration of a host.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Where clients connect; port 0 picks one.
+    /// Address for clients; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Where `/ready` and `/stats/prometheus` are; port 0 picks one.
+    /// Address of `/ready` and `/stats/prometheus`; port 0 picks a free one.
     pub admin: SocketAddr,
     /// Worker threads, each with its own VM; at least one is started.
     pub concurrency: usize,
@@ -62,11 +62,11 @@ pub struct HostConfig {
     pub plugin: PathBuf,
     /// The plugin's configuration document.
     pub plugin_config: Vec<u8>,
-    /// Cluster names, and where each has its hosts from.
+    /// Clusters by name, with the source of each one's hosts.
     pub clusters: BTreeMap<String, Kind>,
-    /// Which way requests take.
+    /// Routes of the requests.
     pub routes: Routes,
-    /// Bytes of a body that may be buffered; a request body that reaches this gets 413.
+    /// Bytes of a body that may be buffered; a request body of this size gets 413.
     pub buffer_limit: usize,
     /// Whether the plugin's steps are counted.
     pub counting: Counting,
@@ -80,7 +80,7 @@ pub enum HostError {
     ReadPlugin {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// An address cannot be listened on.
@@ -88,7 +88,7 @@ pub enum HostError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// The plugin did not start or refused its configuration.
@@ -101,7 +101,7 @@ pub enum HostError {
 
 /// A running host. Dropping it ends its threads as well, without waiting for them.
 pub struct Host {
-    /// The address that clients connect to.
+    /// Address for clients.
     pub listen: SocketAddr,
     /// The address of the admin listener.
     pub admin: SocketAddr,
@@ -110,8 +110,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Compiles the plugin, starts every VM, then listens. The main thread's VM is first: a configuration that the
-    /// plugin refuses stops the host here, before anyone can connect.
+    /// Compiles the plugin, starts every VM, then listens. The main thread's VM comes first: a configuration that the plugin
+    /// refuses stops the host before any client can connect.
     pub async fn start(config: HostConfig) -> Result<Host, HostError> {
         let wasm = std::fs::read(&config.plugin).map_err(|cause| HostError::ReadPlugin {
             path: config.plugin.clone(),
@@ -162,7 +162,7 @@ impl Host {
 
     /// Ends all threads and waits for them. Streams in flight are cut.
     pub async fn stop(mut self) {
-        // Nobody listening means that all threads have ended already.
+        // An error means that no thread is left to receive it.
         let _ = self.shutdown.send(true);
         let deadline = Instant::now() + STOP_LIMIT;
         for thread in std::mem::take(&mut self.threads) {

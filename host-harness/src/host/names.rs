@@ -1,46 +1,46 @@
-//! Resolves names: by the system, or by one DNS server that is asked itself.
+//! Owns name resolution: by the system, or by a given DNS server.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
 
-/// What is resolved, and by whom.
+/// A name, and how it is resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     /// The name.
     pub host: String,
     /// The port of all its addresses.
     pub port: u16,
-    /// The DNS server to ask; none: the system decides.
+    /// The DNS server to query; `None`: the system's resolver.
     pub server: Option<SocketAddr>,
 }
 
 /// Why a name is not resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
-    /// The system or the network says no.
+    /// The system or the network reports an error.
     #[error("{host} cannot be resolved: {cause}")]
     Io {
         /// The name.
         host: String,
-        /// Why.
+        /// Cause.
         cause: std::io::Error,
     },
-    /// The server's answer is none, or an error.
+    /// The server's answer is invalid or an error.
     #[error("{0} cannot be resolved: the server's answer is of no use")]
     Answer(String),
 }
 
-/// How long a server may take.
+/// Time limit of a query.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Far more than a datagram with a few hundred addresses has.
+/// Larger than any datagram with a few hundred addresses.
 const LARGEST: usize = 16 * 1024;
 
-/// The addresses of a name: those of IPv4 where it has any, as `run` has Envoy do too.
+/// The addresses of a name: IPv4 ones if there are any, as `run` configures Envoy too.
 ///
 /// # Errors
-/// When there are none to be had.
+/// When there is no address.
 pub async fn resolve(name: &Name) -> Result<Vec<SocketAddr>, NameError> {
     let failed = |cause| NameError::Io {
         host: name.host.clone(),
@@ -81,10 +81,10 @@ async fn ask(server: SocketAddr, host: &str) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// One question for IPv4 addresses, as RFC 1035 has it.
+/// A query for IPv4 addresses, by RFC 1035.
 fn question(id: u16, host: &str) -> Vec<u8> {
     let mut text = id.to_be_bytes().to_vec();
-    // Recursion is desired; one question, and nothing else.
+    // Recursion desired; one question, and nothing else.
     text.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     for label in host.split('.').filter(|label| !label.is_empty()) {
         text.push(u8::try_from(label.len()).unwrap_or(63).min(63));
@@ -94,7 +94,7 @@ fn question(id: u16, host: &str) -> Vec<u8> {
     text
 }
 
-/// The IPv4 addresses in an answer. `None`: it is an error, or broken.
+/// The IPv4 addresses in an answer. `None`: an error, or malformed.
 fn addresses(answer: &[u8]) -> Option<Vec<Ipv4Addr>> {
     let count = |at: usize| Some(u16::from_be_bytes(answer.get(at..at + 2)?.try_into().ok()?));
     if answer.get(3)? & 0x0f != 0 {
@@ -117,12 +117,12 @@ fn addresses(answer: &[u8]) -> Option<Vec<Ipv4Addr>> {
     Some(found)
 }
 
-/// Where a name that begins at `at` has ended.
+/// Offset after the name that begins at `at`.
 fn after_name(answer: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match answer.get(at)? {
             0 => return Some(at + 1),
-            // The rest of the name stands elsewhere.
+            // A pointer to the rest of the name.
             0xc0.. => return Some(at + 2),
             size => at += 1 + usize::from(*size),
         }

@@ -1,14 +1,14 @@
-//! Owns the routes: which one a request takes, and what the plugin is told of it.
+//! Owns the routes: which one a request takes, and what the plugin sees of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Where a request goes, and under which name.
+/// A route's cluster and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Route {
     /// The cluster.
     pub cluster: String,
-    /// The route's name, and the `pool` of its metadata under `pd_router`; none: it has neither.
+    /// The route's name, which is also the `pool` in its metadata under `pd_router`; `None`: it has neither.
     pub pool: Option<String>,
 }
 
@@ -20,7 +20,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Every request takes this one, unless [`Routes::add`] says otherwise.
+    /// One route for every request, except as [`Routes::add`] changes.
     pub fn all(route: Route) -> Self {
         Self {
             by_authority: BTreeMap::new(),
@@ -28,7 +28,7 @@ impl Routes {
         }
     }
 
-    /// Requests to this authority take a route of their own. `false`: they do already.
+    /// Adds a route for requests to this authority. `false`: the authority already has one.
     pub fn add(&mut self, authority: &str, route: Route) -> bool {
         let authority = authority.to_ascii_lowercase();
         self.by_authority
@@ -36,20 +36,20 @@ impl Routes {
             .is_none()
     }
 
-    /// The route of a request to this authority, whose port does not matter.
+    /// The route of a request to this authority, whose port is ignored.
     pub fn of(&self, authority: &[u8]) -> &Arc<Route> {
         let authority = String::from_utf8_lossy(authority).to_ascii_lowercase();
         let own = self.by_authority.get(without_port(&authority));
         own.unwrap_or(&self.others)
     }
 
-    /// Those with an authority of their own.
+    /// The routes with an authority of their own.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Route)> {
         let named = self.by_authority.iter();
         named.map(|(authority, route)| (authority.as_str(), route.as_ref()))
     }
 
-    /// That of all other requests.
+    /// The route of all other requests.
     pub fn others(&self) -> &Route {
         &self.others
     }

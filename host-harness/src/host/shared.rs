@@ -1,29 +1,29 @@
-//! What all VMs of the process share: data with compare-and-swap, queues, and the owners that a queue wakes.
+//! Owns what all VMs of the process share: data with compare-and-swap, queues, and the owners that a queue wakes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc::UnboundedSender;
 
-/// A message that waits in a queue registered by a VM.
+/// A notice of a message in a queue registered by a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueReady {
-    /// Which incarnation of the thread's VM registered the queue.
+    /// Incarnation of the thread's VM that registered the queue.
     pub generation: u64,
     /// The queue's id.
     pub queue: u32,
 }
 
-/// Where the owner of a queue is told that something waits.
+/// Receiver of the notices of a queue.
 #[derive(Clone, Debug)]
 pub struct QueueOwner {
-    /// Which incarnation of the thread's VM registers.
+    /// Incarnation of the thread's VM that registers.
     pub generation: u64,
     /// The thread's own channel.
     pub wake: UnboundedSender<QueueReady>,
 }
 
-/// The value was changed by someone else since it was read.
+/// The value was changed by another thread since it was read.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CasMismatch;
 
@@ -80,7 +80,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Creates the queue, or takes over one that exists: only the last registrant is woken, as in Envoy.
+    /// Creates the queue, or takes over an existing one: only the last registrant is woken, as in Envoy.
     pub fn register_queue(&self, name: &[u8], owner: QueueOwner) -> u32 {
         let mut queues = lock(&self.queues);
         if let Some(&id) = queues.ids.get(name) {
@@ -98,7 +98,7 @@ impl Shared {
         id
     }
 
-    /// The id of a queue that someone registered.
+    /// The id of a registered queue.
     pub fn resolve_queue(&self, name: &[u8]) -> Option<u32> {
         lock(&self.queues).ids.get(name).copied()
     }
@@ -112,7 +112,7 @@ impl Shared {
             generation: queue.owner.generation,
             queue: id,
         };
-        // A thread that has ended has nobody to wake; the message stays, as it would in Envoy.
+        // A thread that has ended cannot be woken; the message stays, as in Envoy.
         let _ = queue.owner.wake.send(ready);
         Ok(())
     }
@@ -125,12 +125,12 @@ impl Shared {
     }
 }
 
-/// Ids begin at one; zero would look like "none" to a guest.
+/// Index of a queue. Ids begin at one; zero would look like "none" to a guest.
 fn index(id: u32) -> usize {
     (id as usize).wrapping_sub(1)
 }
 
-/// No code under these locks can panic half-way, so a poisoned lock still guards sound data.
+/// Locks a mutex, ignoring poison: no code under these locks can panic half-way, so the data is sound.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! What the host keeps for a VM between and during guest calls: its streams, their maps and buffers, and the effects
-//! that wait until the guest has returned.
+//! Owns the host's state of a VM between and during guest calls: its streams, their maps and buffers, and the effects that wait
+//! until the guest has returned.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -27,32 +27,32 @@ pub const PLUGIN_NAME: &str = "pd";
 /// Linear memory per VM, in bytes: Envoy's cap.
 const MEMORY_LIMIT: usize = 1 << 30;
 
-/// What all threads of one host share.
+/// State shared by all threads of one host.
 pub struct Process {
     /// Shared data and queues.
     pub shared: Shared,
     /// The plugin's metrics.
     pub metrics: Metrics,
-    /// Where requests and calls may go.
+    /// The proxy's clusters.
     pub clusters: Clusters,
-    /// Which way requests take.
+    /// The proxy's routes.
     pub routes: Routes,
     /// The plugin's configuration document.
     pub plugin_config: Vec<u8>,
     /// Bytes of one body that may be buffered.
     pub buffer_limit: usize,
-    /// Numbers the client connections.
+    /// Counter that numbers the client connections.
     pub connections: AtomicU64,
-    /// What events cost the plugin.
+    /// The plugin's steps per event.
     pub steps: Steps,
 }
 
-/// What a stream is told by the host calls made for it. It acts after the guest has returned.
+/// A command to a stream from a host call. Applied after the guest has returned.
 #[derive(Debug)]
 pub enum Command {
-    /// Let the paused request go on.
+    /// Resume the paused request.
     ContinueRequest,
-    /// Let the paused response go on.
+    /// Resume the paused response.
     ContinueResponse,
     /// Answer with this.
     Reply(LocalReply),
@@ -62,7 +62,7 @@ pub enum Command {
     VmDown,
 }
 
-/// A response that the host or the plugin makes up.
+/// A response made by the host or the plugin.
 #[derive(Debug, Default)]
 pub struct LocalReply {
     /// HTTP status.
@@ -77,9 +77,9 @@ pub struct LocalReply {
     pub body: Bytes,
 }
 
-/// What a guest call asked for beyond its own stream's answer.
+/// An effect of a guest call beyond its return value.
 pub enum Effect {
-    /// Tell a stream.
+    /// Send a command to a stream.
     Stream(ContextId, Command),
     /// Send a call that the root context owns.
     Call(Box<PreparedCall>),
@@ -91,22 +91,22 @@ pub enum Effect {
 
 /// A call that passed the checks and is sent once the guest has returned.
 pub struct PreparedCall {
-    /// What the plugin knows the call by.
+    /// The plugin's id of the call.
     pub token: u32,
-    /// What is sent, and to whom.
+    /// The request and its hosts.
     pub request: OutgoingRequest,
     /// The body.
     pub body: Bytes,
-    /// The time that the whole call may take, in milliseconds; zero is no limit.
+    /// Time limit of the complete call in milliseconds; zero: none.
     pub timeout_ms: u32,
 }
 
-/// The answer to a call, whole. A reset after the headers has none.
+/// The complete answer to a call. A reset after the headers has none.
 #[derive(Default)]
 pub struct CallReply {
     /// Headers, with `:status`; none if the call was reset.
     pub headers: Option<Headers>,
-    /// The whole body.
+    /// The complete body.
     pub body: Bytes,
     /// Trailers, if any came.
     pub trailers: Headers,
@@ -123,33 +123,33 @@ pub struct Guest {
 
 /// The data of one store.
 pub struct HostState {
-    /// What all threads share.
+    /// State shared by all threads.
     pub process: Arc<Process>,
-    /// Known once the module is instantiated.
+    /// Set once the module is instantiated.
     pub guest: Option<Guest>,
     /// The cap of linear memory.
     pub limits: StoreLimits,
-    /// Whom a queue registered here wakes.
+    /// Receiver of the notices of queues registered here.
     pub queue_owner: QueueOwner,
     /// The root context.
     pub root: ContextId,
-    /// The context that the guest was called for.
+    /// The context for which the guest was called.
     pub current: ContextId,
-    /// The context that the guest chose to act for.
+    /// The context that the guest selected to act for.
     pub effective: Option<ContextId>,
     /// The streams in this VM.
     pub streams: HashMap<ContextId, StreamState>,
     /// The answer being delivered, during its callback only.
     pub call_reply: Option<CallReply>,
-    /// What `get_status` says: the last failed call's code and message. It stays, as in Envoy.
+    /// The value of `get_status`: the last failed call's code and message. It stays, as in Envoy.
     pub status: (u32, &'static str),
-    /// What waits for the end of the guest call.
+    /// Effects that wait for the end of the guest call.
     pub effects: Vec<Effect>,
     last_token: u32,
 }
 
 impl HostState {
-    /// The state of a fresh VM.
+    /// The state of a new VM.
     pub fn new(process: Arc<Process>, queue_owner: QueueOwner, root: ContextId) -> HostState {
         HostState {
             process,
@@ -167,7 +167,7 @@ impl HostState {
         }
     }
 
-    /// The guest is about to be called for `context`.
+    /// Enters a guest call for `context`.
     pub fn enter(&mut self, context: ContextId) {
         self.current = context;
         self.effective = None;
@@ -189,7 +189,8 @@ impl HostState {
         context == self.root || self.streams.contains_key(&context)
     }
 
-    /// Tells the target stream something after the guest call. Nothing happens for a root context, as in Envoy.
+    /// Sends a command to the target stream, applied after the guest call. A root context has no stream, so nothing happens, as
+    /// in Envoy.
     pub fn command(&mut self, command: Command) {
         let target = self.target();
         if self.streams.contains_key(&target) {
@@ -204,20 +205,20 @@ impl HostState {
     }
 }
 
-/// One header map of a stream and whether the plugin can see it.
+/// One header map of a stream, and its visibility to the plugin.
 #[derive(Default)]
 pub enum MapSlot {
-    /// It has not come yet.
+    /// Not received yet.
     #[default]
     Absent,
-    /// It can be read and changed.
+    /// Readable and changeable.
     Open(Headers),
-    /// It went on without a pause: readable only when the stream is logged.
+    /// Passed on without a pause: readable only when the stream is logged.
     Released(Headers),
 }
 
 impl MapSlot {
-    /// The headers, whether the plugin sees them or not.
+    /// The headers, visible to the plugin or not.
     pub fn headers(&self) -> Option<&Headers> {
         match self {
             MapSlot::Absent => None,
@@ -225,7 +226,7 @@ impl MapSlot {
         }
     }
 
-    /// The headers if the plugin may change them.
+    /// The headers, if the plugin may change them.
     pub fn open(&mut self) -> Option<&mut Headers> {
         match self {
             MapSlot::Open(headers) => Some(headers),
@@ -233,7 +234,7 @@ impl MapSlot {
         }
     }
 
-    /// The plugin said Continue from the headers callback: the map is out of its reach.
+    /// Ends the plugin's access, after Continue from the headers callback.
     pub fn release(&mut self) {
         if let MapSlot::Open(headers) = std::mem::take(self) {
             *self = MapSlot::Released(headers);
@@ -241,56 +242,56 @@ impl MapSlot {
     }
 }
 
-/// One body of a stream as far as it is in the plugin's reach.
+/// The part of a stream's body that is in the plugin's reach.
 #[derive(Default)]
 pub struct BodySlot {
-    /// What is buffered, the chunk of the current callback included.
+    /// Buffered bytes, the chunk of the current callback included.
     pub bytes: BytesMut,
     /// True during the body callback and while the plugin buffers.
     pub open: bool,
 }
 
 impl BodySlot {
-    /// Adds a chunk for the coming callback; gives the size that the plugin will be told.
+    /// Adds a chunk for the coming callback; returns the size reported to the plugin.
     pub fn append(&mut self, chunk: &[u8]) -> usize {
         self.open = true;
         self.bytes.extend_from_slice(chunk);
         self.bytes.len()
     }
 
-    /// Takes everything; the plugin no longer sees it.
+    /// Takes all bytes out of the plugin's reach.
     pub fn take(&mut self) -> Bytes {
         self.open = false;
         self.bytes.split().freeze()
     }
 }
 
-/// Facts about a stream that properties tell.
+/// Facts about a stream, readable as properties.
 #[derive(Clone, Debug)]
 pub struct StreamInfo {
     /// The client's address.
     pub source: SocketAddr,
     /// The number of the client's connection.
     pub connection: u64,
-    /// The route that the request takes.
+    /// The route of the request.
     pub route: Arc<Route>,
     /// The value of x-request-id.
     pub request_id: Vec<u8>,
     /// The last upstream host tried.
     pub upstream: Option<SocketAddr>,
-    /// How many hosts were tried.
+    /// Number of hosts tried.
     pub attempts: u64,
     /// Envoy's response code details.
     pub code_details: String,
     /// Envoy's response flags.
     pub flags: i64,
-    /// The status that the client got.
+    /// The status sent to the client.
     pub response_code: Option<u16>,
 }
 
-/// One request in the VM.
+/// One stream in the VM.
 pub struct StreamState {
-    /// Where the stream's task listens.
+    /// The command channel of the stream's task.
     pub mailbox: UnboundedSender<Command>,
     /// Request headers with pseudo-headers.
     pub request_headers: MapSlot,
@@ -306,7 +307,7 @@ pub struct StreamState {
     pub response_body: BodySlot,
     /// True from `on_log` on: every map can be read.
     pub logging: bool,
-    /// What properties tell.
+    /// Values of the properties.
     pub info: StreamInfo,
     /// Values set by `set_property`.
     pub properties: HashMap<Vec<u8>, Vec<u8>>,
@@ -333,7 +334,7 @@ impl StreamState {
         }
     }
 
-    /// A map as the plugin may read it now.
+    /// A map, if the plugin may read it now.
     pub fn readable<'a>(&self, slot: &'a MapSlot) -> Option<&'a Headers> {
         match slot {
             MapSlot::Open(headers) => Some(headers),

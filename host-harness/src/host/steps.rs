@@ -1,4 +1,4 @@
-//! Owns how many steps the guest takes for one event: instructions, which are the same on every machine.
+//! Owns the count of the guest's steps per event: instructions, which are the same on every machine.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,31 +6,31 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 use wasmtime::Store;
 
-/// More than any event takes.
+/// More steps than any event takes.
 const FULL: u64 = 1 << 60;
 
-/// Whether steps are counted: they cost time.
+/// Whether steps are counted: counting costs time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Counting {
-    /// They are not.
+    /// Not counted.
     #[default]
     Off,
-    /// They are.
+    /// Counted.
     On,
 }
 
-/// What the events of one callback took.
+/// Steps of the events of one callback.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Taken {
-    /// How many there were.
+    /// Number of events.
     events: u64,
-    /// Steps of all of them.
+    /// Steps of all events.
     total: u64,
-    /// The most steps of one.
+    /// Steps of the longest event.
     most: u64,
 }
 
-/// What all events took, by callback.
+/// Steps of all events, by callback.
 #[derive(Debug, Default)]
 pub struct Steps {
     counting: Counting,
@@ -38,7 +38,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// None counted yet.
+    /// Empty counts.
     pub fn new(counting: Counting) -> Steps {
         Steps {
             counting,
@@ -46,12 +46,12 @@ impl Steps {
         }
     }
 
-    /// Whether they are counted.
+    /// Whether steps are counted.
     pub fn counting(&self) -> Counting {
         self.counting
     }
 
-    /// Runs a call into the guest, and counts what it takes.
+    /// Runs a call into the guest and counts its steps.
     pub fn count<State, T>(
         &self,
         event: &'static str,
@@ -72,13 +72,13 @@ impl Steps {
         outcome
     }
 
-    /// What they took since the start, or since [`Steps::reset`].
+    /// Counts since the start, or since [`Steps::reset`].
     pub fn taken(&self) -> BTreeMap<&'static str, Taken> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.clone()
     }
 
-    /// Forgets what was counted.
+    /// Resets all counts.
     pub fn reset(&self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.clear();

@@ -1,4 +1,4 @@
-//! One thread's timer: the period that the plugin asked for, and the loop that calls `proxy_on_tick`.
+//! Owns one thread's timer: the period that the plugin set, and the loop that calls `proxy_on_tick`.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,13 +16,13 @@ pub struct Ticker {
 }
 
 impl Ticker {
-    /// Ticks from now on with this period in milliseconds; zero stops.
+    /// Sets the period in milliseconds; zero stops.
     pub fn set(&self, period_ms: u32) {
         self.period_ms.set(period_ms);
         self.changed.notify_one();
     }
 
-    /// Ticks for as long as the thread lives. The next period begins when a tick has returned, as in Envoy.
+    /// Ticks for as long as the thread lives. The next period begins after a tick has returned, as in Envoy.
     pub async fn run(vm: Rc<Vm>) {
         let ticker = Rc::clone(vm.ticker());
         loop {
@@ -33,7 +33,7 @@ impl Ticker {
             }
             tokio::select! {
                 () = ticker.changed.notified() => {}
-                // A trap stops the ticks by itself.
+                // A trap stops the ticks itself.
                 () = tokio::time::sleep(period) => { let _ = vm.tick(); }
             }
         }

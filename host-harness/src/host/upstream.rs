@@ -1,4 +1,5 @@
-//! The way to the workers: clusters, the strict `override_host` choice, pooled connections, retries, and what a failure looks like.
+//! Owns the path to the workers: clusters, the strict `override_host` choice, pooled connections, retries, and the form of
+//! failures.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,13 +20,13 @@ use super::clusters::{Cluster, Event, Member};
 use super::maps::Headers;
 use super::state::LocalReply;
 
-/// The ordered list of hosts that a request may go to.
+/// The header with the ordered list of hosts to which a request may go.
 pub const DESTINATION: &[u8] = b"x-gateway-destination-endpoint";
 
 /// As in the Envoy bootstrap.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Envoy waits a random time below this, doubled by every retry, before it tries again.
+/// Upper bound of Envoy's random wait before a retry, doubled by every retry.
 const RETRY_BACKOFF_MS: u64 = 25;
 
 /// Idle connections kept for each host.
@@ -48,9 +49,9 @@ pub fn is_hop_by_hop(name: &[u8]) -> bool {
 /// Why a call cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallRefused {
-    /// `:method`, `:path` or `:authority` is missing or unusable.
+    /// `:method`, `:path` or `:authority` is missing or invalid.
     Headers,
-    /// The cluster has no host for it.
+    /// The cluster has no host for the call.
     NoHost,
 }
 
@@ -62,12 +63,12 @@ pub struct OutgoingRequest {
     headers: HeaderMap,
     hosts: Vec<Arc<Member>>,
     retries: Retries,
-    /// The whole request's time limit, if the plugin set one.
+    /// Time limit of the complete request, if the plugin set one.
     pub timeout: Option<Duration>,
 }
 
 impl OutgoingRequest {
-    /// A routed request. `None`: method, path or authority is missing or unusable.
+    /// A routed request. `None`: method, path or authority is missing or invalid.
     pub fn route(headers: &Headers, cluster: Option<&Cluster>) -> Option<OutgoingRequest> {
         let text = |name: &[u8]| headers.get(name).filter(|value| !value.is_empty());
         let authority = HeaderValue::from_bytes(text(b":authority")?).ok()?;
@@ -86,7 +87,7 @@ impl OutgoingRequest {
         Some(request)
     }
 
-    /// A call that needs a host at once, as Envoy's calls do.
+    /// A call, which needs a host at once, as Envoy's calls do.
     pub fn call(headers: &Headers, cluster: &Cluster) -> Result<OutgoingRequest, CallRefused> {
         let request = OutgoingRequest::route(headers, Some(cluster)).ok_or(CallRefused::Headers)?;
         if request.hosts.is_empty() {
@@ -108,7 +109,7 @@ impl OutgoingRequest {
         let bodiless = matches!(self.method, Method::GET | Method::HEAD | Method::CONNECT);
         let sized = self.headers.contains_key("content-length");
         if bodiless && !sized && !hyper::body::Body::is_end_stream(request.body()) {
-            // hyper would drop the body of such a request without a word.
+            // hyper would silently drop the body of such a request.
             let chunked = HeaderValue::from_static("chunked");
             request.headers_mut().insert(TRANSFER_ENCODING, chunked);
         }
@@ -116,7 +117,7 @@ impl OutgoingRequest {
     }
 }
 
-/// Copies what may be passed on. A header that the plugin made up and HTTP cannot carry is left out, with a word.
+/// Copies the headers that may be passed on. A header from the plugin that HTTP cannot carry is left out and logged.
 pub fn copy_headers(from: &Headers, to: &mut HeaderMap, skip: impl Fn(&[u8]) -> bool) {
     for (name, value) in from.iter() {
         if name.starts_with(b":") || is_hop_by_hop(name) || skip(name) {
@@ -143,7 +144,7 @@ fn timeout(headers: &Headers) -> Option<Duration> {
     (milliseconds > 0).then(|| Duration::from_millis(milliseconds))
 }
 
-/// Which failures are tried again, and how often.
+/// Which failures are retried, and how often.
 #[derive(Clone, Debug, Default)]
 struct Retries {
     limit: u64,
@@ -187,16 +188,16 @@ impl Retries {
     }
 }
 
-/// Which host was tried last, and how many were. It can be read while the request is under way.
+/// The last host tried and the number of attempts, readable while the request runs.
 #[derive(Debug, Default)]
 pub struct Attempts {
-    /// How many hosts were tried.
+    /// Number of hosts tried.
     pub count: Cell<u64>,
     last: RefCell<Option<Arc<Member>>>,
 }
 
 impl Attempts {
-    /// The last one.
+    /// The last host.
     pub fn last(&self) -> Option<SocketAddr> {
         Some(self.last.borrow().as_ref()?.address())
     }
@@ -206,7 +207,7 @@ impl Attempts {
         *self.last.borrow_mut() = Some(Arc::clone(host));
     }
 
-    /// The time for the last one was up.
+    /// Counts a timeout of the last host.
     pub fn timed_out(&self) -> Failure {
         if let Some(host) = &*self.last.borrow() {
             host.counts.note(Event::TimedOut);
@@ -218,23 +219,23 @@ impl Attempts {
 /// Why there is no response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The destination list is absent, names nobody of the cluster, or is used up.
+    /// The destination list is absent, names no member of the cluster, or is used up.
     NoHost,
     /// No connection could be made.
     Connect {
         /// Envoy's name of the reason.
         reason: &'static str,
-        /// The system's word, if it had one.
+        /// The system's message, if any.
         cause: Option<String>,
     },
-    /// The connection was lost before response headers.
+    /// The connection broke before response headers.
     Reset,
     /// The time limit passed.
     Timeout,
 }
 
 impl Failure {
-    /// Envoy's reply for it, after this many attempts.
+    /// Envoy's reply to the failure, after this many attempts.
     pub fn reply(&self, attempts: u64) -> LocalReply {
         let (status, details, mut flags, body) = match self {
             Failure::NoHost => (
@@ -306,7 +307,7 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// Sends the request, again where its rules say so, until there is a response or nobody is left to ask.
+    /// Sends the request, with retries by its rules, until there is a response or no host is left.
     pub async fn send(
         self: Rc<Self>,
         request: OutgoingRequest,
@@ -404,12 +405,12 @@ fn became_of(outcome: &Result<Response<Incoming>, Failure>) -> Option<Event> {
         Ok(response) => Event::Answered(response.status().as_u16()),
         Err(Failure::Connect { .. }) => Event::ConnectFailed,
         Err(Failure::Reset) => Event::Reset,
-        // Nobody was asked, or what was asked is counted where the time is kept.
+        // No host was tried, or the timeout is counted where the time is kept.
         Err(Failure::NoHost | Failure::Timeout) => return None,
     })
 }
 
-/// Puts the connection back once the response was read to its end; one that closes is forgotten.
+/// Returns the connection to the pool once the response was read to its end; a closing one is dropped.
 fn keep(upstreams: &Rc<Upstreams>, host: SocketAddr, mut sender: SendRequest<ReplayBody>) {
     let upstreams = Rc::clone(upstreams);
     tokio::task::spawn_local(async move {

@@ -1,4 +1,4 @@
-//! One thread's VM: its life from instantiation to a trap and back, and every call into the guest.
+//! Owns one thread's VM: its life from instantiation to a trap and back, and every call into the guest.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -18,19 +18,19 @@ use super::steps::Counting;
 use super::ticker::Ticker;
 use super::upstream::Upstreams;
 
-/// A crashed VM is not built again before this time has passed (FAIL_RELOAD).
+/// Minimum time before a crashed VM is built again (FAIL_RELOAD).
 const RELOAD_BACKOFF: Duration = Duration::from_millis(500);
 
 /// Why a VM did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The module is not one that this host can run.
+    /// This host cannot run the module.
     #[error("the plugin cannot be loaded: {0}")]
     Load(wasmtime::Error),
     /// The plugin trapped while starting.
     #[error("the plugin trapped while it started: {0}")]
     Trap(wasmtime::Error),
-    /// `on_vm_start` or `on_configure` said no.
+    /// `on_vm_start` or `on_configure` returned false.
     #[error("the plugin refused its configuration (its log says why)")]
     Refused,
 }
@@ -39,10 +39,10 @@ pub enum StartError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmDown;
 
-/// What a stream callback decided.
+/// A stream callback's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Go on.
+    /// Continue.
     Continue,
     /// Hold the stream.
     Pause,
@@ -65,17 +65,17 @@ impl Blueprint {
     }
 }
 
-/// A module, and what it was compiled from.
+/// A module and the bytes it was compiled from.
 struct Compiled {
     wasm: Box<[u8]>,
     counting: Counting,
     module: Module,
 }
 
-/// The compiled module: the one of last time where a process starts one host after the other.
+/// The compiled module; reused if a process starts one host after the other.
 fn compiled(wasm: &[u8], counting: Counting) -> wasmtime::Result<Module> {
     static LAST: Mutex<Option<Compiled>> = Mutex::new(None);
-    // Held while compiling, so that hosts that start side by side wait for one compilation.
+    // Locked while compiling, so that hosts that start side by side wait for one compilation.
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = &*last
         && *known.wasm == *wasm
@@ -119,7 +119,7 @@ struct Incarnation {
     calls: JoinSet<()>,
 }
 
-/// A callback; without a function the module lacks it, which means Continue or yes.
+/// A callback; `None` if the module lacks it, which means Continue or true.
 struct Callback<Params, Answer = ()> {
     name: &'static str,
     function: Option<TypedFunc<Params, Answer>>,
@@ -145,7 +145,7 @@ struct Exports {
 }
 
 impl Vm {
-    /// A thread's place for a VM, still empty.
+    /// A thread's VM without a guest yet.
     pub fn new(blueprint: Arc<Blueprint>, wake: UnboundedSender<QueueReady>) -> Rc<Vm> {
         Rc::new_cyclic(|this| Vm {
             this: this.clone(),
@@ -171,12 +171,12 @@ impl Vm {
         &self.upstreams
     }
 
-    /// What all threads share.
+    /// State shared by all threads.
     pub fn process(&self) -> &Arc<Process> {
         &self.blueprint.process
     }
 
-    /// Builds a fresh guest and configures it.
+    /// Builds a new guest and configures it.
     pub fn start(&self) -> Result<(), StartError> {
         self.generation.set(self.generation.get() + 1);
         let root = self.next_context();
@@ -200,7 +200,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Makes sure that there is a guest, building a new one after a trap once the back-off is over.
+    /// Ensures that there is a guest; after a trap, builds a new one once the back-off is over.
     pub fn ensure_up(&self) -> Result<(), VmDown> {
         let since = match &*self.seat.borrow() {
             Seat::Up(_) => return Ok(()),
@@ -241,7 +241,7 @@ impl Vm {
         Ok(context)
     }
 
-    /// Ends a stream: log, done, delete, in this order. A plugin that is not done yet gets its delete later.
+    /// Ends a stream: log, done, delete, in this order. For a plugin that is not done yet, the delete comes later.
     pub fn close_stream(&self, context: ContextId) -> Result<(), VmDown> {
         let _ = self.stream(context, |stream| stream.logging = true);
         self.call(context, |up| up.run(|exports| &exports.log, context))?;
@@ -252,7 +252,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Reads or changes what the host keeps for a stream. `None`: it is gone.
+    /// Reads or changes the host's state of a stream. `None`: the stream has ended.
     pub fn stream<T>(
         &self,
         context: ContextId,
@@ -374,7 +374,7 @@ impl Vm {
         }
     }
 
-    /// One call into the guest; what it asked for happens after it has returned.
+    /// One call into the guest; its effects are applied after it has returned.
     fn call<T>(
         &self,
         context: ContextId,
@@ -404,7 +404,7 @@ impl Vm {
         }
     }
 
-    /// The guest trapped: its streams are told, its calls and ticks end.
+    /// Handles a trap: notifies the guest's streams, ends its calls and ticks.
     fn fall(&self, context: ContextId, error: &wasmtime::Error) {
         tracing::error!(context, "the plugin trapped: {error:#}");
         let down = Seat::Down {
@@ -423,7 +423,7 @@ impl Vm {
         for effect in effects {
             match effect {
                 Effect::Stream(context, command) => {
-                    // A stream whose task has ended hears nothing more, as in Envoy.
+                    // A stream whose task has ended gets no more commands, as in Envoy.
                     let _ = self.stream(context, |stream| stream.mailbox.send(command));
                 }
                 Effect::Call(prepared) => {
@@ -466,7 +466,7 @@ impl Vm {
     }
 }
 
-/// Sizes are 32-bit in the guest.
+/// Limits a size to the guest's 32 bits.
 fn clamp(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The host's threads: workers that serve connections, the main thread that only ticks and calls, and the acceptor.
+//! Owns the host's threads: workers that serve connections, the main thread that only ticks and calls, and the acceptor.
 
 use std::future::Future;
 use std::io;
@@ -59,7 +59,7 @@ impl Thread {
         (thread, sender)
     }
 
-    /// Starts it; `report` hears whether its VM came up.
+    /// Starts the thread; `report` receives whether its VM came up.
     pub fn spawn(
         self,
         report: oneshot::Sender<Result<(), StartError>>,
@@ -81,21 +81,21 @@ impl Thread {
             tokio::task::spawn_local(serve_connections(Rc::clone(&vm), connections));
         }
         while let Some(ready) = ready.recv().await {
-            // A trap is logged and dealt with where it happens.
+            // A trap is logged and handled where it happens.
             let _ = vm.queue_ready(ready);
         }
     }
 }
 
-/// Takes connections and deals them out, and answers the admin port.
+/// Accepts connections, distributes them, and answers on the admin port.
 pub struct Acceptor {
-    /// Where clients connect.
+    /// The listener for clients.
     pub listener: std::net::TcpListener,
     /// The admin listener.
     pub admin: std::net::TcpListener,
     /// One channel per worker thread.
     pub workers: Vec<UnboundedSender<TcpStream>>,
-    /// What the admin port shows.
+    /// The state shown on the admin port.
     pub process: Arc<Process>,
     /// True ends the thread.
     pub stopping: watch::Receiver<bool>,
@@ -129,11 +129,11 @@ impl Acceptor {
             match accepted {
                 Ok(connection) => {
                     turn = (turn + 1) % self.workers.len();
-                    // A worker that has ended drops the connection, which tells the client.
+                    // A worker that has ended drops the connection, so that the client sees it close.
                     let _ = self.workers[turn].send(connection);
                 }
                 Err(error) => {
-                    // Out of file descriptors, mostly: trying again at once would only burn the CPU.
+                    // Mostly for lack of file descriptors: an immediate retry would only burn CPU.
                     tracing::error!(%error, "a connection could not be accepted");
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
@@ -190,8 +190,8 @@ async fn serve_connection(
         .await
 }
 
-/// The stream is a task of its own: what happens to the client's connection reaches it as an event, and it ends in
-/// good order whatever that is.
+/// The stream is a separate task: any change of the client's connection reaches it as an event, so that it ends cleanly in every
+/// case.
 async fn answer(
     vm: Rc<Vm>,
     peer: Peer,

@@ -1,35 +1,35 @@
-//! Owns what is asked: chat completions of a given size, with prompts of which no two are alike, or few.
+//! Owns the requests of a load: chat completions of a given size, with distinct or repeated prompts.
 
 use bytes::Bytes;
 
-/// Which prompts there are.
+/// The set of prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prompts {
-    /// No two alike: they differ from their first bytes on, by a number that counts from here.
+    /// All distinct: they differ from their first bytes on, by a number that counts from `from`.
     AllDifferent {
-        /// The first one's.
+        /// Number of the first prompt.
         from: u64,
     },
-    /// So many, in turn.
+    /// This many prompts, in turn.
     InTurn(u64),
 }
 
-/// What is asked.
+/// The requests of a load.
 #[derive(Clone, Debug)]
 pub struct Asking {
     /// The model.
     pub model: String,
-    /// Bytes of a body.
+    /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Whether for a stream of events.
+    /// Whether the answers are streamed.
     pub streamed: bool,
-    /// Tokens (`max_tokens`).
+    /// Requested tokens (`max_tokens`).
     pub tokens: u32,
-    /// Which prompts.
+    /// The set of prompts.
     pub prompts: Prompts,
 }
 
-/// Writes one body after the other.
+/// Writes the bodies in sequence.
 pub struct Author {
     head: String,
     text: String,
@@ -41,13 +41,13 @@ const TAIL: &str = r#""}]}"#;
 /// Digits of a prompt's number.
 const NUMBER: usize = 16;
 
-/// What prompts are made of: words of several lengths, none of which JSON would escape.
+/// Text of the prompts: words of several lengths, none of which needs JSON escapes.
 const WORDS: &str = "Nothing of what follows was ever said by anybody, and yet it reads much as people write when they ask a machine for \
 something: a sentence of some length, a shorter one. Then a question? A list, perhaps, of three things, and the wish that all of them \
 be answered in order. ";
 
 impl Author {
-    /// Of bodies as asked for.
+    /// An author of these requests.
     pub fn new(asking: &Asking) -> Self {
         let model = serde_json::Value::from(asking.model.as_str());
         let head = format!(

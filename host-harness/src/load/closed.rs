@@ -1,4 +1,4 @@
-//! Owns the closed loop: each connection sends its next request when it has the answer to the last.
+//! Owns the closed loop: each connection sends its next request after the answer to the last.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use super::{PATIENCE, Plan};
 /// Bodies still to be sent.
 struct Bodies {
     author: Author,
-    /// How many, whatever the time; none: as many as there is time for.
+    /// Number of bodies, independent of time; `None`: as many as there is time for.
     left: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ impl Bodies {
     }
 }
 
-/// Sends until the window is over, or `most` requests are sent; returns what came of every request.
+/// Sends until the window is over, or `most` requests are sent; returns the outcome of every request.
 pub async fn send(plan: &Plan, window: Window, most: Option<u64>) -> Vec<Sample> {
     let bodies = Rc::new(RefCell::new(Bodies {
         author: Author::new(&plan.asking),

@@ -1,4 +1,4 @@
-//! Owns one connection: a request over it, and when its answer began and ended.
+//! Owns one connection: a request over it, and the times of its answer's start and end.
 
 use std::net::SocketAddr;
 
@@ -12,57 +12,57 @@ use memchr::memmem;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply {
-    /// When the first piece of the answer's body was there.
+    /// Arrival of the first piece of the answer's body.
     pub begun: Instant,
-    /// When its last was.
+    /// Arrival of the last piece.
     pub ended: Instant,
-    /// Whether it is 200 and whole.
+    /// Whether the answer is 200 and complete.
     pub is_good: bool,
 }
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    /// Nobody takes the connection.
+    /// The connection was refused.
     #[error(transparent)]
     Connect(#[from] std::io::Error),
-    /// It broke.
+    /// The connection broke.
     #[error(transparent)]
     Http(#[from] hyper::Error),
-    /// The address makes no header.
+    /// The address is no valid header value.
     #[error(transparent)]
     Request(#[from] hyper::http::Error),
 }
 
-/// A connection, made when it is needed and kept for many requests.
+/// A connection, made when first needed and kept for many requests.
 pub struct Line {
     to: SocketAddr,
     host: HeaderValue,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
-/// How a good stream ends.
+/// The end of a complete stream.
 const DONE: &[u8] = b"[DONE]";
 
 impl Line {
-    /// A connection to be made.
+    /// A connection not yet made.
     pub fn new(to: SocketAddr) -> Self {
         let host = HeaderValue::from_str(&to.to_string());
         Self {
             to,
-            // An address is always a header's value.
+            // An address is always a valid header value.
             host: host.unwrap_or(HeaderValue::from_static("localhost")),
             sender: None,
         }
     }
 
-    /// Sends a chat completion and reads its answer; `streamed` tells what makes it whole.
+    /// Sends a chat completion and reads its answer; `expected` defines a complete one.
     ///
     /// # Errors
-    /// When there is no whole answer. The next request has a new connection.
+    /// When there is no complete answer. The next request uses a new connection.
     pub async fn ask(&mut self, body: Bytes, expected: Expected) -> Result<Reply, LineError> {
         let mut sender = match self.sender.take() {
             Some(sender) if !sender.is_closed() => sender,
@@ -108,11 +108,11 @@ impl Line {
     }
 }
 
-/// What an answer is to be.
+/// Expected form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// Events, the last of which says that it is.
+    /// Events, with `[DONE]` last.
     Stream,
-    /// One piece.
+    /// Unstreamed.
     Whole,
 }

@@ -1,4 +1,4 @@
-//! Owns what is known of a load afterwards.
+//! Owns the results of a load.
 
 use std::time::Duration;
 
@@ -7,40 +7,40 @@ use tokio::time::{Instant, timeout_at};
 
 use super::line::{LineError, Reply};
 
-/// What is measured: answers that end in it.
+/// The measured window: answers that end in it count.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// From then on.
+    /// Start of the window.
     pub begins: Instant,
-    /// Until then.
+    /// End of the window.
     pub ends: Instant,
 }
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// With 200 and a whole answer.
+    /// With 200 and a complete answer.
     Good,
     /// With another answer, or none.
     Bad,
-    /// Not: nobody waits for ever.
+    /// Without an end within the limit.
     GivenUp,
 }
 
-/// What came of one request.
+/// Outcome of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// From when it was due to the first piece of its answer.
+    /// Time from its due time to the first piece of its answer.
     begun_after: Duration,
-    /// From when it was due to its end.
+    /// Time from its due time to its end.
     took: Duration,
-    /// When it ended.
+    /// Its end.
     ended: Instant,
     end: End,
 }
 
 impl Sample {
-    /// Of a request that was due then, and whose answer is waited for no longer than until `limit`.
+    /// The outcome of a request with this due time, whose answer is awaited until `limit` at most.
     pub async fn of(
         answer: impl Future<Output = Result<Reply, LineError>>,
         due: Instant,
@@ -61,13 +61,13 @@ impl Sample {
         }
     }
 
-    /// Whether it was answered with 200, and whole.
+    /// Whether the answer was 200, and complete.
     pub fn is_good(&self) -> bool {
         self.end == End::Good
     }
 
-    /// Whether it is among what is measured. What was given up is, though it ended too late: or who answers nothing would seem
-    /// never to have been asked.
+    /// Whether the request counts. An abandoned request does, although it ended too late: otherwise a server that never answers
+    /// would appear to have had no requests.
     fn counts(&self, window: Window) -> bool {
         let ended_inside = self.ended >= window.begins && self.ended < window.ends;
         ended_inside || self.end == End::GivenUp
@@ -79,14 +79,14 @@ impl Sample {
 pub struct Percentiles {
     /// The smallest value that at least half of all do not exceed.
     pub p50: f64,
-    /// Nine tenths.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 in a hundred.
+    /// 99th percentile.
     pub p99: f64,
 }
 
 impl Percentiles {
-    /// Of some times.
+    /// Percentiles of these times.
     pub fn of(times: impl Iterator<Item = Duration>) -> Self {
         let mut times: Vec<Duration> = times.collect();
         times.sort_unstable();
@@ -103,14 +103,14 @@ impl Percentiles {
     }
 }
 
-/// What a load came to, in its window.
+/// Results of a load in its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Measured {
-    /// Requests sent, those before and after the window included.
+    /// Requests sent, including those before and after the window.
     pub sent: usize,
-    /// Requests that ended, or never did.
+    /// Requests that ended in the window, or never.
     pub requests: usize,
-    /// Those with 200 and a whole answer.
+    /// Requests with 200 and a complete answer.
     pub good: usize,
     /// Good answers per second.
     pub rps: f64,
@@ -121,7 +121,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// What ended in the window.
+    /// Results of the requests that ended in the window.
     pub fn of(samples: Vec<Sample>, window: Window) -> Self {
         let inside = |sample: &&Sample| sample.counts(window);
         let requests = samples.iter().filter(inside).count();
@@ -145,7 +145,7 @@ impl Measured {
         }
     }
 
-    /// Good ones, of all; 1 where there were none.
+    /// Share of good requests; 1 without requests.
     pub fn success_rate(&self) -> f64 {
         match self.requests {
             0 => 1.0,

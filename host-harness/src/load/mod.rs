@@ -1,4 +1,4 @@
-//! `pd-harness load`: requests to an address, as fast as they are answered or at fixed times, and what came of them.
+//! Owns `pd-harness load`: requests to an address, in a closed loop or at fixed times, and their results.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,38 +20,38 @@ pub use measured::{Measured, Percentiles};
 /// Arguments of `pd-harness load`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where to send requests.
+    /// Address of the server.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     to: SocketAddr,
-    /// Connections, each with one request at a time; with --rate the most there may be.
+    /// Connections, each with one request at a time; with --rate their maximum.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
-    /// Send so many requests a second, whatever the answers do: latencies count from when a request was due. Without it each
-    /// connection sends its next request when it has the answer to the last.
+    /// Send this many requests per second, independent of the answers: latencies count from a request's due time. Without it each
+    /// connection sends its next request after the answer to the last.
     #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
     rate: Option<f64>,
-    /// Seconds that are measured.
+    /// Measured seconds.
     #[arg(long, default_value_t = 5.0, value_parser = seconds)]
     seconds: f64,
-    /// Seconds before, that are not.
+    /// Seconds of warm-up before the measurement.
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     warm_up: f64,
     /// Bytes of a request's body.
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = body_bytes)]
     body_bytes: usize,
-    /// How many different prompts there are, sent in turn; 0: no two are alike.
+    /// Number of different prompts, sent in turn; 0: all prompts differ.
     #[arg(long, value_name = "N", default_value_t = 0)]
     prompts: u64,
-    /// Ask for streams of events.
+    /// Request streams of events.
     #[arg(long)]
     stream: bool,
-    /// Tokens asked for (`max_tokens`).
+    /// Requested tokens (`max_tokens`).
     #[arg(long, default_value_t = 1)]
     tokens: u32,
-    /// The model asked for.
+    /// Requested model.
     #[arg(long, default_value = "sim")]
     model: String,
-    /// Say what came of it in one line of JSON.
+    /// Print the results in one line of JSON.
     #[arg(long)]
     json: bool,
 }
@@ -80,32 +80,32 @@ fn body_bytes(text: &str) -> Result<usize, &'static str> {
 /// How requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pacing {
-    /// Each connection sends its next request when it has the answer to the last.
+    /// Each connection sends its next request after the answer to the last.
     Closed,
-    /// So many a second, evenly, whatever the answers do.
+    /// At a fixed rate, evenly, independent of the answers.
     Open {
         /// Requests per second.
         rate: f64,
     },
 }
 
-/// How long after its end an answer is waited for.
+/// Time for which an answer is awaited after the window's end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A load.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where to.
+    /// Address of the server.
     pub to: SocketAddr,
-    /// When.
+    /// How requests are sent.
     pub pacing: Pacing,
-    /// Connections, or the most of them.
+    /// Connections, or their maximum.
     pub connections: usize,
-    /// Sent before anything is measured.
+    /// Time before the measurement.
     pub warm_up: Duration,
-    /// How long is measured.
+    /// Length of the measurement.
     pub lasts: Duration,
-    /// What is asked.
+    /// The requests.
     pub asking: Asking,
 }
 
@@ -126,7 +126,7 @@ impl Args {
                 streamed: self.stream,
                 tokens: self.tokens,
                 prompts: match self.prompts {
-                    // Half of all numbers, so that they can be counted up from there.
+                    // From half of all numbers on, with room to count up.
                     0 => Prompts::AllDifferent {
                         from: rand::random::<u64>() / 2,
                     },
@@ -138,7 +138,7 @@ impl Args {
 }
 
 impl Plan {
-    /// What makes an answer whole.
+    /// Expected form of the answers.
     fn expected(&self) -> Expected {
         match self.asking.streamed {
             true => Expected::Stream,
@@ -147,7 +147,7 @@ impl Plan {
     }
 }
 
-/// Puts the load on, and returns what was measured, with what `sample` said when measuring began and ended. To be called in a
+/// Runs the load; returns the results, and the values of `sample` at the start and the end of the measurement. To be called in a
 /// `LocalSet`.
 pub async fn drive<S>(plan: &Plan, mut sample: impl FnMut() -> S) -> (Measured, [S; 2]) {
     let begins = tokio::time::Instant::now() + plan.warm_up;
@@ -171,16 +171,16 @@ pub async fn drive<S>(plan: &Plan, mut sample: impl FnMut() -> S) -> (Measured, 
     (Measured::of(samples, window), sampled)
 }
 
-/// What came of a number of requests.
+/// Outcome of a number of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// Requests sent.
     pub sent: u64,
-    /// Those answered with 200 and a whole answer.
+    /// Requests answered with 200 and a complete answer.
     pub good: u64,
 }
 
-/// Sends so many requests in a closed loop, for no longer than the plan lasts. To be called in a `LocalSet`.
+/// Sends `number` requests in a closed loop, for no longer than the plan lasts. To be called in a `LocalSet`.
 pub async fn send(plan: &Plan, number: u64) -> Sent {
     let begins = tokio::time::Instant::now();
     let window = Window {
@@ -194,12 +194,12 @@ pub async fn send(plan: &Plan, number: u64) -> Sent {
     }
 }
 
-/// Why a load could not be put on.
+/// Why a load could not be run.
 #[derive(Debug, thiserror::Error)]
 #[error("no load without a runtime: {0}")]
 pub struct LoadError(#[from] std::io::Error);
 
-/// Puts the load on and prints what came of it.
+/// Runs the load and prints the results.
 ///
 /// # Errors
 /// When the system refuses a runtime or the output.

@@ -1,5 +1,5 @@
-//! Owns the open loop: requests at fixed times, on whichever connection is free. One that is late because none was free is
-//! late: its time counts from when it was due.
+//! Owns the open loop: requests at fixed times, on any free connection. A request delayed for lack of a connection counts from
+//! its due time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use super::line::{Expected, Line};
 use super::measured::{Sample, Window};
 use super::{PATIENCE, Plan};
 
-/// Pause of a connection after a failure, so that a gateway that is gone is not asked in a tight loop.
+/// Pause of a connection after a failure, to avoid a tight loop on a dead gateway.
 pub const AFTER_FAILURE: Duration = Duration::from_millis(10);
 
-/// When requests are due, and whose turn it is.
+/// Due times of the requests, taken in turn.
 struct Schedule {
     first: Instant,
     rate: f64,
@@ -26,7 +26,7 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// When the next request that nobody has taken is due, and its body.
+    /// Due time of the next request that no connection has taken, and its body.
     fn take(&self) -> Option<(Instant, bytes::Bytes)> {
         let mut number = self.number.borrow_mut();
         let due = self.first + Duration::from_secs_f64(*number as f64 / self.rate);
@@ -38,7 +38,7 @@ impl Schedule {
     }
 }
 
-/// Sends what is due until the window is over; returns what came of every request.
+/// Sends due requests until the window is over; returns the outcome of every request.
 pub async fn send(plan: &Plan, rate: f64, window: Window) -> Vec<Sample> {
     let schedule = Rc::new(Schedule {
         first: Instant::now(),

@@ -1,13 +1,13 @@
-//! Owns how the outcome of a load is told: a few lines for people, one of JSON for machines.
+//! Owns the output of a load's results: a few lines for people, one of JSON for programs.
 
 use std::io::{Result, Write};
 
 use super::{Measured, Pacing, Plan};
 
-/// Prints what came of a load.
+/// Prints the results of a load.
 ///
 /// # Errors
-/// When nobody reads.
+/// When standard output has no reader.
 pub fn print(plan: &Plan, measured: &Measured, as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if as_json {

@@ -105,7 +105,7 @@ async fn events_of_a_stream_come_at_their_gap() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn who_does_not_answer_well_is_no_success() {
-    // A prefill engine that is strict refuses what is no prefill leg.
+    // A strict prefill engine refuses a request that is no prefill leg.
     let strict = Engine::start(EngineConfig::new(Role::Prefill))
         .await
         .expect("an engine");

@@ -1,11 +1,11 @@
-//! Owns the axes of plots: from where to where, and which values are written beside them.
+//! Owns the axes of plots: their range, and the labelled values.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{AsRangedCoord, DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 
-/// How an axis is divided.
+/// Division of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
     /// Equal steps, from 0.
@@ -14,21 +14,21 @@ pub enum Scale {
     Log,
 }
 
-/// An axis: what it shows in which unit, and how it is divided.
+/// An axis: quantity, unit and division.
 #[derive(Clone, Copy)]
 pub struct Axis {
-    /// What, and the unit.
+    /// Quantity and unit.
     pub label: &'static str,
-    /// How.
+    /// Division.
     pub scale: Scale,
-    /// The greatest value; none: that of the data.
+    /// Maximum; `None`: that of the data.
     pub end: Option<f64>,
 }
 
-/// The least that a logarithmic axis begins with.
+/// Smallest start of a logarithmic axis.
 const LEAST: f64 = 0.01;
 
-/// The least factor that a logarithmic axis spans.
+/// Smallest factor that a logarithmic axis spans.
 const FACTOR: f64 = 4.0;
 
 impl Axis {
@@ -38,7 +38,7 @@ impl Axis {
             .end
             .unwrap_or_else(|| values.clone().fold(0.0, f64::max) * 1.05);
         let range = match self.scale {
-            // Where all is 0, any height will do.
+            // If all values are 0, any height will do.
             Scale::Linear if most <= 0.0 => 0.0..1.0,
             Scale::Linear => 0.0..most,
             Scale::Log => {
@@ -53,7 +53,7 @@ impl Axis {
     }
 }
 
-/// Where a value is on an axis.
+/// Mapping of values to positions on an axis.
 #[derive(Debug, Clone)]
 pub struct Ruler {
     range: Range<f64>,
@@ -65,7 +65,7 @@ impl AsRangedCoord for Ruler {
     type Value = f64;
 }
 
-/// A ruler as the plots want it.
+/// A ruler in the form that the plotting library needs.
 pub struct Coord {
     ruler: Ruler,
     even: RangedCoordf64,
@@ -89,7 +89,7 @@ impl Ranged for Coord {
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
         match self.ruler.scale {
             Scale::Linear => self.even.map(value, limit),
-            // What is smaller than an axis shows lies on its edge.
+            // Values below the axis lie on its edge.
             Scale::Log => self
                 .even
                 .map(&value.max(self.ruler.range.start).ln(), limit),
@@ -108,7 +108,7 @@ impl Ranged for Coord {
     }
 }
 
-/// 1, 2, 5, 10, and so on; only powers of ten where that would be too many.
+/// 1, 2, 5, 10, and so on; only powers of ten if that would be too many.
 fn steps(range: &Range<f64>, most: usize) -> Vec<f64> {
     let decades = (range.start.log10().floor() as i32)..=(range.end.log10().ceil() as i32);
     let within = |digits: &[f64]| -> Vec<f64> {

@@ -1,28 +1,28 @@
-//! Owns plots of lines, as SVG.
+//! Owns line plots, as SVG.
 
 use plotters::prelude::*;
 
 use super::{Axis, DrawError, FONT, GRID, INK, tick};
 
-/// What a line connects.
+/// Points of a line.
 pub type Points = Vec<(f64, f64)>;
 
-/// A line and how it is drawn.
+/// A line and its style.
 pub struct Line {
-    /// Its colour, by which the page finds it.
+    /// Its colour, by which the page's style selects it.
     pub color: RGBColor,
-    /// In pixels.
+    /// Width in pixels.
     pub stroke: u32,
-    /// What it connects.
+    /// Its points.
     pub points: Points,
 }
 
-/// How large a plot is drawn; a page scales it to the room there is, its letters too.
+/// Size of a plot; a page scales the plot, letters included, to the room available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Canvas {
     /// For lines of many points.
     Wide,
-    /// For lines of a few points, each marked with a dot: it can be read on a telephone.
+    /// For lines of a few points, each marked with a dot: readable on a phone.
     Dotted,
 }
 
@@ -35,7 +35,7 @@ impl Canvas {
         }
     }
 
-    /// The room for the words of each axis, in pixels: below and at the left.
+    /// Space for the text of each axis, in pixels: below and on the left.
     const fn margins(self) -> (u32, u32) {
         match self {
             Self::Wide => (46, 64),
@@ -43,7 +43,7 @@ impl Canvas {
         }
     }
 
-    /// The most numbers beside each axis.
+    /// Maximum number of labels on each axis.
     const fn labels(self) -> (usize, usize) {
         match self {
             Self::Wide => (13, 10),
@@ -51,7 +51,7 @@ impl Canvas {
         }
     }
 
-    /// The height of numbers and of words, as the drawing library counts it (1.24 pixels of a letter's size).
+    /// Height of numbers and of text, in the drawing library's measure (1.24 pixels of a letter's size).
     const fn letters(self) -> (i32, i32) {
         match self {
             Self::Wide => (14, 15),
@@ -63,7 +63,7 @@ impl Canvas {
 /// Lines in one plot.
 ///
 /// # Errors
-/// When it cannot be drawn.
+/// When the plot cannot be drawn.
 pub fn lines(canvas: Canvas, x: Axis, y: Axis, lines: &[Line]) -> Result<String, DrawError> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let (across, up) = (

@@ -1,4 +1,4 @@
-//! Owns what reports are made with: the style of a page, plots as SVG, and the words around them.
+//! Owns the parts of reports: the style of a page, plots as SVG, and the text around them.
 
 mod axis;
 mod lines;
@@ -12,13 +12,13 @@ use plotters::style::RGBColor;
 /// The style of every report, for light and dark screens.
 pub const STYLE: &str = include_str!("style.css");
 
-/// What is written and ruled in a plot; the style knows it by its colour, and makes it light on a dark screen.
+/// Colour of text and axes in a plot; the style selects it by value, and makes it light on a dark screen.
 pub const INK: RGBColor = RGBColor(31, 41, 55);
 
-/// The lines behind a plot; the style knows them as well.
+/// Colour of the grid; also selected by the style.
 pub const GRID: RGBColor = RGBColor(226, 230, 236);
 
-/// The letters of a plot.
+/// Font of a plot.
 pub const FONT: &str = "system-ui, sans-serif";
 
 /// Why a plot cannot be drawn.
@@ -32,7 +32,7 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for DrawE
     }
 }
 
-/// The beginning of a page, up to its heading.
+/// The start of a page, up to its heading.
 pub fn head(title: &str, style: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -50,7 +50,7 @@ pub fn figure(title: &str, svg: &str) -> String {
     )
 }
 
-/// A text as a page has it.
+/// A text escaped for HTML.
 pub fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;")
@@ -65,12 +65,12 @@ pub fn tint(RGBColor(red, green, blue): RGBColor, paler: usize) -> RGBColor {
     RGBColor(part(red), part(green), part(blue))
 }
 
-/// A colour as plots write it.
+/// A colour in hexadecimal, as in plots.
 pub fn hex(RGBColor(red, green, blue): RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
-/// A number as short as it is exact, to three decimals.
+/// A number with at most three decimals, without trailing zeros.
 pub fn tick(value: &f64) -> String {
     let rounded = (value * 1000.0).round() / 1000.0;
     format!("{rounded}")

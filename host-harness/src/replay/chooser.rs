@@ -1,17 +1,17 @@
-//! Owns the seam between engines and routers: what an engine asks of a router, and what it tells it.
+//! Owns the interface between engines and routers: an engine's queries and its reports.
 //!
-//! Times are since 1970, as a router in a proxy has them.
+//! Times are since 1970, as for a router in a proxy.
 
 use std::time::Duration;
 
 use super::trace::Request;
 
-/// How many workers there are of each role.
+/// Number of workers of each role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Prefill workers, numbered from 0.
     pub prefill: usize,
-    /// Decode workers, numbered on.
+    /// Decode workers, numbered after the prefill workers.
     pub decode: usize,
 }
 
@@ -22,49 +22,50 @@ impl Shape {
     }
 }
 
-/// Which workers a request goes to, by number; both the same where one runs it whole.
+/// The workers of a request, by number; equal if one worker runs it aggregated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Where the prompt is computed.
+    /// Worker that computes the prompt.
     pub prefill: usize,
-    /// Where the answer is written.
+    /// Worker that writes the answer.
     pub decode: usize,
 }
 
-/// What an engine says of itself at one time.
+/// An engine's metrics at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Status {
-    /// Requests that wait.
+    /// Waiting requests.
     pub waiting: u32,
-    /// Requests under way.
+    /// Running requests.
     pub running: u32,
-    /// The part of its KV cache that requests under way hold, 0 to 1. What is only remembered is free to be given up, and not in it.
+    /// Share of the KV cache held by running requests, 0 to 1. Cached blocks without a request can be evicted, and are not
+    /// included.
     pub kv_use: f32,
 }
 
 /// A router, or the model of one.
 pub trait Chooser {
-    /// Chooses the workers of a request and books it.
+    /// Selects the workers of a request and books it.
     ///
     /// # Errors
-    /// The reason, where the router refuses the request.
+    /// The reason, if the router refuses the request.
     fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String>;
 
-    /// When it wants to hear of the engines next; none: never.
+    /// Time of the next report of the engines; `None`: never.
     fn listens(&self) -> Option<Duration> {
         None
     }
 
-    /// What all engines say of themselves, by number.
+    /// Receives the metrics of all engines, by number.
     fn hear(&mut self, _engines: &[Status], _now: Duration) {}
 }
 
-/// What a request occupies in the router's books. Dropping it frees everything.
+/// A request's bookings in the router. Dropping it releases all of them.
 pub trait Held {
-    /// Where the request goes.
+    /// The request's workers.
     fn place(&self) -> Place;
 
-    /// The first token was seen: prefill is over.
+    /// The first token was seen: prefill has ended.
     fn first_token(&mut self, now: Duration);
 
     /// Output tokens so far.

@@ -1,4 +1,4 @@
-//! Owns who is compared: the policies of pd-router, and the models of other routers.
+//! Owns the list of contenders: the policies of pd-router, and the models of other routers.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use super::engine::Parameters;
 use super::peers::{LeastRequests, SglangThreshold};
 use super::routed::{Routed, RoutedError};
 
-/// One that can be run.
+/// A contender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contender {
     /// pd-router's own code, with the policy of that name for both roles.
@@ -18,7 +18,7 @@ pub enum Contender {
     LeastRequests,
 }
 
-/// In the order in which they are shown. The policy `direct` is not here: it wants each request to name its workers.
+/// All contenders in the order of display. The policy `direct` is absent: it requires each request to name its workers.
 pub const ALL: [Contender; 9] = [
     Contender::Own("kv"),
     Contender::Own("round_robin"),
@@ -32,7 +32,7 @@ pub const ALL: [Contender; 9] = [
 ];
 
 impl Contender {
-    /// Its name, as on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Own(policy) => policy,
@@ -41,7 +41,7 @@ impl Contender {
         }
     }
 
-    /// A fresh one.
+    /// A new instance.
     ///
     /// # Errors
     /// When the routing code refuses the parameters.
@@ -59,7 +59,7 @@ impl Contender {
     }
 }
 
-/// The contenders that are asked for.
+/// The selected contenders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
     /// One of them.
@@ -69,7 +69,7 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// Those asked for.
+    /// The selected contenders.
     pub fn contenders(&self) -> &[Contender] {
         match self {
             Self::One(contender) => std::slice::from_ref(contender),
@@ -78,7 +78,7 @@ impl Asked {
     }
 }
 
-/// There is none of that name.
+/// No contender has this name.
 #[derive(Debug, thiserror::Error)]
 #[error("there are {}, and `all` for all of them", names().join(", "))]
 pub struct NoContender;

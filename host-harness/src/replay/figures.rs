@@ -1,4 +1,4 @@
-//! Owns the figures of a run: what is told of many waits in a few numbers.
+//! Owns the figures of a run: distributions and rates of many requests.
 
 use serde::Serialize;
 
@@ -11,40 +11,40 @@ pub struct Spread {
     pub mean: f64,
     /// The smallest value that at least half of all do not exceed; `p90` and `p99` likewise.
     pub p50: f64,
-    /// Of nine tenths.
+    /// 90th percentile.
     pub p90: f64,
-    /// Of 99 in a hundred.
+    /// 99th percentile.
     pub p99: f64,
 }
 
-/// What one policy came to; the mean of several runs, or one.
+/// Result of one policy: of one run, or the mean of several.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figures {
     /// Requests served.
     pub requests: f64,
     /// Requests that the router refused.
     pub refused: f64,
-    /// Prompt tokens found in a cache, of all prompt tokens.
+    /// Share of prompt tokens found in a cache.
     pub prefix_hit_rate: f64,
-    /// From arrival to the first token.
+    /// Time from arrival to the first token.
     pub ttft_ms: Spread,
-    /// From arrival to the beginning of prefill.
+    /// Time from arrival to the start of prefill.
     pub wait_ms: Spread,
-    /// From one token of an answer to the next.
+    /// Time between two tokens of an answer.
     pub itl_ms: Spread,
-    /// Tokens computed by the busiest prefill worker, over the mean of all.
+    /// Tokens computed by the busiest prefill worker, divided by the mean of all.
     pub imbalance: f64,
-    /// Requests, over the time that the router's calls took on the wall's clock.
+    /// Requests per second of wall-clock time spent in the router's calls.
     pub decisions_per_second: f64,
 }
 
 impl Spread {
-    /// Of values that all count once.
+    /// Distribution of values that all count once.
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         Self::of_weighted(values.map(|value| (value, 1)).collect())
     }
 
-    /// Of values that each count several times.
+    /// Distribution of values with a count each.
     pub fn of_weighted(mut values: Vec<(f64, u64)>) -> Self {
         let count: u64 = values.iter().map(|(_, times)| times).sum();
         if count == 0 {
@@ -78,7 +78,7 @@ fn percentile(sorted: &[(f64, u64)], count: u64, percent: u64) -> f64 {
 }
 
 impl Figures {
-    /// Of one run with so many prefill workers.
+    /// Figures of one run with this many prefill workers.
     pub fn of(outcome: &Outcome, prefill_workers: usize) -> Self {
         let served = &outcome.served;
         let ms = |what: fn(&Served) -> std::time::Duration| {
@@ -119,7 +119,7 @@ impl Figures {
     }
 }
 
-/// Prompt tokens found in a cache, of all prompt tokens; 0 where there are none.
+/// Share of prompt tokens found in a cache; 0 without prompt tokens.
 pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a Served>) -> f64 {
     let (mut cached, mut all) = (0, 0);
     for one in served {
@@ -129,11 +129,11 @@ pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a Served>) -> f64 {
     cached as f64 / all.max(1) as f64
 }
 
-/// Tokens that each prefill worker computed.
+/// Tokens computed by each prefill worker.
 pub fn work<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: usize) -> Vec<u64> {
     let mut work = vec![0; prefill_workers];
     for one in served {
-        // A prompt computed where its answer is written is not a prefill worker's work.
+        // A prompt computed by the decode worker is not a prefill worker's work.
         if let Some(tokens) = work.get_mut(one.worker) {
             *tokens += one.computed_tokens;
         }
@@ -141,7 +141,7 @@ pub fn work<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: u
     work
 }
 
-/// Tokens computed by the busiest prefill worker, over the mean of all; 1 where nothing is computed.
+/// Tokens computed by the busiest prefill worker, divided by the mean of all; 1 if no token is computed.
 pub fn imbalance<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: usize) -> f64 {
     let work = work(served, prefill_workers);
     let most = work.iter().max().copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Owns a fleet of gateways that share nothing but the engines they speak to.
+//! Owns a fleet of gateways that share nothing but their engines.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use super::engine::{Parameters, START};
 use super::routed::RoutedError;
 use super::trace::Request;
 
-/// Far apart from each other, so that no gateway repeats another one's chances, nor those of the balancer before them.
+/// Distance of the gateways' seeds, so that no gateway repeats the random numbers of another, nor those of the balancer.
 const BETWEEN_SEEDS: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Gateways, each with books of its own, and the load balancer before them.
+/// Gateways, each with its own router, and the load balancer in front of them.
 pub struct Gateways {
     each: Vec<Box<dyn Chooser>>,
     balancer: StdRng,
     interval: Option<Duration>,
-    /// How often one of them has heard of the engines.
+    /// Number of reports delivered so far.
     heard: u32,
 }
 
 impl Gateways {
-    /// So many gateways; at least one.
+    /// This many gateways; at least one.
     ///
     /// # Errors
     /// When the routing code refuses the parameters.
@@ -56,7 +56,7 @@ impl Chooser for Gateways {
         self.each[gateway].reserve(request, now)
     }
 
-    /// Each once an interval, one after the other at equal steps, as gateways do that started at different times.
+    /// Each gateway once per interval, staggered at equal steps, like gateways that started at different times.
     fn listens(&self) -> Option<Duration> {
         let step = self.interval? / self.count();
         Some(START + step * (self.heard + 1))
@@ -78,7 +78,7 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    /// What happened to which gateway.
+    /// Calls by gateway.
     type Told = Rc<RefCell<Vec<(u16, Option<Duration>)>>>;
 
     struct Gateway(u16, Told);

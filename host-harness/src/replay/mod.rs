@@ -1,4 +1,5 @@
-//! `pd-harness replay`: pd-router's routing code in virtual time, on a recorded trace, beside models of other routers.
+//! Owns `pd-harness replay`: pd-router's routing code in virtual time, on a recorded trace, compared with models of other
+//! routers.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
@@ -29,7 +30,7 @@ use row::Row;
 use seeds::Seeds;
 pub use trace::{Request, Trace, TraceError};
 
-/// What the figures mean, for `--help`.
+/// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
 Trace: one JSON object a line: {\"timestamp\": milliseconds, \"input_length\": tokens, \"output_length\": tokens, \"hash_ids\": \
 [one number for each block of the prompt, the last one may be partial; equal numbers are equal blocks]}, and \"session\" \
@@ -59,10 +60,10 @@ router's calls took on the wall's clock, all calls for a request together.";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXPLAINED)]
 pub struct Args {
-    /// The trace: one JSON object a line.
+    /// Trace file: one JSON object per line.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// The policy, for both roles, or `all` to compare pd-router's policies with models of other routers.
+    /// Policy for both roles, or `all` to compare pd-router's policies with models of other routers.
     ///
     /// pd-router's own: kv, round_robin, random, power_of_two, least_loaded, prefix_hash, session. Models: sglang_threshold
     /// (SGLang's router with its defaults), least_requests.
@@ -74,7 +75,7 @@ pub struct Args {
     /// Decode workers.
     #[arg(long, value_name = "M", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     decode: u16,
-    /// KV blocks that each worker's cache holds.
+    /// KV blocks of each worker's cache.
     #[arg(long, value_name = "BLOCKS", default_value_t = 4000, value_parser = clap::value_parser!(u32).range(1..))]
     kv_blocks: u32,
     /// Tokens per KV block of the workers; divides the trace's blocks or is a multiple of them.
@@ -89,19 +90,19 @@ pub struct Args {
     /// Milliseconds per token of an answer; for `--model fcfs`.
     #[arg(long, value_name = "MS", default_value_t = 20.0, value_parser = above_zero)]
     token_ms: f64,
-    /// How an engine works.
+    /// Model of an engine's work.
     #[arg(long, value_enum, default_value_t = Model::Fcfs)]
     model: Model,
-    /// Gateways before the workers, each with books of its own; several numbers, `1,2,4`, are compared.
+    /// Gateways in front of the workers, each with its own load table; several numbers, `1,2,4`, are compared.
     #[arg(long, value_name = "G,…", default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1000))]
     gateways: Vec<u16>,
-    /// Milliseconds after which each gateway hears again what the engines say of themselves; 0: never.
+    /// Milliseconds between two reports of the engines' metrics to each gateway; 0: never.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     metrics_interval_ms: u32,
-    /// What choices by chance begin with; of several, `1-10`, figures are the mean.
+    /// Seed of random choices; of several, `1-10`, figures are the mean.
     #[arg(long, value_name = "S|A-B", default_value_t)]
     seed: Seeds,
-    /// Where to write the report, a page of HTML with plots; default: target/replay.html, or nowhere with --json.
+    /// File for the report, a page of HTML with plots; default: target/replay.html, or none with --json.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Print the figures in one line of JSON.
@@ -124,7 +125,7 @@ pub enum ReplayError {
     Trace {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: TraceError,
     },
     /// The routing code refuses the parameters.
@@ -138,12 +139,12 @@ pub enum ReplayError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// All that was run, and what it came to.
+/// All runs and their results.
 #[derive(Debug)]
 pub struct Comparison<'a> {
     trace_name: String,
@@ -155,7 +156,7 @@ pub struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// What was run, in a sentence.
+    /// Description of the runs in a sentence.
     fn in_words(&self) -> String {
         let Parameters {
             shape,
@@ -183,7 +184,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// How many gateways there were, and what they heard of the engines.
+    /// Number of gateways and their metrics interval, in words.
     fn gateways_in_words(&self) -> String {
         let counts: Vec<String> = self.gateways.iter().map(u16::to_string).collect();
         let gateways = match self.gateways {
@@ -210,7 +211,7 @@ fn minutes(time: Duration) -> String {
 /// Replays the trace, prints the figures, and writes the report.
 ///
 /// # Errors
-/// When the trace cannot be used, or the report not be written.
+/// When the trace cannot be used, or the report cannot be written.
 pub fn run(args: Args) -> Result<(), ReplayError> {
     let trace = read(&args)?;
     let parameters = args.parameters();
@@ -226,7 +227,7 @@ pub fn run(args: Args) -> Result<(), ReplayError> {
         true => output::for_machines(&comparison, &args.policy),
         false => output::for_people(&comparison),
     };
-    // Whoever started this may not be reading any more.
+    // The reader of standard output may have gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let Some(path) = args.report_path() else {
         return Ok(());
@@ -275,7 +276,7 @@ fn read(args: &Args) -> Result<Trace, ReplayError> {
     .map_err(failed)
 }
 
-/// Runs all contenders, under a bar that only a person at a terminal sees.
+/// Runs all contenders, with a progress bar that only a terminal shows.
 fn rows(args: &Args, trace: &Trace, parameters: &Parameters) -> Result<Vec<Row>, RoutedError> {
     let contenders = args.policy.contenders();
     let both = contenders

@@ -1,4 +1,4 @@
-//! Owns what is printed: one line of JSON for a program, a table for people.
+//! Owns the output: one line of JSON for programs, a table for people.
 
 use std::fmt::Write;
 
@@ -53,7 +53,7 @@ fn run_json(seed: u64, figures: &Figures) -> Value {
 
 fn figures_json(figures: &Figures) -> Value {
     let mut value = json!(figures);
-    // A mean of counts may not be whole, but a count is.
+    // A mean of counts may be fractional; a single count is an integer.
     value["requests"] = whole(figures.requests);
     value["refused"] = whole(figures.refused);
     value
@@ -86,15 +86,15 @@ fn parameters_json(comparison: &Comparison<'_>) -> Value {
     })
 }
 
-/// A column of the table: its heading in two lines, and each row's cell.
+/// A column of the table: a heading in two lines, and each row's cell.
 pub struct Column {
-    /// What it is.
+    /// Quantity.
     pub heading: &'static str,
-    /// Of what, or in which unit.
+    /// Subject or unit.
     pub unit: &'static str,
-    /// What is written.
+    /// Text of a row's cell.
     pub cell: fn(&Row) -> String,
-    /// The figure by which rows are compared; smaller is better, none where nothing is better.
+    /// The figure by which rows are compared, smaller is better; `None` where no value is better.
     pub rank: Option<fn(&Row) -> f64>,
 }
 
@@ -184,7 +184,7 @@ fn seconds(ms: f64) -> String {
     format!("{:.2}", ms / 1000.0)
 }
 
-/// What was run, and a table with one row for each policy and number of gateways.
+/// Description of the runs, and a table with one row per policy and number of gateways.
 pub fn for_people(comparison: &Comparison<'_>) -> String {
     let mut text = format!("\n{}\n\n", comparison.in_words());
     let widths = COLUMNS.each_ref().map(|column| {

@@ -1,4 +1,4 @@
-//! Owns pd-router's own routing code behind the seam: the same calls that the filter makes once it has read a body.
+//! Owns pd-router's own routing code as a contender: the same calls that the filter makes once it has parsed a body.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::chooser::{Chooser, Held, Place, Status};
 use super::engine::Parameters;
 use super::trace::Request;
 
-/// The one model that all requests are for.
+/// The one model of all requests.
 const MODEL: &str = "replayed";
 
 /// A router in virtual time.
 pub struct Routed(Router);
 
-/// The routing code refuses the configuration that the arguments make.
+/// The routing code refuses the configuration made from the arguments.
 #[derive(Debug, thiserror::Error)]
 #[error("policy {policy}: {source}")]
 pub struct RoutedError {
@@ -42,7 +42,7 @@ impl Routed {
     }
 }
 
-/// A pool's configuration, with nothing but defaults where the command line has no say. A worker's id is its number.
+/// A pool's configuration: defaults, except for the command line's values. A worker's id is its number.
 fn document(policy: &str, parameters: &Parameters) -> Value {
     let workers: Vec<Value> = (0..parameters.shape.workers())
         .map(|number| {
@@ -68,7 +68,7 @@ fn document(policy: &str, parameters: &Parameters) -> Value {
     }] })
 }
 
-/// Nobody listens there; no two workers have the same.
+/// A distinct address for each worker, without a listener.
 fn address(number: usize) -> String {
     let [.., a, b, c] = number.to_be_bytes();
     format!("10.{a}.{b}.{c}:8000")
@@ -81,7 +81,7 @@ impl Chooser for Routed {
             prompt_tokens: request.prompt_tokens,
             blocks: &request.blocks,
             session: request.session.as_deref(),
-            // How long an answer will be is written in a trace, but a router is not told.
+            // The answer's length is in the trace, but not known to a router.
             ..SelectionRequest::default()
         };
         let seat = self
@@ -105,12 +105,12 @@ impl Chooser for Routed {
         let report = |(id, engine): (u64, &Status)| Report {
             worker: WorkerId(id),
             at: now,
-            // Nobody starts anew here.
+            // No engine restarts here.
             started: None,
             waiting: Some(engine.waiting),
             running: Some(engine.running),
             kv_use: Some(engine.kv_use),
-            // Configured, like the size of a block.
+            // Set by the configuration, like the block size.
             kv_blocks: None,
             block_tokens: None,
         };
@@ -123,7 +123,7 @@ fn number(worker: Option<&Worker>) -> usize {
     worker.map_or(0, |worker| worker.id.0 as usize)
 }
 
-/// A seat, and the workers' numbers.
+/// An assignment, and the workers' numbers.
 struct Booked {
     place: Place,
     seat: Assignment,

@@ -1,4 +1,4 @@
-//! Owns the runs of one contender behind so many gateways: one for each seed, and their mean.
+//! Owns the runs of one contender with a number of gateways: one for each seed, and their mean.
 
 use super::contender::Contender;
 use super::engine::{Outcome, Parameters, replay};
@@ -8,18 +8,18 @@ use super::routed::RoutedError;
 use super::seeds::Seeds;
 use super::trace::Trace;
 
-/// What a contender came to.
+/// Result of a contender.
 #[derive(Debug)]
 pub struct Row {
-    /// Who.
+    /// The contender.
     pub contender: Contender,
-    /// How many of it there were.
+    /// Number of gateways.
     pub gateways: u16,
     /// The mean over all seeds.
     pub figures: Figures,
     /// Each seed's figures.
     pub runs: Vec<(u64, Figures)>,
-    /// What happened under the first seed, for plots.
+    /// Outcome under the first seed, for plots.
     pub shown: Outcome,
 }
 

@@ -1,30 +1,30 @@
-//! Owns which seeds are run.
+//! Owns the selection of seeds.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// One seed, or several one after the other.
+/// One seed, or a range of seeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seeds(RangeInclusive<u64>);
 
-/// It is no seed.
+/// The text is no seed.
 #[derive(Debug, thiserror::Error)]
 #[error("a seed is a number, several are two numbers: 1-10")]
 pub struct NoSeeds;
 
 impl Seeds {
-    /// All of them.
+    /// All seeds.
     pub fn all(&self) -> impl Iterator<Item = u64> + use<> {
         self.0.clone()
     }
 
-    /// How many there are.
+    /// Number of seeds.
     pub fn count(&self) -> u64 {
         (self.0.end() - self.0.start()).saturating_add(1)
     }
 
-    /// The first one.
+    /// The first seed.
     pub fn first(&self) -> u64 {
         *self.0.start()
     }

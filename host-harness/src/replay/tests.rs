@@ -1,4 +1,4 @@
-//! Tests of the whole: figures in their shape, the same ones each time, and a report with plots.
+//! Tests of complete runs: figures in their format, reproducible, and a report with plots.
 
 use clap::Parser;
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn args(more: &[&str]) -> Args {
     Cli::try_parse_from(given).unwrap().args
 }
 
-/// Conversations that go on: each prompt is the one before it and two blocks more.
+/// Conversations that go on: each prompt is the previous one and two more blocks.
 fn conversations() -> Trace {
     let mut lines = String::new();
     for turn in 0u64..8 {

@@ -1,4 +1,4 @@
-//! Owns the trace: who asks for what and when, read from a file of one JSON object a line.
+//! Owns the trace: requests with their arrival times, read from a file of one JSON object per line.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use routing::prefix::Blocks;
 use serde::Deserialize;
 
-/// Mooncake's published traces have blocks of this many tokens.
+/// Tokens per block in Mooncake's published traces.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
-/// No trace lasts longer than ten years; keeps absurd times within what arithmetic can add.
+/// Maximum length of a trace, ten years: keeps absurd times within the range of the arithmetic.
 const LONGEST_SECONDS: f64 = 3.2e8;
 
 /// The requests of a trace, in order of arrival.
@@ -17,7 +17,7 @@ const LONGEST_SECONDS: f64 = 3.2e8;
 pub struct Trace {
     /// The requests.
     pub requests: Vec<Request>,
-    /// Tokens of one block as the trace counts them.
+    /// Tokens per block of the trace.
     pub own_block_tokens: u32,
 }
 
@@ -26,15 +26,15 @@ pub struct Trace {
 pub struct Request {
     /// Time since the first request of the trace.
     pub arrival: Duration,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt_tokens: u64,
     /// Tokens of the answer; at least 1.
     pub output_tokens: u64,
     /// The prompt's full blocks, in blocks of the engines' size.
     pub blocks: Blocks,
-    /// The name of what is behind the last full block, where the trace tells of it.
+    /// Hash of the tokens after the last full block, if the trace has an id for them.
     pub tail: Option<u64>,
-    /// The conversation it belongs to, where the trace tells.
+    /// The request's conversation, if the trace has it.
     pub session: Option<Vec<u8>>,
 }
 
@@ -51,10 +51,10 @@ pub enum TraceError {
         line: usize,
         /// Counted from 1.
         column: usize,
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
-    /// A line's time is none.
+    /// A line's time is invalid.
     #[error(
         "line {line}: a timestamp must be milliseconds, not negative, and within ten years of the first"
     )]
@@ -71,39 +71,39 @@ pub enum TraceError {
     BlockCount {
         /// Counted from 1.
         line: usize,
-        /// How many ids there are.
+        /// Number of ids.
         ids: usize,
-        /// Tokens of the prompt.
+        /// Prompt tokens.
         tokens: u64,
-        /// Tokens of one block.
+        /// Tokens per block.
         block_tokens: u32,
     },
-    /// The engines' blocks and the trace's do not fit into each other.
+    /// Neither of the block sizes of engines and trace divides the other.
     #[error(
         "the trace's blocks are of {own} tokens: --block-tokens must divide that or be a multiple of it, and {asked} is neither"
     )]
     BlockTokens {
-        /// Of the trace.
+        /// Block size of the trace.
         own: u32,
-        /// Of the engines.
+        /// Block size of the engines.
         asked: u32,
     },
-    /// A request is longer than anybody's.
+    /// A request exceeds the maximum length.
     #[error("line {line}: {what} must be at most {most}")]
     TooLong {
         /// Counted from 1.
         line: usize,
-        /// What is too long.
+        /// The part that is too long.
         what: &'static str,
-        /// What it may be at most.
+        /// Its maximum.
         most: u32,
     },
-    /// There is no request.
+    /// The trace has no request.
     #[error("there is no request in it")]
     Empty,
 }
 
-/// A line as it is written. Further fields are nobody's business here.
+/// A line as written. Further fields are ignored.
 #[derive(Deserialize)]
 struct Line {
     timestamp: f64,
@@ -119,11 +119,11 @@ struct Line {
 }
 
 impl Trace {
-    /// Reads a trace for engines with blocks of `block_tokens`. `own_block_tokens`: tokens of the trace's own blocks; where
-    /// it is not told, they are of the engines' size if that fits every line, else of Mooncake's 512 tokens.
+    /// Reads a trace for engines with blocks of `block_tokens`. `own_block_tokens`: tokens per block of the trace; `None`: the
+    /// engines' size if that fits every line, else Mooncake's 512 tokens.
     ///
     /// # Errors
-    /// At the first line that is no request, or where the blocks do not fit.
+    /// At the first line that is no request, or if the blocks do not fit.
     pub fn read(
         from: impl BufRead,
         block_tokens: u32,
@@ -162,7 +162,7 @@ impl Trace {
         })
     }
 
-    /// From the first arrival to the last.
+    /// Time from the first arrival to the last.
     pub fn lasts(&self) -> Duration {
         self.requests
             .last()
@@ -185,7 +185,7 @@ fn lines(from: impl BufRead) -> Result<Vec<Line>, TraceError> {
     Ok(lines)
 }
 
-/// The error of one line, which takes itself for a whole document.
+/// The error of one line, which serde_json parsed as a document: its own line number is always 1.
 fn misread(line: usize, error: &serde_json::Error) -> TraceError {
     let (column, what) = (error.column(), error.to_string());
     let place = format!(" at line 1 column {column}");
@@ -196,10 +196,10 @@ fn misread(line: usize, error: &serde_json::Error) -> TraceError {
     }
 }
 
-/// The first line whose ids do not fit blocks of `block_tokens`.
+/// An error for the first line whose ids do not fit blocks of `block_tokens`.
 fn misfit(lines: &[Line], block_tokens: u32) -> Option<TraceError> {
     let line = lines.iter().find(|line| {
-        // A trace may leave out what nobody shares.
+        // A trace may leave out the partial last block, which no other prompt shares.
         let expected = line.input_length.div_ceil(block_tokens) as usize;
         !line.hash_ids.is_empty() && line.hash_ids.len() != expected
     })?;
@@ -211,7 +211,7 @@ fn misfit(lines: &[Line], block_tokens: u32) -> Option<TraceError> {
     })
 }
 
-/// Tokens of a prompt or an answer: far beyond any model's, and little enough to be held and counted one by one.
+/// Maximum tokens of a prompt or an answer: far beyond any model's, and few enough to be stored and counted one by one.
 const MOST_TOKENS: u32 = 10_000_000;
 
 impl Line {
@@ -265,8 +265,8 @@ fn session(value: serde_json::Value) -> Option<Vec<u8>> {
     }
 }
 
-/// The names of blocks of `block_tokens`, each chained to all that goes before it, so that ids need not be
-/// unique to their place. A larger block of the trace is cut into parts, smaller ones are taken together.
+/// Sequence hashes of blocks of `block_tokens`, each chained to all blocks before it, so that ids need not be unique to their
+/// position. A larger block of the trace is split, smaller ones are combined.
 fn names(ids: &[u64], block_tokens: u32, own: u32) -> Vec<u64> {
     let parts = (own / block_tokens).max(1) as u64;
     let together = (block_tokens / own).max(1) as usize;
@@ -282,7 +282,7 @@ fn names(ids: &[u64], block_tokens: u32, own: u32) -> Vec<u64> {
     names
 }
 
-/// Mixes an id into what goes before it: the finishing step of SplitMix64.
+/// Mixes an id into the hash before it: the finishing step of SplitMix64.
 fn chained(before: u64, id: u64) -> u64 {
     let mut mixed = before.rotate_left(23) ^ id.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -360,7 +360,7 @@ mod tests {
             let error = read(&format!("{good}\n\n{bad}\n"), 512)
                 .unwrap_err()
                 .to_string();
-            // A negative time makes the good line the late one.
+            // A negative time makes the valid line the late one.
             let fits =
                 error.starts_with(why) || (bad.contains("-1,") && error.contains("timestamp"));
             assert!(fits, "{error}");

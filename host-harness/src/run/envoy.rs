@@ -1,4 +1,4 @@
-//! Owns a child process that is Envoy: starts it, finds out where it listens, passes its log on, ends it.
+//! Owns a child process that is Envoy: start, addresses, log, end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,15 +25,15 @@ use super::gateway::Addresses;
 use super::supervisor;
 use crate::host::clusters::Kind;
 
-/// Compiling the filter takes Envoy a second or two; a loaded machine many.
+/// Envoy takes a second or two to compile the filter; much longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Lines of Envoy's log that are repeated when it dies.
 const LAST_WORDS: usize = 6;
-/// The level stands where `error_in` looks for it.
+/// The position of the level is fixed for `error_in`.
 const LOG_FORMAT: &str = "[%Y-%m-%d %T.%e] [envoy] [%l] %v";
 
-/// What of Envoy's log is passed on to standard error.
+/// The part of Envoy's log that goes to standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyLog {
     /// All of it.
@@ -42,19 +42,19 @@ pub enum EnvoyLog {
     Errors,
 }
 
-/// How Envoy is to run.
+/// Configuration of an Envoy process.
 pub struct EnvoyConfig<'a> {
-    /// Its binary.
+    /// Envoy's binary.
     pub binary: &'a Path,
     /// The bootstrap to fill in.
     pub template: &'a str,
     /// Worker threads.
     pub concurrency: u16,
-    /// What of its log is passed on.
+    /// The part of its log that is passed on.
     pub log: EnvoyLog,
-    /// What to fill in.
+    /// Values to fill in.
     pub settings: Settings<'a>,
-    /// What else is to be changed, when that is done.
+    /// Further changes to the filled-in bootstrap.
     pub amend: fn(&mut Value),
 }
 
@@ -64,25 +64,25 @@ pub enum EnvoyError {
     /// The bootstrap could not be filled in.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// Files or processes could not be made.
+    /// Files or processes could not be created.
     #[error("Envoy could not be started: {0}")]
     Io(#[from] io::Error),
-    /// It ended by itself.
+    /// Envoy ended by itself.
     #[error("Envoy ended ({status}){}", .last_words.iter().map(|line| format!("\n  {line}")).collect::<String>())]
     Ended {
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
-        /// The last errors in its log; without any, the last lines.
+        /// The last errors in its log; if there are none, the last lines.
         last_words: Vec<String>,
     },
-    /// It runs, and does not get ready.
+    /// Envoy runs, but does not become ready.
     #[error("Envoy was not ready after {} s", START_LIMIT.as_secs())]
     NotReady,
 }
 
 /// A running Envoy.
 pub struct Envoy {
-    /// Where it listens.
+    /// Addresses on which Envoy listens.
     pub addresses: Addresses,
     process: Process,
     _admin: Admin,
@@ -92,7 +92,7 @@ impl Envoy {
     /// Starts Envoy and waits until it serves.
     ///
     /// # Errors
-    /// When it does not come to that; the error repeats what Envoy's log says.
+    /// When Envoy does not become ready; the error repeats the end of its log.
     pub async fn start(config: EnvoyConfig<'_>) -> Result<Self, EnvoyError> {
         let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
         let admin = Admin::of(&config.settings, folder.path()).await?;
@@ -132,11 +132,11 @@ impl Envoy {
     }
 }
 
-/// Where Envoy's admin page is.
+/// Location of Envoy's admin page.
 enum Admin {
-    /// At an address, which Envoy tells in a file.
+    /// At an address, which Envoy writes to a file.
     Address,
-    /// On a unix socket, for the filter's own questions; this program passes it on.
+    /// On a unix socket, for the filter's own calls; this program forwards to it.
     Pipe(PathBuf, Forwarder),
 }
 
@@ -186,7 +186,7 @@ impl Process {
             .arg("--admin-address-path")
             .arg(admin_file(folder.path()))
             .args(["--concurrency", &config.concurrency.to_string()])
-            // Several may run at once, and none hands over to the next.
+            // Several may run at once, without hot restart between them.
             .arg("--disable-hot-restart")
             .args(["--log-format", LOG_FORMAT])
             .args([
@@ -235,7 +235,7 @@ fn admin_file(folder: &Path) -> PathBuf {
     folder.join("admin-address")
 }
 
-/// Passes the log on to standard error, and returns the lines that say why it ended.
+/// Passes the log on to standard error, and returns the lines that explain its end.
 async fn pass_on(log: ChildStderr, what: EnvoyLog) -> Vec<String> {
     let mut lines = BufReader::new(log).lines();
     let (mut errors, mut all) = (VecDeque::new(), VecDeque::new());
@@ -256,7 +256,7 @@ async fn pass_on(log: ChildStderr, what: EnvoyLog) -> Vec<String> {
     }
 }
 
-/// What an error's line says, without when.
+/// The text of an error line, without its time.
 fn error_in(line: &str) -> Option<&str> {
     let (_, said) = line.split_once("] [envoy] ")?;
     (said.starts_with("[error] ") || said.starts_with("[critical] ")).then_some(said)
@@ -269,7 +269,7 @@ fn keep(lines: &mut VecDeque<String>, line: &str) {
     lines.push_back(line.to_owned());
 }
 
-/// Asks until Envoy serves, and says where.
+/// Polls until Envoy serves, and returns its addresses.
 async fn ready(admin: &Admin, admin_file: &Path) -> Addresses {
     loop {
         if let Some(addresses) = try_ready(admin, admin_file).await {

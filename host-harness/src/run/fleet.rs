@@ -1,4 +1,4 @@
-//! Owns the fleet in front of which the gateway stands: what a configuration says of it, or a simulated one.
+//! Owns the fleet behind the gateway: the one in a configuration, or a simulated one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::engine::{self, Engine, EngineConfig, EngineError};
 use crate::host::clusters::Kind;
 use crate::host::routes::{Route, Routes};
 
-/// The one model that simulated engines serve.
+/// The one model of simulated engines.
 pub const MODEL: &str = "sim";
 
-/// How many simulated engines there are of each role.
+/// Number of simulated engines of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     prefill: usize,
@@ -80,7 +80,7 @@ impl Simulation {
         Ok(Self { engines })
     }
 
-    /// The plugin's configuration for these engines, with everything on that shows what the filter does.
+    /// The plugin's configuration for these engines, with all diagnostics enabled.
     pub fn plugin_config(&self) -> Vec<u8> {
         let workers: Vec<_> = self
             .engines
@@ -104,7 +104,7 @@ impl Simulation {
     }
 }
 
-/// The role as engines call it.
+/// The engines' name of the role.
 pub fn engine_role(role: Role) -> engine::Role {
     match role {
         Role::Prefill => engine::Role::Prefill,
@@ -113,7 +113,7 @@ pub fn engine_role(role: Role) -> engine::Role {
     }
 }
 
-/// A member of one of the proxy's clusters, as it is written on the command line.
+/// A member of one of the proxy's clusters, as written on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     cluster: String,
@@ -135,27 +135,27 @@ impl FromStr for Member {
     }
 }
 
-/// What the proxy must know of the fleet that a plugin configuration names.
+/// The proxy's view of the fleet in a plugin configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Members {
-    /// The proxy's clusters, and where each has its hosts from.
+    /// The proxy's clusters, with the source of each one's hosts.
     pub clusters: BTreeMap<String, Kind>,
-    /// Which way requests take.
+    /// Routes of the requests.
     pub routes: Routes,
     /// Workers with an address of their own.
     pub engines: Vec<(Role, SocketAddr)>,
     /// Dynamo frontends.
     pub frontends: Vec<SocketAddr>,
-    /// A model to ask for, where the configuration names one.
+    /// A model for example requests, if the configuration names one.
     pub model: Option<String>,
-    /// Whether callers may steer.
+    /// Whether callers may use routing overrides.
     pub callers: Callers,
     /// Whether the status page is served.
     pub status: bool,
 }
 
 impl Members {
-    /// Reads them from a configuration.
+    /// Reads the members from a configuration.
     pub fn of(config: &Config) -> Self {
         let mut members = Self {
             clusters: BTreeMap::new(),
@@ -175,10 +175,10 @@ impl Members {
         members
     }
 
-    /// Adds what the command line says of routes and clusters.
+    /// Adds the command line's routes and clusters.
     ///
     /// # Errors
-    /// When it speaks of a pool that there is not, or twice of one authority.
+    /// When a route names a pool that does not exist, or an authority has two routes.
     pub fn add_ways(&mut self, ways: &Ways, config: &Config) -> Result<(), WaysError> {
         for PoolRoute { authority, pool } in &ways.routes {
             let named = config.pools.iter().find(|known| known.name == *pool);
@@ -234,13 +234,13 @@ impl Members {
                     self.enlist(cluster, []);
                 }
             }
-            // Whose workers are known only later.
+            // Workers are known only later.
             Discovery::Registration(_) => {}
         }
         self.model = self.model.take().or(model);
         self.engines.extend(&engines);
         if !pool.protocol.reaches_workers() {
-            // Workers behind a frontend are not the proxy's to reach.
+            // Workers behind a frontend are not reached by the proxy itself.
             self.enlist(&pool.clusters.decode, pool.frontends.iter().copied());
             return;
         }
@@ -256,19 +256,19 @@ impl Members {
         }
     }
 
-    /// Adds members that the configuration does not name, for a source that tells of workers only later.
+    /// Adds members that the configuration does not name, for a source that discovers workers only later.
     pub fn add_members(&mut self, further: &[Member]) {
         for member in further {
             self.enlist(&member.cluster, [member.address]);
         }
     }
 
-    /// This is where the cluster has its hosts from, whatever was said before.
+    /// Sets the source of the cluster's hosts, replacing any earlier one.
     pub fn set(&mut self, cluster: &str, kind: Kind) {
         self.clusters.insert(cluster.to_owned(), kind);
     }
 
-    /// One address is one host of a cluster, however often it is named. A cluster whose hosts come from elsewhere stays as it is.
+    /// Adds addresses to a cluster's static hosts; a repeated address is one host. A cluster with another source stays unchanged.
     pub fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
         let none = || Kind::Static(Vec::new());
         let kind = self.clusters.entry(cluster.to_owned()).or_insert_with(none);
@@ -283,13 +283,13 @@ impl Members {
     }
 }
 
-/// Why routes or clusters cannot be as the command line says.
+/// Why the command line's routes or clusters are invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum WaysError {
-    /// A route to nowhere.
+    /// A route to an unknown pool.
     #[error("--route: the configuration has no pool {0:?}")]
     NoSuchPool(String),
-    /// One authority, two routes.
+    /// An authority with two routes.
     #[error("--route: {0} has two routes")]
     TwoRoutes(String),
     /// The working directory is unknown.
@@ -304,7 +304,7 @@ fn route_to(pool: &Pool) -> Route {
     }
 }
 
-/// The bootstrap servers of the workers that a pool lists: each beside its worker.
+/// Bootstrap servers of the workers that a pool lists, each on its worker's host.
 fn bootstrap_servers(pool: &Pool) -> Vec<SocketAddr> {
     let Discovery::Static(list) = &pool.discovery else {
         return Vec::new();

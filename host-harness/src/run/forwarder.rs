@@ -1,5 +1,5 @@
-//! Owns the way from an address to a unix socket: Envoy's admin page has one place only, and where the filter asks for it, that
-//! is a socket.
+//! Owns the forwarding from an address to a unix socket: Envoy's admin page can listen in one place only, which is a socket if
+//! the filter calls it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
-/// Pause after a failed accept, so that it is not tried in a tight loop.
+/// Pause after a failed accept, to avoid a tight loop.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
 
-/// Passes on every connection until it is dropped.
+/// Forwards every connection until dropped.
 pub struct Forwarder {
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
     accepting: JoinHandle<()>,
 }
@@ -23,7 +23,7 @@ impl Forwarder {
     /// Listens; port 0 takes a free one.
     ///
     /// # Errors
-    /// When the address cannot be had.
+    /// When the address is not available.
     pub async fn start(listen: SocketAddr, to: &Path) -> std::io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         Ok(Self {
@@ -48,7 +48,7 @@ async fn accept(listener: TcpListener, to: PathBuf) {
     }
 }
 
-/// Whoever is not there, or leaves, ends the connection of the other.
+/// An absent peer, or one that leaves, ends the other's connection.
 async fn pass_on(mut client: TcpStream, to: PathBuf) {
     if let Ok(mut page) = UnixStream::connect(to).await {
         let _ = copy_bidirectional(&mut client, &mut page).await;

@@ -1,4 +1,4 @@
-//! Owns the proxy that carries the filter, whichever it is.
+//! Owns the proxy that runs the filter, Envoy or the wasmtime host.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::{Proxy, RunError, must_exist};
 use crate::host::steps::Counting;
 use crate::host::{Host, HostConfig};
 
-/// The files that a gateway is made of.
+/// Files of a gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Files {
     /// The filter.
@@ -21,64 +21,64 @@ pub struct Files {
     /// Envoy's binary.
     #[arg(long, value_name = "FILE", default_value = "target/envoy/envoy")]
     envoy: PathBuf,
-    /// Envoy's bootstrap: addresses, clusters and the plugin's configuration are put into it.
+    /// Envoy's bootstrap template: addresses, clusters and the plugin's configuration are written into it.
     #[arg(long, value_name = "FILE", default_value = "envoy/bootstrap.yaml")]
     bootstrap: PathBuf,
 }
 
 impl Files {
-    /// Where the filter is.
+    /// Path of the filter.
     pub fn plugin(&self) -> &Path {
         &self.plugin
     }
 
-    /// Where Envoy is.
+    /// Path of Envoy.
     pub fn envoy(&self) -> &Path {
         &self.envoy
     }
 
-    /// Whether the filter was built.
+    /// Checks that the filter was built.
     ///
     /// # Errors
-    /// [`RunError::Missing`], which says how to.
+    /// [`RunError::Missing`], with the command that builds it.
     pub fn check_plugin(&self) -> Result<(), RunError> {
         must_exist("the plugin", &self.plugin, "make plugin")
     }
 }
 
-/// How a gateway is to be.
+/// Configuration of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
-    /// What carries the filter.
+    /// The host that runs the filter.
     pub proxy: Proxy,
-    /// Where clients come in; port 0 takes a free one.
+    /// Address for clients; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Where readiness and metrics are served; port 0 takes a free one.
+    /// Address of readiness and metrics; port 0 takes a free one.
     pub admin: SocketAddr,
-    /// Worker threads, each with a VM of its own.
+    /// Worker threads, each with its own VM.
     pub concurrency: u16,
     /// Bytes of the largest request body.
     pub buffer_limit: usize,
     /// Whether the plugin's steps are counted, in this program's own host.
     pub counting: Counting,
-    /// What it is made of.
+    /// Files of the gateway.
     pub files: Files,
-    /// What of Envoy's log is passed on.
+    /// The part of Envoy's log that is passed on.
     pub log: EnvoyLog,
 }
 
-/// How an Envoy is to be whose bootstrap is changed.
+/// Configuration of an Envoy with an amended bootstrap.
 #[derive(Clone, Copy, Debug)]
 pub struct Amended {
     /// Worker threads.
     pub concurrency: u16,
-    /// What of its log is passed on.
+    /// The part of its log that is passed on.
     pub log: EnvoyLog,
     /// The change.
     pub amend: fn(&mut Value),
 }
 
-/// Where a running proxy is reached.
+/// Addresses of a running proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// For clients.
@@ -99,7 +99,7 @@ impl Gateway {
     /// Starts the proxy and waits until it serves.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// When the proxy does not become ready.
     pub async fn start(
         config: &GatewayConfig,
         plugin_config: Vec<u8>,
@@ -154,10 +154,10 @@ impl Gateway {
         Self::start_amended(&config.files, settings, amended).await
     }
 
-    /// Starts Envoy with its bootstrap changed in more than what every run changes, and waits until it serves.
+    /// Starts Envoy with its bootstrap amended beyond the usual settings, and waits until it serves.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// When Envoy does not become ready.
     pub async fn start_amended(
         files: &Files,
         settings: Settings<'_>,
@@ -177,7 +177,7 @@ impl Gateway {
         Ok(Self::Envoy(Box::new(envoy)))
     }
 
-    /// The process that costs what the proxy costs, with its children; this one's own is none.
+    /// The process that, with its children, uses the proxy's resources; `None` for this process itself.
     pub fn process(&self) -> Option<u32> {
         match self {
             Self::Wasmtime(_) => None,
@@ -185,7 +185,7 @@ impl Gateway {
         }
     }
 
-    /// The addresses really bound.
+    /// The addresses actually bound.
     pub fn addresses(&self) -> Addresses {
         match self {
             Self::Wasmtime(host) => Addresses {
@@ -196,7 +196,7 @@ impl Gateway {
         }
     }
 
-    /// Waits for the proxy to end by itself, which it should not; the host of this process never does.
+    /// Waits for an unexpected end of the proxy; the host in this process never ends.
     pub async fn ended(&mut self) -> RunError {
         match self {
             Self::Wasmtime(_) => std::future::pending().await,

@@ -1,4 +1,4 @@
-//! `pd-harness run`: one command that starts a gateway and, unless told of a real one, a simulated fleet.
+//! Owns `pd-harness run`: one command that starts a gateway and, without the configuration of a real fleet, a simulated one.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ use ways::Ways;
 /// Arguments of `pd-harness run`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What carries the filter.
+    /// Host that runs the filter.
     #[arg(long, value_enum, default_value_t = Proxy::Wasmtime)]
     proxy: Proxy,
     /// The plugin's configuration, for a fleet that runs already; its workers become the proxy's clusters.
@@ -41,13 +41,13 @@ pub struct Args {
     /// Simulated engines to start: prefill x decode.
     #[arg(long, value_name = "PxD", default_value_t = Shape::default())]
     simulate: Shape,
-    /// Where clients come in; port 0 takes a free one.
+    /// Address for clients; port 0 takes a free one.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Where readiness and metrics are served; port 0 takes a free one.
+    /// Address of readiness and metrics; port 0 takes a free one.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9901")]
     admin: SocketAddr,
-    /// Worker threads of the proxy, each with a VM of its own.
+    /// Worker threads of the proxy, each with its own VM.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
     #[command(flatten)]
@@ -55,22 +55,22 @@ pub struct Args {
     /// Bytes of the largest request body; beyond it 413.
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     buffer_limit: usize,
-    /// Counts the instructions that events take in the plugin: `/steps` of the admin listener has them by callback, since the start
-    /// or the last `POST /steps/reset`. Not with Envoy.
+    /// Count the instructions of the plugin per event: `/steps` of the admin listener has them by callback, since the start or
+    /// the last `POST /steps/reset`. Not with Envoy.
     #[arg(long)]
     count_steps: bool,
-    /// Divides the simulated engines' computing times.
+    /// Factor that divides the simulated engines' computing times.
     #[arg(long, value_name = "F", default_value_t = 1.0)]
     speedup: f64,
-    /// When ready, say so in one line of JSON.
+    /// When ready, print one line of JSON.
     #[arg(long)]
     json: bool,
-    /// End when standard input does.
+    /// End when standard input closes.
     #[arg(long)]
     until_stdin_closes: bool,
 }
 
-/// What carries the filter.
+/// Host that runs the filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Proxy {
     /// This program's own host.
@@ -98,7 +98,7 @@ impl Args {
 }
 
 impl Proxy {
-    /// As the command line spells it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Wasmtime => "wasmtime",
@@ -110,14 +110,14 @@ impl Proxy {
 /// Why the gateway could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A file that the gateway is made of is absent.
+    /// A file of the gateway is missing.
     #[error("{what} is not at {}: `{remedy}` puts it there", path.display())]
     Missing {
-        /// What it is.
+        /// Description of the file.
         what: &'static str,
-        /// Where it should be.
+        /// Expected path.
         path: PathBuf,
-        /// The command that makes it.
+        /// The command that creates it.
         remedy: &'static str,
     },
     /// A file cannot be read.
@@ -125,7 +125,7 @@ pub enum RunError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// The plugin's configuration is wrong.
@@ -133,13 +133,13 @@ pub enum RunError {
     Config {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Path in the configuration, and the error.
         source: ConfigError,
     },
     /// A simulated engine could not start.
     #[error("a simulated engine: {0}")]
     Engine(#[from] EngineError),
-    /// The command line asks for routes or clusters that cannot be.
+    /// The command line's routes or clusters are invalid.
     #[error(transparent)]
     Ways(#[from] WaysError),
     /// The wasmtime host could not start.
@@ -148,23 +148,23 @@ pub enum RunError {
     /// Envoy could not start, or ended.
     #[error(transparent)]
     Envoy(#[from] envoy::EnvoyError),
-    /// The machine refused something that always works.
+    /// The machine refused a basic resource.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
 
-/// Starts the gateway and serves until it is told to stop.
+/// Starts the gateway and serves until stopped.
 ///
 /// # Errors
 /// When a part of the gateway cannot be started, or Envoy ends by itself.
 pub fn run(args: Args) -> Result<(), RunError> {
-    // What the plugin and the host say, on standard error; RUST_LOG asks for more.
+    // Output of the plugin and the host goes to standard error; RUST_LOG asks for more.
     logging::begin("warn");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(serve(args));
-    // A thread may still sit in a read of standard input.
+    // A thread may still block in a read of standard input.
     runtime.shutdown_background();
     outcome
 }
@@ -196,7 +196,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     } else {
         report.for_people()
     };
-    // Whoever started this may not be reading; that is no reason not to serve.
+    // The gateway serves even if standard output has no reader.
     let _ = std::io::stdout().write_all(text.as_bytes());
 
     let outcome = tokio::select! {

@@ -1,4 +1,4 @@
-//! Owns what is printed when the gateway is ready: a page for a person, a line for a program.
+//! Owns the output of a ready gateway: a page for people, a line for programs.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use super::Proxy;
 use super::fleet::Members;
 use super::gateway::Addresses;
 
-/// What there is to say.
+/// Contents of the report.
 pub struct Report<'a> {
     proxy: Proxy,
     addresses: Addresses,
@@ -18,7 +18,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Of a gateway that is ready.
+    /// A report of a ready gateway.
     pub fn new(proxy: Proxy, addresses: Addresses, members: &'a Members) -> Self {
         Self {
             proxy,
@@ -45,7 +45,7 @@ impl<'a> Report<'a> {
         format!("{line}\n")
     }
 
-    /// Addresses, and requests to try.
+    /// Addresses, and example requests.
     pub fn for_people(&self) -> String {
         let Addresses { listen, admin } = self.addresses;
         let carrier = match self.proxy {

@@ -1,14 +1,14 @@
-//! Owns the ways in which a person, a supervisor or a test says that it is enough.
+//! Owns the ways in which a user, a supervisor or a test ends the program.
 
 use std::future::Future;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// Starts to listen; the future ends at Ctrl-C, at SIGTERM or, where asked for, when standard input ends.
+/// Installs the handlers; the future ends at Ctrl-C, at SIGTERM or, if requested, when standard input closes.
 ///
 /// # Errors
-/// When the signals cannot be had.
+/// When the signal handlers cannot be installed.
 pub fn requested(until_stdin_closes: bool) -> std::io::Result<impl Future<Output = ()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -16,7 +16,7 @@ pub fn requested(until_stdin_closes: bool) -> std::io::Result<impl Future<Output
     Ok(async move {
         let stdin_closed = async {
             match stdin_closed {
-                // An error means that the reading thread is gone, and with it standard input.
+                // An error means that the reading thread has ended, and with it standard input.
                 Some(closed) => drop(closed.await),
                 None => std::future::pending().await,
             }
@@ -29,7 +29,7 @@ pub fn requested(until_stdin_closes: bool) -> std::io::Result<impl Future<Output
     })
 }
 
-/// A thread of its own reads: the runtime's would keep the program from ending.
+/// Reads on a separate thread: a thread of the runtime would keep the program from ending.
 fn stdin_closed() -> oneshot::Receiver<()> {
     let (closed, receiver) = oneshot::channel();
     std::thread::spawn(move || {

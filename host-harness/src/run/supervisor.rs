@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::process::{Child, ChildStdin, Command};
 
-/// Runs a program for as long as somebody holds the other end of standard input: so it ends with the harness, however that
-/// ends, SIGKILL included. The part in braces is what watches, and ends the program: politely, and after 5 s not.
+/// Runs a program for as long as the other end of standard input is open: so it ends with the harness, even on SIGKILL. The part
+/// in braces watches for that and ends the program: with SIGTERM, and after 5 s with SIGKILL.
 const SCRIPT: &str = r#"
 exec 3<&0
 "$@" 3<&- </dev/null &
@@ -29,26 +29,25 @@ kill $watcher
 exit $status
 "#;
 
-/// More than the script takes.
+/// Longer than the script takes.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
 
-/// A command that runs the program under supervision; its arguments and outputs are to be added. What it starts as is to be
-/// given to [`end`].
+/// A command that runs the program under supervision; arguments and outputs are to be added. The resulting child goes to [`end`].
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("sh");
     command
         .args(["-c", SCRIPT, "supervisor"])
         .arg(program)
         .stdin(Stdio::piped())
-        // Ctrl-C is for the harness, which then ends the program in its own order.
+        // Ctrl-C goes to the harness only, which then ends the program in its own order.
         .process_group(0);
     command
 }
 
-/// Lets go of the program's lifeline, and waits for it to end.
+/// Closes the program's lifeline, and waits for its end.
 pub async fn end(mut supervisor: Child, lifeline: Option<ChildStdin>) {
     drop(lifeline);
     drop(supervisor.stdin.take());
-    // Beyond the limit nothing more can be done than to leave.
+    // Beyond the limit there is nothing left to do.
     let _ = tokio::time::timeout(STOP_LIMIT, supervisor.wait()).await;
 }

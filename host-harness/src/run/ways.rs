@@ -1,4 +1,4 @@
-//! Owns what the command line says of the proxy's routes and clusters.
+//! Owns the command line's options for the proxy's routes and clusters.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,31 +8,31 @@ use super::fleet::Member;
 use crate::host::clusters::Kind;
 use crate::host::names::Name;
 
-/// Which routes and clusters there are beside those that follow from the plugin's configuration.
+/// Routes and clusters beyond those that follow from the plugin's configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Ways {
-    /// Requests to this authority, whatever its port, take a route that names this pool; all others take the first pool's. An
-    /// empty POOL: a route that names none, to the first pool's cluster.
+    /// Requests to this authority, with any port, take a route that names this pool; all others take the first pool's. An empty
+    /// POOL: a route without a pool name, to the first pool's cluster.
     #[arg(long = "route", value_name = "AUTHORITY=POOL", requires = "config")]
     pub routes: Vec<PoolRoute>,
-    /// Where a cluster has its hosts from: `eds:FILE` (a DiscoveryResponse with a ClusterLoadAssignment, read again when another
-    /// file takes its place), `dns:HOST:PORT` (asked for every 500 ms), `original_dst` (any one address that a request names). Without
+    /// Source of a cluster's hosts: `eds:FILE` (a DiscoveryResponse with a ClusterLoadAssignment, read again when another file
+    /// takes its place), `dns:HOST:PORT` (resolved every 500 ms), `original_dst` (any one address that a request names). Without
     /// it: the workers that the configuration lists, and --member.
     #[arg(long = "cluster", value_name = "NAME=SOURCE", requires = "config")]
     pub clusters: Vec<NamedCluster>,
-    /// A further member of one of the proxy's clusters, for workers that discovery tells of only later.
+    /// Further member of one of the proxy's clusters, for workers that are discovered only later.
     #[arg(long = "member", value_name = "CLUSTER=IP:PORT", requires = "config")]
     pub members: Vec<Member>,
-    /// A cluster by which the filter asks the proxy itself for /clusters. Envoy's admin page is on a unix socket then, with these
-    /// pages alone: /clusters, /ready, /stats, and /listeners for this program, which passes --admin on to it.
+    /// Cluster through which the filter calls the proxy itself for /clusters. Envoy's admin page is on a unix socket then, with
+    /// only these pages: /clusters, /ready, /stats, and /listeners for this program, which forwards --admin to it.
     #[arg(long, value_name = "NAME", requires = "config")]
     pub admin_cluster: Option<String>,
-    /// The DNS server that `dns:` clusters ask, over UDP; else the system's way is taken.
+    /// DNS server for `dns:` clusters, over UDP; else the system's resolver.
     #[arg(long, value_name = "IP:PORT")]
     pub dns_server: Option<SocketAddr>,
 }
 
-/// A route of its own for an authority.
+/// A separate route for an authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRoute {
     /// The authority, without a port.
@@ -55,10 +55,10 @@ impl FromStr for PoolRoute {
     }
 }
 
-/// A cluster whose hosts are not listed.
+/// A cluster with another source than a static list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedCluster {
-    /// Its name.
+    /// Name of the cluster.
     pub name: String,
     source: Source,
 }
@@ -71,7 +71,7 @@ enum Source {
 }
 
 impl NamedCluster {
-    /// What the proxy is told; names are asked of this DNS server, where one is given.
+    /// The cluster's kind for the proxy; names are resolved by `server`, if given.
     ///
     /// # Errors
     /// When the working directory is unknown, and a file's path depends on it.

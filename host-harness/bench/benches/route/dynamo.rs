@@ -1,10 +1,10 @@
-//! Owns the measured peer: the selection core of NVIDIA Dynamo's router, driven as its own selection service drives it.
+//! Owns the measured peer: the selection core of NVIDIA Dynamo's router, called as its own selection service calls it.
 //!
-//! One route there: the ids are hashed into blocks and sequences, the index is asked who holds them, one worker is scored
-//! and picked, the request is booked on it and in the reservation table, and freed again. The index learns from engines'
-//! events, apart from the requests, so that what our `learn` does is no part of its time. Requests are built outside the
-//! measured time, and no worker has an event socket, which would reconnect in the background. All of that is in its
-//! favour. Counted is the CPU time of all threads, for the index may have its own.
+//! One route there: the ids are hashed into blocks and sequences, the index returns the workers that hold them, one worker is
+//! scored and picked, the request is booked on the worker and in the reservation table, and freed again. The index learns from
+//! engines' events, apart from the requests, so that the equivalent of our `learn` is no part of its time. Requests are built
+//! outside the measured time, and no worker has an event socket, which would reconnect in the background. All of that is in its
+//! favour. The CPU time of all threads counts, since the index may have its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,17 +33,17 @@ use pd_router_bench::situation::{
     BUSY, BUSY_TOKENS, CACHE_BLOCKS, CONVERSATIONS, EXPECTED_TOKENS, Situation, new_turn, stuffing,
 };
 
-/// Blocks in one event. Engines send one for each step of prefill, a few hundred blocks at most.
+/// Blocks in one event. Engines send one event per prefill step, a few hundred blocks at most.
 const EVENT_BLOCKS: u32 = 200;
-/// Requests built at once, outside the measured time.
+/// Requests built in one batch, outside the measured time.
 const BATCH: u64 = 64;
 
-/// How many threads write to its index.
+/// Number of threads that write to its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IndexThreads {
-    /// As in its own benchmark. It is asked, and answers, over channels.
+    /// As in its own benchmark. Queries and answers go through channels.
     One = 1,
-    /// Its default. It is read where the request is handled.
+    /// Its default. The index is read where the request is handled.
     Four = 4,
 }
 
@@ -57,7 +57,7 @@ pub struct Dynamo {
     events: HashMap<u32, u64>,
 }
 
-/// The index as the service would make it, with nobody who feeds it.
+/// The index as the service would make it, without a source of events.
 struct FedByHand;
 
 impl KvEventIngress for FedByHand {
@@ -72,7 +72,7 @@ impl KvEventIngress for FedByHand {
 }
 
 impl Dynamo {
-    /// Workers of one kind only: its core selects for one role at a time.
+    /// A router whose workers are all of one kind: its core selects for one role at a time.
     pub fn put_in(situation: &Situation, threads: IndexThreads) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -96,7 +96,7 @@ impl Dynamo {
         dynamo
     }
 
-    /// Routes so many requests, one after the other, and says how long that took.
+    /// Routes `times` requests in sequence and returns the time.
     pub fn route(&mut self, times: u64) -> Duration {
         let mut taken = Duration::ZERO;
         let mut left = times;
@@ -125,7 +125,7 @@ impl Dynamo {
         (id, request)
     }
 
-    /// Each cache: the beginnings of the conversations it holds, and as much else as there is room for.
+    /// Fills each cache: the prefixes of the conversations that it holds, then other blocks up to its capacity.
     fn fill_caches(&mut self) {
         let mut room = vec![CACHE_BLOCKS; self.situation.caches() as usize];
         for conversation in 0..CONVERSATIONS {

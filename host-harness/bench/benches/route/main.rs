@@ -1,10 +1,9 @@
-//! What one routing decision costs: ours natively, ours inside wasm, and NVIDIA Dynamo's own beside them.
+//! Measures one routing decision: ours natively, ours inside wasm, and NVIDIA Dynamo's for comparison.
 //!
-//! One benchmark for each situation and work: `route` is whole (hash, select, book, free), `select` has the hashes at
-//! hand. The name says prompt and block tokens; the function says who: `native`, `wasm`, `dynamo`, and `dynamo-1`, whose
-//! index has one thread; the parameter is the number of workers. Times are of one decision, on the CPU. The guest is
-//! called once for many decisions, so that crossing into wasm is no part of them: what a proxy's callbacks cost beside is
-//! the whole plugin's affair.
+//! One benchmark per situation and work: `route` is complete (hash, select, book, free), `select` starts with the hashes. The
+//! name gives prompt and block tokens; the function gives the subject: `native`, `wasm`, `dynamo`, and `dynamo-1`, whose index
+//! has one thread; the parameter is the number of workers. Times are CPU times of one decision. The guest is called once for many
+//! decisions, so that the crossing into wasm is not included: the cost of a proxy's callbacks belongs to the plugin as a whole.
 
 #[cfg(feature = "dynamo")]
 mod dynamo;
@@ -37,7 +36,7 @@ struct Row {
 }
 
 impl Row {
-    /// A whole route to one worker, where few hold the prompt's beginning.
+    /// A complete route to one worker, where few hold the prompt's prefix.
     const fn of(prompt_tokens: u32, block_tokens: u32) -> Self {
         Self {
             work: Work::Route,
@@ -150,7 +149,7 @@ fn route(criterion: &mut Criterion) {
     }
 }
 
-/// One benchmark. Putting a router in its situation takes seconds: that is done only for those that are asked for.
+/// One benchmark. Preparing a router takes seconds, so only selected benchmarks do it.
 fn measure<Run: FnMut(u64) -> Duration>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     who: &str,

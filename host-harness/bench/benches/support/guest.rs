@@ -1,4 +1,4 @@
-//! Owns the wasm side: the guest is compiled as the plugin is, and its functions are called through wasmtime.
+//! Owns the wasm side: the guest is compiled like the plugin, and its functions are called through wasmtime.
 #![allow(dead_code, reason = "each benchmark calls some of it")]
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const PACKAGE: &str = "pd-router-bench-guest";
 const TARGET: &str = "wasm32-unknown-unknown";
 const PROFILE: &str = "plugin";
 
-/// The compiled guest, of which instances are made.
+/// The compiled guest, from which instances are made.
 pub struct Guest {
     module: Module,
 }
@@ -24,7 +24,7 @@ pub struct Inside {
 }
 
 impl Guest {
-    /// Compiles the guest, or takes the module that `PD_BENCH_GUEST` names.
+    /// Compiles the guest, or loads the module that `PD_BENCH_GUEST` names.
     pub fn compile() -> Self {
         let path = std::env::var_os("PD_BENCH_GUEST").map_or_else(build, PathBuf::from);
         let module = Module::from_file(&Engine::default(), path).expect("a module");
@@ -38,7 +38,7 @@ impl Guest {
         inside
     }
 
-    /// A full index for so many workers: its pairs, the bytes it counts itself, and by how many the memory grew.
+    /// A full index for this many workers: its pairs, the bytes that it counts itself, and the growth of the memory in bytes.
     pub fn index_memory(&self, workers: u32) -> (u64, u64, u64) {
         let mut inside = self.instance();
         let before = inside.size();
@@ -55,7 +55,7 @@ impl Guest {
 }
 
 impl Inside {
-    /// Does this work so many times, in one call.
+    /// Does this work `times` times, in one call.
     pub fn run(&mut self, work: Work, times: u64) {
         self.call::<_, ()>("run", (work as u32, times));
     }
@@ -74,7 +74,7 @@ impl Inside {
     }
 }
 
-/// Compiles the guest in a target folder of its own: cargo holds the lock of the one that the benchmarks come from.
+/// Compiles the guest in a separate target folder: cargo holds the lock of the benchmarks' own.
 fn build() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest");
     let status = Command::new(env!("CARGO"))

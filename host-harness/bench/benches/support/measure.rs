@@ -1,18 +1,18 @@
-//! Owns how a benchmark measures.
+//! Owns the time measurement of the benchmarks.
 
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
 use criterion::Criterion;
 
-/// The time that this thread was on a CPU: what else the machine does is waited for, but not counted.
+/// CPU time of this thread: other work on the machine delays it, but does not count.
 pub fn timed(work: impl FnOnce()) -> Duration {
     let start = ThreadTime::now();
     work();
     start.elapsed()
 }
 
-/// Long enough that a busy machine is averaged over, short enough for a hundred benchmarks.
+/// Long enough to average over a busy machine, short enough for a hundred benchmarks.
 pub fn times() -> Criterion {
     Criterion::default()
         .sample_size(20)

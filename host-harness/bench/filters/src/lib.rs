@@ -1,6 +1,6 @@
-//! Filters that do less than pd-router: what they cost is what any filter in Wasm costs. The plugin's configuration, one
-//! word, says which: `empty` does nothing, `buffer` holds a request until its body is whole, `parse` reads the body as well,
-//! as a typed chat request, and `parse2` does so twice, so that what one parse costs is the difference.
+//! Owns filters that do less than pd-router: their cost is that of any filter in Wasm. The plugin's configuration, one word,
+//! selects the filter: `empty` does nothing, `buffer` holds a request until its body is complete, `parse` also parses the body as
+//! a typed chat request, and `parse2` does so twice, so that the difference is the cost of one parse.
 
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -9,7 +9,7 @@ use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType, LogLevel};
 use serde::Deserialize;
 
-/// The function that the ABI asks for is exported without a word said of it; nobody outside can see it here.
+/// The macro exports the ABI's entry function without a doc comment; the private module keeps it out of the documentation.
 mod entry {
     use super::*;
 
@@ -19,7 +19,7 @@ mod entry {
     }}
 }
 
-/// What is done to each request.
+/// The work done for each request.
 #[derive(Clone, Copy)]
 enum Task {
     Nothing,
@@ -88,7 +88,7 @@ impl HttpContext for Buffering {
     }
 }
 
-/// A chat request, as a router would read it that keeps nothing of it: text stays where it is.
+/// A chat request as a router would parse it without keeping anything: text stays in place.
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "read for what reading costs")]
 struct Chat<'a> {

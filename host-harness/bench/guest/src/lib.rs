@@ -1,5 +1,5 @@
-//! The wasm side of the benchmarks: the same code as natively, behind plain functions. Whoever calls them passes numbers
-//! that the benchmarks' own types were turned into; anything else traps.
+//! Owns the wasm side of the benchmarks: the same code as natively, behind plain functions. The arguments are numbers made from
+//! the benchmarks' own types; any others trap.
 
 use std::cell::RefCell;
 
@@ -7,12 +7,12 @@ use pd_router_bench::ours::{Memory, Ours, Work};
 use pd_router_bench::situation::Situation;
 
 thread_local! {
-    /// A module's functions have no receiver: what they work on lies here.
+    /// State of the functions, which have no receiver in a wasm module.
     static OURS: RefCell<Option<Ours>> = const { RefCell::new(None) };
     static MEMORY: RefCell<Option<Memory>> = const { RefCell::new(None) };
 }
 
-/// Puts a router in this situation.
+/// Prepares a router for this situation.
 #[unsafe(no_mangle)]
 pub extern "C" fn put_in(
     fleet: u32,
@@ -25,7 +25,7 @@ pub extern "C" fn put_in(
     OURS.set(Some(Ours::put_in(&situation)));
 }
 
-/// Does this work so many times.
+/// Does this work `times` times.
 #[unsafe(no_mangle)]
 pub extern "C" fn run(work: u32, times: u64) {
     OURS.with_borrow_mut(|ours| {
@@ -34,7 +34,7 @@ pub extern "C" fn run(work: u32, times: u64) {
     });
 }
 
-/// Fills an index for so many workers, and keeps it; says how many pairs of worker and block it holds.
+/// Fills an index for this many workers and keeps it; returns its number of pairs of worker and block.
 #[unsafe(no_mangle)]
 pub extern "C" fn fill_index(workers: u32) -> u64 {
     let memory = Memory::of_index(workers);
@@ -43,7 +43,7 @@ pub extern "C" fn fill_index(workers: u32) -> u64 {
     pairs
 }
 
-/// Bytes that the filled index holds.
+/// Bytes held by the filled index.
 #[unsafe(no_mangle)]
 pub extern "C" fn index_bytes() -> u64 {
     MEMORY.with_borrow(|memory| memory.as_ref().expect("a filled index").bytes)

@@ -1,4 +1,4 @@
-//! Owns the page's plots: which figures they show, of which rows.
+//! Owns the page's plots: their figures and rows.
 
 use super::contenders::Palette;
 use super::numbers::{bytes, percent, short};
@@ -10,7 +10,7 @@ use super::strips::{Strip, strips};
 use crate::bench::results::{Figures, Load, Loading, MemoryRow, Results, Row, TraceRow};
 use crate::plot::{Axis, Canvas, DrawError, Line, Points, Scale, figure, lines};
 
-/// Bars by contender: what requests cost and how long they take, at the load that all contenders share.
+/// Bars by contender: cost and latency of requests, at the load that all contenders share.
 pub fn of_requests(results: &Results, palette: &Palette) -> Result<String, DrawError> {
     let groups = by_load(&results.rows);
     let usual: Vec<_> = groups.iter().filter(|group| is_usual(group.load)).collect();
@@ -45,7 +45,7 @@ fn cpu_strip(row: &Row, palette: &Palette) -> Strip {
     }
 }
 
-/// Said beside figures that mean little, since many requests were not answered.
+/// A remark beside figures that mean little because many requests were not answered.
 fn refusals(row: &Row) -> String {
     match answers(&row.median) {
         true => String::new(),
@@ -64,7 +64,7 @@ fn latency_strip(row: &Row, palette: &Palette) -> Strip {
     }
 }
 
-/// A figure of the trace: its title, where it is, and how it is written.
+/// A figure of the trace: title, accessor, format.
 type OfTrace = (&'static str, fn(&TraceRow) -> f64, fn(f64) -> String);
 
 const OF_TRACE: [OfTrace; 3] = [

@@ -1,4 +1,4 @@
-//! Owns what a report says of each contender: what its name means, and its colour.
+//! Owns the report's description of each contender: the meaning of its name, and its colour.
 
 use plotters::style::RGBColor;
 
@@ -6,7 +6,7 @@ use super::select::unique;
 use crate::bench::results::Results;
 use crate::plot::tint;
 
-/// The names that findings speak of.
+/// The names that findings use.
 pub mod name {
     /// The Wasm filter that does nothing.
     pub const EMPTY: &str = "envoy+empty";
@@ -20,7 +20,7 @@ pub mod name {
     pub const DIRECT: &str = "pd-router direct";
     /// pd-router with NIXL's hand-off.
     pub const NIXL: &str = "pd-router nixl";
-    /// pd-router in direct mode, answers not looked at.
+    /// pd-router in direct mode, without reading answers.
     pub const UNACCOUNTED: &str = "pd-router direct, no accounting";
     /// Envoy in front of smg with NIXL's hand-off.
     pub const SMG_NIXL: &str = "envoy+smg nixl";
@@ -30,7 +30,7 @@ pub mod name {
     pub const VLLM: &str = "envoy+vllm-router";
 }
 
-/// What each name means.
+/// Meaning of each name.
 const MEANINGS: [(&str, &str); 20] = [
     (
         "envoy",
@@ -87,7 +87,7 @@ const MEANINGS: [(&str, &str); 20] = [
     (name::VLLM, "vLLM's router behind Envoy"),
 ];
 
-/// What a name means, where that is known.
+/// Meaning of a name, if known.
 pub fn meaning(contender: &str) -> Option<&'static str> {
     let mut known = MEANINGS.iter();
     known
@@ -95,19 +95,19 @@ pub fn meaning(contender: &str) -> Option<&'static str> {
         .map(|(_, meaning)| *meaning)
 }
 
-/// Whose work a contender is.
+/// Origin of a contender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// Envoy without a router: a measure, not a rival.
+    /// Envoy without a router: a reference, not a rival.
     Control,
-    /// The project's.
+    /// The project's own.
     PdRouter,
-    /// Another router's.
+    /// Another router.
     Peer,
 }
 
 impl Family {
-    /// Of a contender, by its name.
+    /// Origin of a contender, by its name.
     pub fn of(contender: &str) -> Self {
         match contender {
             "envoy" | name::EMPTY | name::BUFFER | name::PARSE | name::PARSE_TWICE => Self::Control,
@@ -116,7 +116,7 @@ impl Family {
         }
     }
 
-    /// Colours of its contenders, in the order that these come in.
+    /// Colours for contenders of this origin, in their order of appearance.
     const fn colors(self) -> &'static [RGBColor] {
         match self {
             Self::Control => &[
@@ -148,11 +148,11 @@ impl Family {
     }
 }
 
-/// All contenders and their colours, no two alike: the page hides lines by their colour.
+/// All contenders and their colours, no two the same: the page hides lines by their colour.
 pub struct Palette(Vec<(String, RGBColor)>);
 
 impl Palette {
-    /// For all that the results speak of.
+    /// A palette for all contenders in the results.
     pub fn of(results: &Results) -> Self {
         let rows = results.rows.iter().map(|row| &row.contender);
         let memory = results.memory.iter().map(|row| &row.contender);

@@ -1,4 +1,4 @@
-//! Owns the findings: what the figures come to, beside what they are to reach.
+//! Owns the findings: measured figures beside their targets.
 
 mod effort;
 mod endurance;
@@ -7,29 +7,29 @@ use super::numbers::short;
 use super::select::{Lack, in_words};
 use crate::bench::results::{Load, Results};
 
-/// One thing that a benchmark is to show.
+/// One finding of a benchmark.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
-    /// Its place among the findings, such as `1a`.
+    /// Number of the finding, such as `1a`.
     pub number: &'static str,
     /// What is measured.
     pub what: String,
-    /// What it is to be.
+    /// The target.
     pub target: String,
-    /// What it came to; empty where it was not measured.
+    /// The result; empty if not measured.
     pub measured: String,
-    /// Whether that is enough.
+    /// Whether the result meets the target.
     pub verdict: Verdict,
 }
 
 /// Whether a target is reached.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    /// It is.
+    /// Met.
     Reached,
-    /// It is not: by how much.
+    /// Not met: by how much.
     Missed(String),
-    /// Nobody knows: why.
+    /// Unknown: why.
     NotMeasured(String),
 }
 
@@ -41,7 +41,7 @@ pub fn all(results: &Results) -> Vec<Finding> {
     all
 }
 
-/// A line for each: what it came to first, since what was asked is long.
+/// One line per finding, the result first, since the description is long.
 pub fn in_lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
@@ -62,14 +62,14 @@ pub fn in_lines(findings: &[Finding]) -> String {
     text
 }
 
-/// What is asked.
+/// A finding to be judged: number, quantity, target.
 struct Asked {
     number: &'static str,
     what: String,
     target: String,
 }
 
-/// What was measured and whether it is enough; or why nobody knows.
+/// The result and its verdict, or why it is unknown.
 type Judged = Result<(String, Verdict), Lack>;
 
 impl Asked {
@@ -87,8 +87,8 @@ impl Asked {
         }
     }
 
-    /// A finding for each of several circumstances, said which, so that none of them is chosen after the fact. Those under
-    /// which something was not measured are left out where another one is complete.
+    /// A finding for each of several named circumstances, so that none is chosen after the fact. Circumstances without a
+    /// measurement are dropped if another one is complete.
     fn findings<T>(
         &self,
         each: &[T],
@@ -124,7 +124,7 @@ impl Asked {
     }
 }
 
-/// How far a figure may go.
+/// Limit of a figure.
 #[derive(Debug, Clone, Copy)]
 enum Limit {
     AtMost(f64),
@@ -132,10 +132,10 @@ enum Limit {
 }
 
 impl Limit {
-    /// Of a figure, in a unit that is written behind it.
+    /// Verdict on a figure, with its unit.
     ///
     /// # Errors
-    /// When it is none: what it is made from came to nothing.
+    /// When the figure is no number: its inputs are zero.
     fn verdict(self, value: f64, unit: &str) -> Result<Verdict, Lack> {
         if !value.is_finite() {
             return Err(Lack::Unfit("what was measured is no number".to_owned()));
@@ -151,7 +151,7 @@ impl Limit {
     }
 }
 
-/// A difference that is never written as none.
+/// A difference, never rounded to zero.
 fn difference(value: f64) -> String {
     match value {
         ..0.005 => "less than 0.01".to_owned(),

@@ -1,4 +1,4 @@
-//! Owns the tables for README, in Markdown.
+//! Owns README's tables, in Markdown.
 
 use super::contenders::name::{BUFFER, DIRECT, NIXL, PARSE, PARSE_TWICE};
 use super::findings::{Finding, Verdict};
@@ -7,10 +7,10 @@ use super::select::{by_all_but, by_load, is_usual, unique};
 use super::tables::{BRIEF, Table, of_bodies, of_load, of_memory, of_trace};
 use crate::bench::results::{Loading, Results};
 
-/// Whose CPU is shown by the size of bodies.
+/// Contenders whose CPU is shown by body size.
 const BY_BODY: [&str; 5] = [BUFFER, PARSE, PARSE_TWICE, DIRECT, NIXL];
 
-/// All of it.
+/// The complete document.
 pub fn document(results: &Results, findings: &[Finding]) -> String {
     let mut parts = vec![measured_on(results), in_table(findings)];
     parts.extend(tables(results).iter().map(written));
@@ -24,7 +24,7 @@ pub fn document(results: &Results, findings: &[Finding]) -> String {
     parts.join("\n")
 }
 
-/// Where, when, of what and how often, in a line.
+/// Machine, date, versions and rounds, in one line.
 pub fn in_a_line(results: &Results) -> String {
     let machine = &results.machine;
     let versions: Vec<String> = results
@@ -127,7 +127,7 @@ fn line(cells: impl Iterator<Item = String>) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// Text that is nothing but text in a table's cell.
+/// Text escaped for a table cell.
 fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('|', "\\|");
     let text = text.replace('<', "&lt;").replace('*', "\\*");

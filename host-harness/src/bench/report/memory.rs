@@ -1,28 +1,28 @@
-//! Owns what memory comes to as prompts go by.
+//! Owns the derivation of memory growth over many prompts.
 
 use super::numbers::thousands;
 use super::select::Lack;
 use crate::bench::results::MemoryRow;
 
-/// Prompts after which memory is judged, and after which it is to stay as it is.
+/// Prompts after which memory is judged, and after which it is to stay constant.
 pub const MARK: u64 = 100_000;
 
-/// What one contender's memory came to, as far as it was measured.
+/// Memory growth of one contender, as far as measured.
 pub struct Growth {
     /// MB before the first prompt.
     pub start: Result<f64, Lack>,
     /// MB after [`MARK`] prompts.
     pub at_mark: Result<f64, Lack>,
-    /// The last that was measured after that: prompts and MB.
+    /// The last measurement after that: prompts and MB.
     pub end: Result<(u64, f64), Lack>,
-    /// MB that each VM took from the start to [`MARK`].
+    /// MB per VM from the start to [`MARK`].
     pub each_vm: Result<f64, Lack>,
-    /// MB that 10,000 prompts took from [`MARK`] to the end, all VMs together.
+    /// MB per 10,000 prompts from [`MARK`] to the end, all VMs together.
     pub after_mark: Result<f64, Lack>,
 }
 
 impl Growth {
-    /// Of a row.
+    /// Growth of a row.
     pub fn of(row: &MemoryRow) -> Self {
         let (start, mark, end) = (start(row), mark(row), end(row));
         let each_vm = start.clone().and_then(|start| {

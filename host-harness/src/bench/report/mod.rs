@@ -1,5 +1,5 @@
-//! Owns the report of a benchmark: the results for machines, the tables of README, and one page of HTML with plots.
-//! All of it is made from the results alone.
+//! Owns the report of a benchmark: the results for machines, README's tables, and one page of HTML with plots. All of it is
+//! derived from the results alone.
 
 mod charts;
 mod contenders;
@@ -29,17 +29,17 @@ pub enum ReportError {
     /// A file cannot be written.
     #[error("{}: {source}", path.display())]
     Write {
-        /// The file, or its folder.
+        /// The file or its folder.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// Writes `report.json`, `report.md` and `report.html` into a folder, which is made where there is none.
+/// Writes `report.json`, `report.md` and `report.html` into a folder, which is created if missing.
 ///
 /// # Errors
-/// When a plot cannot be drawn, or a file not be written. What was written before stays.
+/// When a plot cannot be drawn, or a file cannot be written. Files written before remain.
 pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
     let in_folder = |source| ReportError::Write {
         path: folder.to_owned(),
@@ -47,7 +47,7 @@ pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
     };
     std::fs::create_dir_all(folder).map_err(in_folder)?;
     let json = serde_json::to_string_pretty(results)? + "\n";
-    // The figures first: whatever happens to the rest, it can be made from them.
+    // The figures first: the other files can be derived from them after a failure.
     put(folder.join("report.json"), &json)?;
     let findings = findings::all(results);
     put(
@@ -57,7 +57,7 @@ pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
     put(folder.join("report.html"), &page::page(results, &findings)?)
 }
 
-/// The findings, for a person at a terminal.
+/// The findings, for a terminal.
 pub fn for_people(results: &Results) -> String {
     findings::in_lines(&findings::all(results))
 }

@@ -1,8 +1,8 @@
-//! Owns how figures are written: no digit more than means something.
+//! Owns the formatting of figures: no digit beyond their precision.
 
 use super::select::KB;
 
-/// Three digits or so: 0.42, 4.17, 41.7, 417, 4,170.
+/// About three digits: 0.42, 4.17, 41.7, 417, 4,170.
 pub fn short(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "–".to_owned(),
@@ -12,7 +12,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// A whole number, its thousands set apart.
+/// An integer with thousands separators.
 pub fn thousands(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_owned();
@@ -31,7 +31,7 @@ pub fn thousands(value: f64) -> String {
     }
 }
 
-/// A part of one, in per cent. What is not all is not written as all.
+/// A share from 0 to 1 in per cent. A share below 1 never becomes 100 %.
 pub fn percent(part: f64) -> String {
     let percent = part * 100.0;
     match percent {
@@ -50,7 +50,7 @@ pub fn ranged(median: String, min: String, max: String) -> String {
     }
 }
 
-/// Bytes of a body.
+/// Bytes of a body, as text.
 pub fn bytes(count: usize) -> String {
     match count % KB {
         0 => format!("{} KB", thousands((count / KB) as f64)),

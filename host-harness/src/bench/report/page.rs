@@ -1,4 +1,4 @@
-//! Owns the page: findings, plots and all figures, in one file that stands alone.
+//! Owns the HTML page: findings, plots and all figures, in one self-contained file.
 
 use std::fmt::Write;
 
@@ -61,12 +61,12 @@ fn in_table(findings: &[Finding]) -> String {
     text + "</tbody></table>\n"
 }
 
-/// The name of a contender's box in the legend, by its place: its own name may be anything.
+/// Id of a contender's box in the legend, by position: the contender's name may hold any characters.
 fn id(at: usize) -> String {
     format!("show-{at}")
 }
 
-/// Rules by which a contender's box in the legend hides its lines and dots.
+/// CSS rules by which a contender's box in the legend hides its lines and dots.
 fn hiding(palette: &Palette) -> String {
     let rules = palette.iter().enumerate().map(|(at, (_, color))| {
         let (id, hex) = (id(at), hex(color));
@@ -77,7 +77,7 @@ fn hiding(palette: &Palette) -> String {
     rules.collect()
 }
 
-/// A box for each contender that has a line somewhere.
+/// A box for each contender that has a line in some plot.
 fn legend(results: &Results, palette: &Palette) -> String {
     let has_line = |name: &str| {
         results.rows.iter().any(|row| row.contender == name)

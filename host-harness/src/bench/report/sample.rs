@@ -1,10 +1,10 @@
-//! Owns made-up results, as a benchmark of all contenders has them.
+//! Owns made-up results, shaped like a benchmark of all contenders.
 
 use std::collections::BTreeMap;
 
 use crate::bench::results::{Figures, Load, Loading, Machine, MemoryRow, Results, Row, TraceRow};
 
-/// Contenders, the microseconds that a small request costs each, and what a KB of a body adds.
+/// Contenders, each with the microseconds of a small request and per KB of body.
 const COSTS: [(&str, f64, f64); 20] = [
     ("envoy", 92.0, 0.3),
     ("envoy+empty", 101.0, 0.3),
@@ -28,7 +28,7 @@ const COSTS: [(&str, f64, f64); 20] = [
     ("a <b>new</b> | one", 500.0, 9.0),
 ];
 
-/// A closed loop, whole answers, one thread.
+/// A closed loop, unstreamed answers, one thread.
 pub fn closed(kb: usize, connections: usize) -> Load {
     Load {
         load: Loading::Closed,
@@ -42,7 +42,7 @@ pub fn closed(kb: usize, connections: usize) -> Load {
     }
 }
 
-/// The same, streamed, as fast as events can be written.
+/// The same, streamed, without pauses between events.
 pub fn streamed(kb: usize, connections: usize) -> Load {
     Load {
         streamed: true,
@@ -52,7 +52,7 @@ pub fn streamed(kb: usize, connections: usize) -> Load {
     }
 }
 
-/// A stream of so many events, each 10 ms after the one before.
+/// A stream of `chunks` events, 10 ms apart.
 pub fn paced(chunks: u64) -> Load {
     Load {
         chunks: Some(chunks),
@@ -70,7 +70,7 @@ pub fn open() -> Load {
     }
 }
 
-/// A row of one figure, the same in all rounds, that was answered.
+/// A row with the same figures in all rounds, answered.
 pub fn row(contender: &str, load: Load, figures: Figures) -> Row {
     let figures = Figures {
         success_rate: if figures.success_rate == 0.0 {
@@ -90,7 +90,7 @@ pub fn row(contender: &str, load: Load, figures: Figures) -> Row {
     }
 }
 
-/// Results of nothing.
+/// Empty results.
 pub fn nothing() -> Results {
     Results {
         machine: Machine {
@@ -112,7 +112,7 @@ pub fn nothing() -> Results {
     }
 }
 
-/// Results of everything.
+/// Results of every measurement.
 pub fn everything() -> Results {
     let mut loads = vec![closed(1, 1), closed(1, 16), closed(1, 64)];
     loads.extend([4, 16, 220].map(|kb| closed(kb, 16)));
@@ -186,7 +186,7 @@ fn times(of: Figures, factor: f64) -> Figures {
     }
 }
 
-/// Memory that grows by so many MB until 100,000 prompts, and hardly after.
+/// Memory that grows by `grows` MB until 100,000 prompts, and hardly after.
 pub fn memory(contender: &str, grows: f64) -> MemoryRow {
     let by_ten = (0..=15u64).map(|at| {
         let part = (at as f64 / 10.0).min(1.0);
@@ -200,7 +200,7 @@ pub fn memory(contender: &str, grows: f64) -> MemoryRow {
     }
 }
 
-/// A trace that was played.
+/// A played trace.
 pub fn trace(contender: &str, ttft_mean_ms: f64, hit_rate: f64, success_rate: f64) -> TraceRow {
     TraceRow {
         contender: contender.to_owned(),

@@ -1,37 +1,37 @@
-//! Owns how rows are found: by contender, by load, and those that ran under one load.
+//! Owns the selection of rows: by contender, by load, and grouped by load.
 
 use super::numbers::{bytes, percent};
 use crate::bench::results::{Figures, Load, Loading, Row};
 
-/// Bytes of a KB, as bodies are named.
+/// Bytes per KB, as used in body sizes.
 pub const KB: usize = 1024;
 
-/// The part of all requests that must be answered well for a row's times to mean anything: refusing is quick.
+/// Share of requests that must be answered well for a row's times to mean anything: refusing is quick.
 const ANSWERED: f64 = 0.99;
 
-/// Whether a row's requests were answered, all but a few.
+/// Whether nearly all requests of a row were answered.
 pub fn answers(figures: &Figures) -> bool {
     figures.success_rate >= ANSWERED
 }
 
-/// Why something cannot be judged, in words.
+/// Why a figure cannot be judged, in words.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Lack {
-    /// Nobody measured it.
+    /// Not measured.
     Absent(String),
-    /// It was measured, and the figures mean nothing.
+    /// Measured, but without meaning.
     Unfit(String),
 }
 
 impl Lack {
-    /// The words.
+    /// The text.
     pub fn words(self) -> String {
         match self {
             Self::Absent(words) | Self::Unfit(words) => words,
         }
     }
 
-    /// The same with more words.
+    /// The same with more text.
     pub fn and(self, more: &str) -> Self {
         match self {
             Self::Absent(words) => Self::Absent(format!("{words}{more}")),
@@ -40,10 +40,10 @@ impl Lack {
     }
 }
 
-/// The median of a contender under a load.
+/// Median of a contender under a load.
 ///
 /// # Errors
-/// When there is none to judge by.
+/// When no row can be judged.
 pub fn median<'a>(rows: &'a [Row], contender: &str, load: &Load) -> Result<&'a Figures, Lack> {
     let mut of = rows.iter().filter(|row| row.contender == contender);
     let absent = || Lack::Absent(format!("{contender} was not measured under this load"));
@@ -57,7 +57,7 @@ pub fn median<'a>(rows: &'a [Row], contender: &str, load: &Load) -> Result<&'a F
     )))
 }
 
-/// The loads that a contender ran under and that are wanted, in their order.
+/// The wanted loads of a contender, in their order.
 pub fn loads<'a>(
     rows: &'a [Row],
     contender: &str,
@@ -67,7 +67,7 @@ pub fn loads<'a>(
     unique(of.map(|row| &row.load).filter(|load| wanted(load)))
 }
 
-/// Things in their order, each once.
+/// Items in order of first appearance, each once.
 pub fn unique<T: PartialEq>(of: impl Iterator<Item = T>) -> Vec<T> {
     let mut each = Vec::new();
     for one in of {
@@ -96,7 +96,8 @@ pub fn by_load(rows: &[Row]) -> Vec<Group<'_>> {
     loads.into_iter().map(group).collect()
 }
 
-/// Rows whose loads are equal but for what `alike` makes equal, in the order of each one's first row, and only where they differ in it.
+/// Rows whose loads are equal once `alike` has been applied, in the order of each group's first row; only groups whose loads
+/// differ before that.
 pub fn by_all_but(rows: &[Row], alike: impl Fn(&mut Load)) -> Vec<(Load, Vec<&Row>)> {
     let rest = |load: &Load| {
         let mut rest = load.clone();
@@ -113,12 +114,12 @@ pub fn by_all_but(rows: &[Row], alike: impl Fn(&mut Load)) -> Vec<(Load, Vec<&Ro
         .collect()
 }
 
-/// Whether events come at a pace, not as fast as they can be written.
+/// Whether events come at a fixed pace, not without pauses.
 pub fn paced(load: &Load) -> bool {
     load.chunk_ms.is_some_and(|ms| ms > 0.0)
 }
 
-/// The load by which contenders are compared first: 1 KB, 16 connections, as fast as it goes, streamed or whole.
+/// The load by which contenders are compared first: 1 KB, 16 connections, closed loop, streamed or unstreamed.
 pub fn is_usual(load: &Load) -> bool {
     load.load == Loading::Closed && load.connections == 16 && load.body_bytes == KB && !paced(load)
 }
@@ -134,7 +135,7 @@ pub fn in_words(load: &Load) -> String {
     )
 }
 
-/// How its answers come, in words.
+/// The form of its answers in words.
 pub fn manner(load: &Load) -> String {
     let pace = match load.chunk_ms {
         Some(ms) if paced(load) => format!(", one every {ms} ms"),
@@ -148,7 +149,7 @@ pub fn manner(load: &Load) -> String {
     }
 }
 
-/// How requests come, in words.
+/// The sending of its requests in words.
 pub fn connections(load: &Load) -> String {
     match (load.load, load.rate, load.connections) {
         (Loading::Open, Some(rate), _) => format!("open loop, {rate} requests/s"),

@@ -1,5 +1,5 @@
-//! Owns plots of bars that lie: a contender a line, its name and its figures above its bar, so that a narrow screen
-//! has room for both.
+//! Owns plots of horizontal bars: one contender per line, name and figures above the bar, so that a narrow screen has room for
+//! both.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -10,23 +10,23 @@ use crate::plot::{DrawError, FONT, INK};
 pub struct Strip {
     /// Its name.
     pub name: String,
-    /// Its figures, written.
+    /// Its formatted figures.
     pub figures: String,
     /// Its colour.
     pub color: RGBColor,
-    /// How long its bars are, one over the other from 0; the shortest is the darkest.
+    /// Lengths of its bars, drawn over each other from 0; the shortest is the darkest.
     pub bars: Vec<f64>,
-    /// The least and the greatest that the last bar's figure was.
+    /// Minimum and maximum of the last bar's figure.
     pub range: Option<(f64, f64)>,
 }
 
 const WIDTH: i32 = 520;
 const STEP: i32 = 36;
 const THICK: i32 = 11;
-/// Letters of 14 pixels, as the drawing library counts them.
+/// Font size for letters of 14 pixels, in the drawing library's measure.
 const LETTERS: i32 = 18;
 
-/// Bars, the longest of which takes the whole width.
+/// Bars; the longest takes the whole width.
 ///
 /// # Errors
 /// When they cannot be drawn.

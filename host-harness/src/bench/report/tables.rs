@@ -1,4 +1,4 @@
-//! Owns what the tables hold, however they are written.
+//! Owns the contents of the tables, independent of their format.
 
 use super::contenders::Family;
 use super::memory::{Growth, MARK};
@@ -8,11 +8,11 @@ use crate::bench::results::{Figures, Load, MemoryRow, Row, TraceRow};
 
 /// A table.
 pub struct Table {
-    /// Of what.
+    /// Title.
     pub title: String,
-    /// Its columns: what, and the unit; the first is the contender.
+    /// Columns: name and unit; the first is the contender.
     pub head: Vec<(String, String)>,
-    /// Its rows, as long as the head.
+    /// Rows, as long as the head.
     pub rows: Vec<Vec<Cell>>,
 }
 
@@ -21,9 +21,9 @@ pub struct Table {
 pub struct Cell {
     /// The figure.
     pub text: String,
-    /// The least and the greatest of the rounds, where that is shown.
+    /// Minimum and maximum of the rounds, if shown.
     pub range: Option<(String, String)>,
-    /// Whether no router has a better one.
+    /// Whether no other router has a better figure.
     pub best: bool,
 }
 
@@ -123,10 +123,10 @@ const SUCCESS: Column = Column::new("success", "", |of| of.success_rate)
     .more_is_better()
     .written(percent);
 
-/// All that was measured.
+/// All measured columns.
 pub const FULL: [Column; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
 
-/// What README shows.
+/// Columns shown in README.
 pub const BRIEF: [Column; 5] = [
     CPU,
     P50.without_range(),
@@ -178,7 +178,7 @@ fn head<'a>(columns: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(String, S
         .collect()
 }
 
-/// Marks the best cells of a column, as far as figures are shown.
+/// Marks the best cells of a column, compared as displayed.
 fn mark(
     table: &mut Table,
     column: usize,
@@ -197,7 +197,7 @@ fn mark(
         return;
     };
     let text = table.rows[best][column].text.clone();
-    // Where all are alike, none is better.
+    // If all are equal, none is best.
     if among().all(|at| table.rows[at][column].text == text) {
         return;
     }
@@ -206,7 +206,7 @@ fn mark(
     }
 }
 
-/// CPU by the size of bodies: rows that differ in nothing else.
+/// CPU by body size: rows that differ in nothing else.
 pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Table {
     let mut sizes = unique(rows.iter().map(|row| row.load.body_bytes));
     sizes.sort_unstable();
@@ -234,7 +234,7 @@ pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Ta
     }
 }
 
-/// Memory as prompts go by.
+/// Memory over the number of prompts.
 pub fn of_memory(rows: &[MemoryRow]) -> Table {
     let cells = rows.iter().map(|row| {
         let growth = Growth::of(row);

@@ -1,4 +1,4 @@
-//! Tests of the whole: three files in their shape, made from results alone.
+//! Tests of the complete report: three files in their format, derived from results alone.
 
 use serde_json::Value;
 
@@ -91,7 +91,8 @@ fn the_tables_of_markdown_are_whole() {
 #[test]
 fn the_page_stands_alone() {
     let (_, _, page) = report(&everything());
-    // CPU and latency, whole and streamed; three of the trace; bodies; connections, whole and streamed, small and long; memory.
+    // CPU and latency, unstreamed and streamed; three of the trace; bodies; connections, unstreamed and streamed, small and long;
+    // memory.
     assert_eq!(page.matches("<svg").count(), 2 * 2 + 3 + 1 + 3 + 1);
     for part in [
         "Findings",

@@ -1,15 +1,15 @@
-//! Owns the reading of a streamed chat completion: whether text has come, and whether it is whole.
+//! Owns the parser of a streamed chat completion: whether text has come, and whether the answer is complete.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// What was read of a stream.
+/// State of the parsed stream.
 #[derive(Default)]
 pub struct Reader {
-    /// The beginning of an event whose end has not come.
+    /// The start of an event whose end has not come.
     begun: Vec<u8>,
     text: bool,
-    /// Whether the answer said why it ended.
+    /// Whether the answer gave its finish reason.
     finished: bool,
     failed: bool,
     done: bool,
@@ -34,11 +34,11 @@ struct Delta {
     content: Option<String>,
 }
 
-/// What ends an event.
+/// Terminator of an event.
 const END: &[u8] = b"\n\n";
 
 impl Reader {
-    /// Reads a piece of the body, however it was cut.
+    /// Reads a piece of the body, cut at any byte.
     pub fn read(&mut self, piece: &[u8]) {
         self.begun.extend_from_slice(piece);
         let begun = std::mem::take(&mut self.begun);
@@ -50,19 +50,19 @@ impl Reader {
         self.begun = rest.to_vec();
     }
 
-    /// Whether there was an event with text.
+    /// Whether an event had text.
     pub fn has_text(&self) -> bool {
         self.text
     }
 
-    /// Whether it ended as a whole answer does: with a reason, and `[DONE]` after all else.
+    /// Whether the stream ended like a complete answer: with a reason, and `[DONE]` last.
     pub fn is_whole(&self) -> bool {
         self.done && self.finished && !self.failed && self.begun.is_empty()
     }
 
     fn event(&mut self, event: &[u8]) {
         let Some(data) = event.strip_prefix(b"data: ") else {
-            // A comment, which keeps connections open.
+            // A comment, sent to keep connections open.
             self.failed |= !event.starts_with(b":");
             return;
         };

@@ -1,4 +1,5 @@
-//! Owns a recorded trace played against a real proxy, in real time: who was answered, how soon, and what the engines had to compute.
+//! Owns the replay of a recorded trace against a real proxy in real time: which requests were answered, how soon, and the
+//! engines' work.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -25,78 +26,78 @@ mod prompt;
 #[cfg(test)]
 mod tests;
 
-/// How a trace is played.
+/// Options of a replay.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much faster than recorded. The engines' times are divided by the same.
+    /// Factor by which the trace is played faster than recorded. The engines' times are divided by the same.
     pub speedup: f64,
-    /// How many of its requests are sent, from the first.
+    /// Number of requests sent, from the first.
     pub requests: usize,
     /// The model asked for.
     pub model: String,
-    /// Tokens of every answer: few, since decode is not what is measured.
+    /// Tokens of every answer: few, since decode is not measured.
     pub max_tokens: u64,
-    /// Tokens of the blocks that the trace was read for.
+    /// Tokens per block of the trace.
     pub block_tokens: u32,
-    /// How long an answer may take, on the wall's clock; then the request is given up.
+    /// Wall-clock limit of an answer; after it the request is abandoned.
     pub patience: Duration,
 }
 
-/// How one request ended.
+/// End of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
-    /// With 200 and a whole answer.
+    /// 200 and a complete answer.
     Whole,
-    /// With another status.
+    /// Another status.
     Refused(StatusCode),
-    /// With 200 and an error, or before the answer was over.
+    /// 200 and an error, or an incomplete answer.
     CutShort,
-    /// Without an answer.
+    /// No answer.
     Unanswered,
-    /// With a client that had waited long enough.
+    /// Abandoned by the client after its limit.
     GivenUp,
 }
 
-/// What became of one request; times are on the wall's clock, from when it was to be sent.
+/// Outcome of one request; wall-clock times since its due time.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// How it ended.
+    /// Its end.
     pub end: End,
-    /// To its first text, where any came.
+    /// Time to the first text, if any came.
     pub ttft: Option<Duration>,
-    /// To when it was sent.
+    /// Lateness of sending.
     pub late: Duration,
 }
 
-/// A trace that was played.
+/// A played trace.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// How much faster than recorded.
+    /// Factor by which the trace was played faster than recorded.
     pub speedup: f64,
-    /// One for each request, in no order.
+    /// One outcome per request, unordered.
     pub outcomes: Vec<Outcome>,
 }
 
 impl Played {
-    /// How late requests were sent, in milliseconds of the trace.
+    /// Lateness of sending, in milliseconds of the trace.
     pub fn late_ms(&self) -> Spread {
         let late = self.outcomes.iter().map(|one| one.late);
         Spread::of(late.map(|late| late.as_secs_f64() * 1000.0 * self.speedup))
     }
 }
 
-/// What one engine had to do, from its `/__state`.
+/// Work of one engine, from its `/__state`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct EngineState {
-    /// What the engine does.
+    /// Role of the engine.
     pub role: Role,
-    /// Prompt tokens that it had.
+    /// Prompt tokens found in the cache.
     pub cached_tokens: u64,
-    /// Prompt tokens that it computed.
+    /// Prompt tokens computed.
     pub computed_tokens: u64,
 }
 
-/// Sends the requests of a trace at their times, whatever becomes of those before; calls `progress` with how many have ended.
+/// Sends the requests of a trace at their times, independent of earlier ones; calls `progress` with the number of ended requests.
 pub async fn play(
     trace: &Trace,
     at: SocketAddr,
@@ -130,16 +131,16 @@ pub async fn play(
     }
 }
 
-/// Bodies made before their time: traces come in bursts, whose requests would wait for each other's bodies.
+/// Bodies made ahead of time: traces come in bursts, whose requests would wait for each other's bodies.
 struct Bodies<'a> {
     requests: &'a [Request],
     options: &'a Options,
     made: VecDeque<Bytes>,
-    /// The number of the next one to be made.
+    /// Number of the next body to make.
     next: usize,
 }
 
-/// How many bodies there are at most: more than a burst has.
+/// Maximum number of prepared bodies: more than a burst has.
 const AHEAD: usize = 128;
 
 impl<'a> Bodies<'a> {
@@ -152,7 +153,7 @@ impl<'a> Bodies<'a> {
         }
     }
 
-    /// The next request's, which is not needed before `due`; makes others until then, and lets other tasks go first.
+    /// The next request's body, which is not needed before `due`; makes others until then, and lets other tasks run first.
     async fn next(&mut self, due: Instant) -> Bytes {
         while self.made.len() < AHEAD && self.next < self.requests.len() && Instant::now() < due {
             let body = self.make();
@@ -190,7 +191,7 @@ async fn ask(pool: Arc<Pool>, body: Bytes, due: Instant, patience: Duration) -> 
     Outcome { end, ttft, late }
 }
 
-/// Reads an answer; calls `has_text` when its first text has come, and maybe again.
+/// Reads an answer; calls `has_text` at its first text, and possibly again.
 async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<End, Unanswered> {
     let (mut response, line) = pool.send(body).await?;
     let mut reader = Reader::default();
@@ -214,10 +215,10 @@ async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<
     })
 }
 
-/// What engines have had to do.
+/// The engines' work so far.
 ///
 /// # Errors
-/// When one does not tell.
+/// When a state report fails.
 pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, Unanswered> {
     let mut states = Vec::new();
     for engine in engines {
@@ -227,8 +228,7 @@ pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, Unanswer
     Ok(states)
 }
 
-/// What a trace came to, in the trace's time. First tokens count where the answer was whole; of the engines those count that compute
-/// prompts.
+/// Result of a trace, in the trace's time. First tokens count only of complete answers; only engines that compute prompts count.
 pub fn row(contender: &str, played: &Played, engines: &[EngineState]) -> TraceRow {
     let whole = || played.outcomes.iter().filter(|one| one.end == End::Whole);
     let ttft = whole().filter_map(|one| one.ttft);
@@ -255,7 +255,7 @@ pub fn row(contender: &str, played: &Played, engines: &[EngineState]) -> TraceRo
     }
 }
 
-/// 0 of nothing.
+/// The share; 0 if `of` is 0.
 fn share(part: u64, of: u64) -> f64 {
     match of {
         0 => 0.0,

@@ -23,15 +23,15 @@ pub enum Unanswered {
     /// The connection broke.
     #[error(transparent)]
     Broken(#[from] hyper::Error),
-    /// What was asked for cannot be written.
+    /// The request cannot be encoded.
     #[error(transparent)]
     Request(#[from] hyper::http::Error),
-    /// A page is not what it should be.
+    /// A page cannot be parsed.
     #[error("not read: {0}")]
     Page(serde_json::Error),
 }
 
-/// A connection on which one request is under way at a time.
+/// A connection for one request at a time.
 pub type Line = SendRequest<Full<Bytes>>;
 
 /// Connections to one address.
@@ -41,7 +41,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// No connections yet.
+    /// A pool without connections.
     pub fn new(at: SocketAddr) -> Self {
         Self {
             at,
@@ -49,11 +49,11 @@ impl Pool {
         }
     }
 
-    /// Asks for a completion, on the connection used last or on a new one. What comes with the answer is to be given to
-    /// [`Pool::keep`] when the answer has been read.
+    /// Sends a completion request over the most recently used connection or a new one. The connection returned with the answer
+    /// goes to [`Pool::keep`] after the answer has been read.
     ///
     /// # Errors
-    /// When there is no answer; a kept connection that turns out to be closed is none.
+    /// When there is no answer. A kept connection that turns out to be closed is no error: another one is used.
     pub async fn send(&self, body: Bytes) -> Result<(Response<Incoming>, Line), Unanswered> {
         while let Some(mut line) = self.take() {
             if line.ready().await.is_err() {
@@ -62,7 +62,7 @@ impl Pool {
             let request = self.request(Method::POST, PATH, body.clone())?;
             match line.try_send_request(request).await {
                 Ok(response) => return Ok((response, line)),
-                // Closed before anything of it was sent.
+                // Closed before any of the request was sent.
                 Err(error) if error.message().is_some() => {}
                 Err(error) => return Err(error.into_error().into()),
             }
@@ -77,10 +77,10 @@ impl Pool {
         self.idle().push(line);
     }
 
-    /// A page, on a connection of its own.
+    /// A page, over its own connection.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the page cannot be fetched.
     pub async fn get(&self, path: &str) -> Result<Bytes, Unanswered> {
         let request = self.request(Method::GET, path, Bytes::new())?;
         let answer = self.connect().await?.send_request(request).await?;
@@ -99,7 +99,7 @@ impl Pool {
         let stream = TcpStream::connect(self.at).await?;
         stream.set_nodelay(true)?;
         let (line, connection) = handshake(TokioIo::new(stream)).await?;
-        // Its end is seen by whoever uses it.
+        // The connection's user sees its end.
         tokio::spawn(connection);
         Ok(line)
     }

@@ -1,21 +1,22 @@
-//! Owns the text of a trace's prompts: equal where the blocks are, four bytes to a token, and nothing in it that JSON must escape.
+//! Owns the text of a trace's prompts: equal for equal blocks, four bytes per token, and without characters that JSON must
+//! escape.
 
 use bytes::Bytes;
 
 use super::Options;
 use crate::replay::Request;
 
-/// Bytes of text that make one token, as the engines count.
+/// Bytes of text per token, as the engines count.
 const BYTES_PER_TOKEN: usize = 4;
 
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
-/// A streamed chat completion of one message; `number` is the request's own, for what it shares with nobody.
+/// A streamed chat completion of one message; `number` seeds the text that is unique to the request.
 pub fn body(request: &Request, number: usize, options: &Options) -> Bytes {
     let Options {
         model, max_tokens, ..
     } = options;
-    // A model's name is the harness's own, and plain.
+    // A model's name comes from the harness, and needs no escaping.
     let head = format!(
         r#"{{"model":"{model}","max_tokens":{max_tokens},"stream":true,"messages":[{{"role":"user","content":""#
     );
@@ -27,7 +28,7 @@ pub fn body(request: &Request, number: usize, options: &Options) -> Bytes {
     Bytes::from(body)
 }
 
-/// Writes `left` bytes: each block's text, then the tail's; where the trace names none, the request's own.
+/// Writes `left` bytes: each block's text, then the tail's; where the trace names no block, text unique to the request.
 fn write(body: &mut Vec<u8>, mut left: usize, request: &Request, number: usize, block_tokens: u32) {
     let block = block_tokens as usize * BYTES_PER_TOKEN;
     for name in &request.blocks.sequence {
@@ -39,12 +40,12 @@ fn write(body: &mut Vec<u8>, mut left: usize, request: &Request, number: usize, 
     fill(body, left, request.tail.unwrap_or(own));
 }
 
-/// Writes `count` bytes that are all of this name.
+/// Writes `count` bytes derived from this id.
 fn fill(body: &mut Vec<u8>, count: usize, name: u64) {
     let end = body.len() + count;
     let mut state = name;
     while body.len() < end {
-        // SplitMix64, so that names that are near each other have nothing in common.
+        // SplitMix64, so that ids close to each other have nothing in common.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -72,7 +73,7 @@ mod tests {
         }
     }
 
-    /// The prompts of a trace of such lengths and ids.
+    /// The prompts of a trace with these lengths and ids.
     fn prompts(lines: &[(u32, &str)]) -> Vec<String> {
         let lines: Vec<String> = lines
             .iter()

@@ -1,4 +1,4 @@
-//! Traces played against real engines.
+//! Tests of traces against real engines.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -75,7 +75,7 @@ async fn so_many_requests_are_sent_and_no_more() {
     );
 }
 
-/// A server that says this to each who connects, and hangs up.
+/// A server that sends these words on each connection and closes it.
 async fn saying(words: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");

@@ -1,4 +1,4 @@
-//! Owns how the gateway is told which workers there are, by each source.
+//! Owns the announcement of workers to the gateway, for each discovery source.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,28 +17,28 @@ use crate::chaos::http::Http;
 use crate::host::clusters::Kind;
 use crate::run::fleet::{MODEL, Members};
 
-/// How long a registered worker is believed to be there.
+/// Lease of a registered worker.
 const LEASE: Duration = Duration::from_secs(3);
-/// Several times in a lease.
+/// Interval of re-registration: several times per lease.
 const HEARTBEAT: Duration = Duration::from_millis(900);
-/// Where workers register.
+/// Path at which workers register.
 const REGISTER: &str = "/pd-router/workers?pool=chaos";
 const TOKEN: &str = "only-for-chaos";
 
-/// One worker, as a source tells of it.
+/// One worker, as a discovery source lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Nobody else has it, before or after.
+    /// Unique over the whole run: no other worker has this id, before or after.
     pub id: u64,
-    /// What it does.
+    /// Prefill or decode.
     pub role: Role,
-    /// Where it is.
+    /// Address of the engine.
     pub address: SocketAddr,
-    /// The port of its bootstrap server.
+    /// Port of the bootstrap server.
     pub bootstrap: Option<u16>,
-    /// Whether it is to get nothing new.
+    /// Whether the worker is to get no new requests.
     pub draining: bool,
-    /// Whether it can register itself.
+    /// Whether the worker can register itself.
     pub alive: bool,
 }
 
@@ -58,7 +58,7 @@ impl Line {
     }
 }
 
-/// Tells the gateway.
+/// Announces the workers to the gateway.
 pub struct DiscoveryPublisher {
     said: Vec<Line>,
     way: Way,
@@ -71,7 +71,7 @@ enum Way {
     Registration(Box<Registry>),
 }
 
-/// What the gateway was told by registration.
+/// The workers registered at the gateway.
 struct Registry {
     http: Http,
     gateway: Option<SocketAddr>,
@@ -80,10 +80,10 @@ struct Registry {
 }
 
 impl DiscoveryPublisher {
-    /// One that has said nothing yet.
+    /// A publisher that has announced nothing yet.
     ///
     /// # Errors
-    /// When a port or a folder cannot be had.
+    /// When a port or a folder is not available.
     pub async fn of(source: Source) -> std::io::Result<Self> {
         let way = match source {
             Source::Static => Way::Configuration,
@@ -105,7 +105,7 @@ impl DiscoveryPublisher {
         })
     }
 
-    /// The pool's `discovery`, for these workers where it lists them.
+    /// The pool's `discovery`, which contains these workers if the source is a static list.
     pub fn discovery(&self, workers: &[Line]) -> Value {
         match &self.way {
             Way::Configuration => {
@@ -123,7 +123,7 @@ impl DiscoveryPublisher {
         }
     }
 
-    /// Tells the proxy where its clusters have their hosts from.
+    /// Adds the source of the clusters' hosts to the proxy's configuration.
     pub fn add_to(&self, members: &mut Members) {
         if let Way::Files(folder) = &self.way {
             for role in [Role::Prefill, Role::Decode] {
@@ -133,17 +133,17 @@ impl DiscoveryPublisher {
         }
     }
 
-    /// From now on workers register there.
+    /// Sets the gateway at which workers register from now on.
     pub fn introduce_to(&mut self, gateway: SocketAddr) {
         if let Way::Registration(registry) = &mut self.way {
             registry.gateway = Some(gateway);
         }
     }
 
-    /// These are the workers now.
+    /// Replaces the announced workers.
     ///
     /// # Errors
-    /// When the gateway takes no registration, or a file cannot be written.
+    /// When the gateway accepts no registration, or a file cannot be written.
     pub async fn say(&mut self, lines: Vec<Line>) -> Result<(), FleetError> {
         let is_news = lines != self.said;
         match &mut self.way {
@@ -178,7 +178,7 @@ impl Registry {
         let body = json!({"workers": workers});
         self.tell(Method::POST, gateway, &body).await?;
         self.heartbeat = Instant::now();
-        // Whoever died cannot say goodbye: its lease ends. Where another one has its address, that one is there.
+        // A dead worker cannot deregister: its lease runs out. If another worker has its address, the address counts as alive.
         let died = |id: &u64| lines.iter().any(|line| line.id == *id && !line.alive);
         self.registered.retain(|id, _| !died(id));
         let stays = |id: &u64| alive().any(|line| line.id == *id);
@@ -204,7 +204,7 @@ impl Registry {
     }
 }
 
-/// Another file takes the old one's place: Envoy watches for exactly that.
+/// Replaces the file by a rename, the one change for which Envoy watches.
 fn write_endpoints(folder: &Path, role: Role, lines: &[Line]) -> std::io::Result<()> {
     let of_role = lines.iter().filter(|line| line.role == role);
     let endpoints: Vec<_> = of_role

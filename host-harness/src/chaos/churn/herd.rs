@@ -1,4 +1,4 @@
-//! Owns the workers that come and go: who is there, what befalls whom next, and what reached those that were gone.
+//! Owns the churning workers: which exist, what happens next, and what reached those that were gone.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -19,27 +19,27 @@ use crate::chaos::scenario::Seat;
 use crate::engine::{Dialect, Engine, State};
 use crate::run::fleet::Members;
 
-/// Workers of each role at the beginning.
+/// Initial workers of each role.
 const FIRST: usize = 3;
-/// Workers of each role at most, those that leave not counted.
+/// Maximum workers of each role, leaving ones not counted.
 const MOST: usize = 5;
-/// A worker that leaves leaves as many of its role behind, well and known to the gateway.
+/// A worker may leave only if this many others of its role remain, healthy and known to the gateway.
 const STAY: usize = 2;
-/// A worker that was listed so long ago is known to the gateway.
+/// Time after listing at which the gateway certainly knows a worker.
 const KNOWN: Duration = GRACE.saturating_add(Duration::from_millis(500));
-/// How long a removed worker runs on, to see what still reaches it.
+/// How long a removed worker keeps running, to count what still reaches it.
 const WATCHED: Duration = Duration::from_millis(1500);
-/// A worker that leaves waits so long for its last requests.
+/// How long a draining worker waits for its last requests.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Something happens about so often, in milliseconds.
+/// Time between two events, in milliseconds.
 const PACE: std::ops::Range<u64> = 150..500;
-/// A worker that died is listed for so long, in milliseconds, until somebody notices or it is back.
+/// How long a dead worker stays listed, in milliseconds, until its death is noticed or it returns.
 const UNNOTICED: std::ops::Range<u64> = 300..1500;
-/// Addresses of each role where the clusters hold a fixed set, and where they do not.
+/// Addresses of each role: `FEW` if the clusters hold a fixed set, `MANY` if not.
 const FEW: usize = 10;
 const MANY: usize = 150;
 
-/// The workers, and how the gateway learns of them.
+/// The workers and the publisher that announces them to the gateway.
 pub struct ChurnFleet {
     source: Source,
     dialect: Dialect,
@@ -54,7 +54,7 @@ pub struct ChurnFleet {
     dice: StdRng,
 }
 
-/// An address for workers of one role, one after the other.
+/// An address, used by one worker of a role after another.
 struct Place {
     role: Role,
     address: SocketAddr,
@@ -73,26 +73,26 @@ struct Worker {
     stand: Stand,
 }
 
-/// How a worker stands.
+/// State of a worker.
 #[derive(Clone, Copy, Debug)]
 enum Stand {
     /// Listed.
     There { since: Instant },
-    /// Listed as one that drains.
+    /// Listed as draining.
     Draining {
         since: Instant,
         requests: Option<u64>,
     },
-    /// Not listed any more, and running still.
+    /// No longer listed, but still running.
     Removed {
         since: Instant,
         requests: Option<u64>,
     },
-    /// Dead, and listed still.
+    /// Dead, but still listed.
     Dead { until: Instant },
 }
 
-/// What can befall a worker.
+/// What can happen to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     Join,
@@ -105,7 +105,7 @@ impl ChurnFleet {
     /// Starts the first workers.
     ///
     /// # Errors
-    /// When one does not start.
+    /// When an engine does not start.
     pub async fn start(
         source: Source,
         dialect: Dialect,
@@ -142,7 +142,7 @@ impl ChurnFleet {
         self.herald.discovery(&self.lines())
     }
 
-    /// What the proxy must know of.
+    /// Adds the workers to the proxy's configuration.
     pub fn add_to(&self, members: &mut Members) {
         self.herald.add_to(members);
         if self.source == Source::Document {
@@ -152,17 +152,17 @@ impl ChurnFleet {
         }
     }
 
-    /// Tells the gateway of the workers, where that is done by talking to it.
+    /// Announces the workers to the gateway, if the source does so by calls.
     ///
     /// # Errors
-    /// When it does not listen.
+    /// When the gateway does not listen.
     pub async fn introduce_to(&mut self, gateway: SocketAddr) -> Result<(), FleetError> {
         self.herald.introduce_to(gateway);
-        // Once more, to whom it concerns.
+        // Again: the gateway's address is known only now.
         self.tell().await
     }
 
-    /// Keeps telling the gateway, and lets nothing happen to anyone. Ends when that fails.
+    /// Keeps announcing the workers and causes no event. Ends with the first failure.
     pub async fn stay(&mut self) -> FleetError {
         loop {
             if let Err(error) = self.tell().await {
@@ -172,7 +172,7 @@ impl ChurnFleet {
         }
     }
 
-    /// Goes on with whoever is on the way out, and lets something happen where it is time.
+    /// Advances the workers that are leaving, and causes the next event when it is due.
     ///
     /// # Errors
     /// When an engine does not start or does not answer, or the gateway does not listen.
@@ -210,7 +210,7 @@ impl ChurnFleet {
         Ok(census)
     }
 
-    /// Ends all, and says what there was.
+    /// Ends all workers and returns the counts.
     pub async fn stop(mut self) -> Churned {
         for worker in &mut self.workers {
             let Some(engine) = worker.engine.take() else {
@@ -239,7 +239,7 @@ impl ChurnFleet {
         self.herald.say(lines).await
     }
 
-    /// One step of a worker that leaves. `false`: it is gone.
+    /// One step of a leaving worker. `false`: the worker is gone.
     async fn go_on(&mut self, at: usize, now: Instant) -> Result<bool, FleetError> {
         match self.workers[at].stand {
             Stand::There { .. } => Ok(true),
@@ -259,7 +259,7 @@ impl ChurnFleet {
         }
     }
 
-    /// A worker that has drained for so long: when it has nothing left to do, it is taken off the list.
+    /// A worker that has drained for `late`: removed from the list when it has no requests left.
     async fn drain_on(
         &mut self,
         at: usize,
@@ -289,7 +289,7 @@ impl ChurnFleet {
         Ok(())
     }
 
-    /// A worker that was removed so long ago: what still reaches it is counted, and then it ends. `false`: it did.
+    /// A worker removed `late` ago: counts the requests that still reach it, then ends it. `false`: ended.
     async fn watch(
         &mut self,
         at: usize,
@@ -318,7 +318,7 @@ impl ChurnFleet {
         Ok(false)
     }
 
-    /// Lets something happen.
+    /// Causes one event.
     async fn act(&mut self, now: Instant) -> Result<(), FleetError> {
         let role = match self.dice.random_bool(0.5) {
             true => Role::Prefill,
@@ -362,7 +362,7 @@ impl ChurnFleet {
         Ok(())
     }
 
-    /// What can happen to workers of this role, so that enough stay.
+    /// Events that are possible in this role while enough workers remain.
     fn possible(&self, role: Role, now: Instant) -> Vec<Deed> {
         let of_role = || self.workers.iter().filter(|worker| worker.role == role);
         let there = of_role().filter(|worker| matches!(worker.stand, Stand::There { .. }));
@@ -384,7 +384,7 @@ impl ChurnFleet {
         deeds
     }
 
-    /// Workers of this role that are well, and that the gateway has known for a while.
+    /// Healthy workers of this role that the gateway has known for a while.
     fn known(&self, role: Role, now: Instant) -> impl Iterator<Item = usize> {
         let workers = self.workers.iter().enumerate();
         workers.filter_map(move |(at, worker)| match worker.stand {
@@ -411,7 +411,7 @@ impl ChurnFleet {
         Ok(())
     }
 
-    /// Another worker, where this dead one was.
+    /// Starts another worker at the address of this dead one.
     async fn return_to(&mut self, at: usize) -> Result<(), FleetError> {
         let place = self.workers[at].place;
         self.workers[at] = self.take(place).await?;
@@ -425,7 +425,7 @@ impl ChurnFleet {
             false => self.churned.joined += 1,
         }
         at.taken = true;
-        // A static list's ids stay: they are written down.
+        // The ids of a static list stay: they are part of the configuration.
         let id = match self.source {
             Source::Static => place as u64 + 1,
             _ => self.last_id + 1,
@@ -457,7 +457,7 @@ impl ChurnFleet {
         })
     }
 
-    /// Ends a worker like a process that is killed.
+    /// Ends a worker abruptly, like a killed process.
     async fn end(&mut self, at: usize) -> Result<State, FleetError> {
         let worker = &mut self.workers[at];
         let seat = Seat {
@@ -477,14 +477,14 @@ impl Counted for ChurnFleet {
     }
 }
 
-/// What a worker says of itself.
+/// A worker's own report.
 #[derive(Clone, Copy, Debug)]
 struct Now {
-    /// Requests that have ever come.
+    /// Requests received since the start.
     requests: u64,
-    /// Those that have not ended.
+    /// Requests that have not ended.
     under_way: u64,
-    /// Hand-offs that nobody has fetched or given up.
+    /// Hand-offs neither fetched nor given up.
     unfetched: u64,
 }
 
@@ -500,7 +500,7 @@ impl Worker {
         }
     }
 
-    /// `None`: it does not run.
+    /// `None`: the worker does not run.
     async fn ask(&self, http: &Http) -> Result<Option<Now>, FleetError> {
         if self.engine.is_none() {
             return Ok(None);
@@ -515,13 +515,13 @@ impl Worker {
     }
 }
 
-/// Requests that came after so many had come.
+/// Requests that came after the first `before`.
 fn later(last: &State, before: Option<u64>) -> u64 {
     before.map_or(0, |before| last.counts.requests.saturating_sub(before))
 }
 
-/// So many places of each role, at free ports of this address, which stay free: nobody else uses it. All are held until all are
-/// found, so that none is found twice.
+/// `count` addresses of each role, at free ports of `ip`; the ports stay free, since no other process uses this IP. All sockets
+/// are held until the last is found, so that no port is found twice.
 fn free_places(ip: IpAddr, count: usize) -> std::io::Result<Vec<Place>> {
     let roles = [Role::Prefill, Role::Decode];
     let held = (0..2 * roles.len() * count).map(|_| TcpListener::bind((ip, 0)));
@@ -554,13 +554,13 @@ mod tests {
         let mut herd = ChurnFleet::start(source, Dialect::Vllm, ip, 1)
             .await
             .unwrap();
-        // Nothing happens by itself.
+        // Postpones the next random event beyond the test.
         herd.next_deed = Instant::now() + Duration::from_secs(3600);
         herd
     }
 
     async fn ask(herd: &ChurnFleet, address: SocketAddr) {
-        // Refused, for it is no leg; but it came.
+        // Refused, since the request is no leg; but it is counted.
         let asked = herd.http.post(address, "/v1/completions", &json!({})).await;
         assert!(asked.is_err());
     }

@@ -1,4 +1,5 @@
-//! Owns churn: workers join, drain, leave, die and return at random, and a source tells the gateway, while clients ask.
+//! Owns churn: workers join, drain, leave, die and return at random, a source announces them to the gateway, and clients send
+//! requests.
 
 use std::time::{Duration, Instant};
 
@@ -26,36 +27,36 @@ mod source;
 use herd::ChurnFleet;
 pub use source::Source;
 
-/// How often the gateway asks a source.
+/// Interval at which the gateway polls a source.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// After this long, from the moment that a source says so, nothing new reaches a worker that was removed.
+/// Maximum time from the source's announcement of a removal until the worker gets no new request.
 const GRACE: Duration = INTERVAL.saturating_add(Duration::from_millis(500));
-/// Between two looks at the workers.
+/// Interval at which the workers are checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What befell the workers, and what reached those that were gone.
+/// Events of the workers, and requests that reached workers after their removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Churned {
-    /// Workers that came to an address of their own.
+    /// Workers that joined at a new address.
     pub joined: u64,
-    /// Workers that came to an address where another one had been.
+    /// Workers that joined at the address of an earlier one.
     pub returned: u64,
-    /// Workers that drained, and were then removed.
+    /// Workers that drained and were then removed.
     pub drained: u64,
-    /// Workers that were removed without a word, and ran on.
+    /// Workers that were removed without draining, and ran on.
     pub removed: u64,
-    /// Workers that died, and were listed for a while longer.
+    /// Workers that died, and stayed listed for a while.
     pub died: u64,
-    /// Requests that reached a worker later than an interval and 500 ms after it was removed.
+    /// Requests that reached a worker later than an interval and 500 ms after its removal.
     pub removed_worker_requests: u64,
-    /// Requests that reached a worker later than that after it was said to drain: those that it had been given before.
+    /// Requests that reached a worker later than that after it was listed as draining; they had been assigned to it before.
     pub draining_worker_requests: u64,
 }
 
-/// Plays it once.
+/// Plays churn once.
 ///
 /// # Errors
-/// When it could not be played; what it came to is no error.
+/// When it could not be played; a bad outcome is no error.
 pub async fn play(
     source: Source,
     setting: &Setting,
@@ -81,7 +82,7 @@ pub async fn play(
     Ok(verdict(&seen, aftermath, churned, left))
 }
 
-/// What is in the gateway and the workers when all clients have ended.
+/// State of the gateway and the workers after all clients have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
     streams: u64,
@@ -128,7 +129,7 @@ async fn course(
 }
 
 fn verdict(seen: &Seen, aftermath: Aftermath, churned: Churned, left: Left) -> Verdict {
-    // Two workers of each role are well at every moment: nobody is excused.
+    // Two workers of each role are healthy at every moment: no failure is excused.
     let always = Wellbeing::new(Shape {
         prefill: 1,
         decode: 1,

@@ -1,4 +1,4 @@
-//! Owns the document that a gateway polls: a small server with one page, which has an `ETag`.
+//! Owns the document that a gateway polls: a small server with one page that has an `ETag`.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,12 +15,12 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Where the page is.
+/// Path of the page.
 pub const PATH: &str = "/workers";
 
-/// A running server. Dropped, it takes no more connections.
+/// A running server. Dropped, it accepts no more connections.
 pub struct Page {
-    /// Where it is.
+    /// Address of the server.
     pub address: SocketAddr,
     said: Arc<Mutex<Said>>,
     serving: JoinHandle<()>,
@@ -36,7 +36,7 @@ impl Page {
     /// Serves an empty page.
     ///
     /// # Errors
-    /// When there is no port.
+    /// When no port is available.
     pub async fn start() -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let said: Arc<Mutex<Said>> = Arc::default();
@@ -47,7 +47,7 @@ impl Page {
         })
     }
 
-    /// From now on it says this.
+    /// Replaces the page's text.
     pub fn say(&self, text: String) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.text = text.into();
@@ -72,7 +72,7 @@ async fn serve(listener: TcpListener, said: Arc<Mutex<Said>>) {
             async { Ok::<_, Infallible>(answer) }
         });
         let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-        // A gateway that leaves breaks its connections off.
+        // A gateway that ends breaks its connections: no error here.
         tokio::spawn(async move { connection.await.unwrap_or_default() });
     }
 }

@@ -1,4 +1,4 @@
-//! Owns the sources by which a gateway learns of workers, and what each can tell.
+//! Owns the discovery sources of churn, and what each can express.
 
 use routing::fleet::Role;
 use serde_json::{Value, json};
@@ -12,20 +12,20 @@ use crate::run::fleet::MODEL;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Source {
-    /// They are written in its configuration: they die, and return where they were.
+    /// A list in its configuration: workers die, and return at the same address.
     Static,
-    /// It polls a document; its clusters have a fixed set of addresses.
+    /// A polled document; the clusters have a fixed set of addresses.
     Document,
-    /// It polls a document; its clusters take any address.
+    /// A polled document; the clusters accept any address.
     DocumentOriginalDst,
-    /// It polls Envoy's clusters, which have their hosts from files.
+    /// Envoy's clusters, polled; their hosts come from files.
     EnvoyClusters,
-    /// Workers register themselves; its clusters take any address.
+    /// Workers register themselves; the clusters accept any address.
     Registration,
 }
 
 impl Source {
-    /// All of them.
+    /// All sources.
     pub const ALL: [Self; 5] = [
         Self::Static,
         Self::Document,
@@ -34,7 +34,7 @@ impl Source {
         Self::Registration,
     ];
 
-    /// What the scenario is called with this source.
+    /// Name of the scenario with this source.
     pub fn scenario(self) -> &'static str {
         match self {
             Self::Static => "churn-static",
@@ -45,7 +45,7 @@ impl Source {
         }
     }
 
-    /// Whether it can tell all that the gateway must know of such workers.
+    /// Checks that the source can express all that the gateway must know of these workers.
     ///
     /// # Errors
     /// When it cannot.
@@ -53,7 +53,7 @@ impl Source {
         let each_has_its_port = dialect.has_bootstrap();
         let can_tell = match self {
             Self::EnvoyClusters => !each_has_its_port,
-            // Its bootstrap servers are asked through a cluster of their own, which would have to churn as well.
+            // Bootstrap servers are called through a cluster of their own, which would have to churn as well.
             _ => dialect != Dialect::Mooncake,
         };
         match can_tell {
@@ -74,13 +74,13 @@ impl Source {
         }
     }
 
-    /// Whether workers come to a new address, and not only to those that the clusters hold already.
+    /// Whether workers can join at new addresses, and not only at those that the clusters hold already.
     pub fn finds_addresses(self) -> bool {
         !matches!(self, Self::Static | Self::Document)
     }
 }
 
-/// `discovery` of Envoy's clusters.
+/// `discovery` of type Envoy clusters.
 pub fn envoy_clusters() -> Value {
     let members = |role: Role| json!({"role": role.name(), "model": MODEL});
     json!({"envoy_clusters": {
@@ -91,7 +91,7 @@ pub fn envoy_clusters() -> Value {
     }})
 }
 
-/// [`INTERVAL`], as a configuration has it.
+/// [`INTERVAL`] in milliseconds, as the configuration takes it.
 pub fn interval_ms() -> u128 {
     INTERVAL.as_millis()
 }

@@ -1,4 +1,4 @@
-//! Owns a client's connection: one request over it, read in a certain manner, and the connection anew where it broke.
+//! Owns a client's connection: one request at a time, read in a given manner; a broken connection is replaced.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,18 +18,18 @@ use super::manner::{Leaves, Manner, Reads};
 use crate::chaos::asks::Ask;
 use crate::chaos::reply::{End, Head, Heard};
 
-/// How long a client waits for the end of an answer: longer than all deadlines of the filter together.
+/// How long a client waits for the end of an answer: longer than the sum of the filter's deadlines.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What came of a request.
+/// Outcome of a request.
 pub enum Outcome {
-    /// An answer, or the lack of one.
+    /// An answer, or its absence.
     Heard(Heard),
-    /// Its client left on purpose.
+    /// The client left on purpose.
     Left,
 }
 
-/// A client's connection, kept for many requests.
+/// A client's connection, reused for many requests.
 pub struct Line {
     to: SocketAddr,
     window: Option<u32>,
@@ -37,7 +37,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// A connection to be made when it is needed; `window` is what the system may buffer of answers, in bytes.
+    /// A connection that is made when it is first needed. `window`: bytes of answers that the system may buffer.
     pub fn new(to: SocketAddr, window: Option<u32>) -> Self {
         Self {
             to,
@@ -46,11 +46,11 @@ impl Line {
         }
     }
 
-    /// Sends a request and reads its answer, as far as the manner goes.
+    /// Sends a request and reads its answer as far as the manner goes.
     pub async fn exchange(&mut self, ask: &Ask, manner: Manner) -> Outcome {
         match manner.leaves {
             Some(Leaves::InBody) => {
-                // One who does not even get through left all the same.
+                // A client that cannot even connect has left all the same.
                 let _ = self.send_half(ask).await;
                 Outcome::Left
             }
@@ -99,7 +99,7 @@ impl Line {
         Ok(response)
     }
 
-    /// Sends the headers and half of the body, over a connection of their own.
+    /// Sends the headers and half of the body over a separate connection.
     async fn send_half(&self, ask: &Ask) -> std::io::Result<()> {
         let head = format!(
             "POST {} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -111,7 +111,7 @@ impl Line {
         let mut stream = self.dial().await?;
         stream.write_all(head.as_bytes()).await?;
         stream.write_all(half).await?;
-        // The gateway is to have begun to read.
+        // Gives the gateway time to begin reading.
         sleep(Duration::from_millis(5)).await;
         Ok(())
     }
@@ -137,7 +137,7 @@ impl Line {
         Ok(stream)
     }
 
-    /// Closes the connection: without a sender and a body, it ends.
+    /// Closes the connection: it ends without a sender and a body.
     fn leave(&mut self) -> Outcome {
         self.sender = None;
         Outcome::Left
@@ -149,7 +149,7 @@ impl Line {
     }
 }
 
-/// Reads an answer in a certain manner.
+/// Reads an answer in a given manner.
 pub struct Reader {
     head: Head,
     body: Incoming,
@@ -159,7 +159,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Of an answer whose head has come.
+    /// A reader of an answer with this head.
     pub fn of(response: Response<Incoming>, manner: Manner) -> Self {
         let (head, body) = response.into_parts();
         Self {
@@ -175,7 +175,7 @@ impl Reader {
         }
     }
 
-    /// What was read of an answer that ended so.
+    /// What was read of an answer that ended like this.
     pub fn heard(self, end: End) -> Heard {
         Heard {
             head: Some(self.head),
@@ -184,7 +184,7 @@ impl Reader {
         }
     }
 
-    /// Reads until the answer ends, or to the point at which the client leaves: then `None`.
+    /// Reads until the answer ends. `None`: the client left before.
     pub async fn read_to_end(&mut self, deadline: Instant) -> Option<End> {
         loop {
             let piece = match timeout_at(deadline, self.body.frame()).await {
@@ -237,7 +237,7 @@ fn text_of(headers: &HeaderMap, name: &hyper::header::HeaderName) -> Option<Stri
     Some(value.to_owned())
 }
 
-/// An error with its causes, of which hyper's own words say little.
+/// An error with its causes: hyper's own message says little.
 pub fn in_words(error: impl std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Owns how a client behaves during one request: how it reads, and where it leaves.
+//! Owns a client's behaviour during one request: how it reads, and when it leaves.
 
 use std::time::Duration;
 
@@ -10,56 +10,56 @@ use crate::chaos::scenario::Crowd;
 /// How a client behaves during one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
-    /// How it reads.
+    /// How the client reads.
     pub reads: Reads,
-    /// Where it leaves, if it does.
+    /// When the client leaves, if at all.
     pub leaves: Option<Leaves>,
 }
 
 /// How a client reads an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// As it comes.
+    /// At once.
     AtOnce,
     /// Slowly, with one long pause.
     Slowly {
-        /// After each piece.
+        /// Pause after each piece.
         pause: Duration,
-        /// Once, after this many pieces.
+        /// Number of pieces before the one long stall.
         stalls_after: usize,
-        /// For so long.
+        /// Length of the stall.
         stall: Duration,
     },
 }
 
-/// Where a client leaves.
+/// When a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
-    /// When half of the body was sent.
+    /// After half of the body was sent.
     InBody,
-    /// So long after the request was sent: in prefill, or while decode begins, or later.
+    /// That long after the request was sent: during prefill, at the start of decode, or later.
     After(Duration),
-    /// When the headers have come.
+    /// After the headers have come.
     AtHeaders,
-    /// When so many events, or pieces of a whole answer, have come.
+    /// After that many events, or pieces of an unstreamed answer.
     AfterPieces(usize),
-    /// When the last token has come, before the end was read.
+    /// After the last token, before the end of the answer.
     AtLastToken,
 }
 
-/// Bytes that the system buffers for one who reads slowly, so that others have to wait.
+/// Bytes that the system buffers for a slow reader, so that the senders have to wait.
 const SMALL_WINDOW: u32 = 4096;
 
 const SLOW_PAUSE: Duration = Duration::from_millis(1);
 const STALLS_AFTER: usize = 60;
 
-/// How often a worker's silence fits into the pause of one who hardly reads.
+/// Stall of the slowest readers, as a multiple of the allowed silence of a worker.
 const LONG_STALL: u32 = 4;
 const STALLS_SOON: usize = 2;
-/// In which time such ones begin.
+/// Time over which the slowest readers begin.
 const LONG_BEGINNING: Duration = Duration::from_millis(1500);
 
-/// Those who leave do so in these ways, one after the other. The times hit prefill and the beginning of decode.
+/// The ways of leaving, used in turn. The times hit prefill and the start of decode.
 const WAYS: [Leaves; 10] = [
     Leaves::InBody,
     Leaves::After(Duration::from_millis(1)),
@@ -74,13 +74,13 @@ const WAYS: [Leaves; 10] = [
 ];
 
 impl Manner {
-    /// Of one that reads at once, to the end.
+    /// Reads at once, to the end.
     pub const GOOD: Self = Self {
         reads: Reads::AtOnce,
         leaves: None,
     };
 
-    /// The manner of this client in its `turn`th request.
+    /// The client's manner in its request number `turn`.
     pub fn of(crowd: Crowd, client: usize, turn: usize) -> Self {
         let reads = match (reads_slowly(crowd, client), crowd) {
             (false, _) => Reads::AtOnce,
@@ -95,7 +95,7 @@ impl Manner {
                 stall: SILENCE.mul_f64(1.5),
             },
         };
-        // Pairs of clients, so that those who leave ask for streams as often as not.
+        // Pairs of clients, so that half of the leavers ask for streams.
         let leaver = crowd == Crowd::WithLeavers && client % 4 < 2;
         let way = || WAYS.get((client / 4 + turn) % WAYS.len()).copied();
         Self {
@@ -104,7 +104,7 @@ impl Manner {
         }
     }
 
-    /// Whether nothing that goes wrong can be its doing.
+    /// Whether a failure may be the client's own fault.
     pub fn conduct(&self) -> Conduct {
         match (self.reads, self.leaves) {
             (Reads::AtOnce, None) => Conduct::Good,
@@ -113,13 +113,13 @@ impl Manner {
     }
 }
 
-/// In which time all like this client begin, where that is to be long: so that those who hardly read are not silent all at once.
+/// Time over which all clients of this kind begin, if it is to be long: the slowest readers must not stall all at once.
 pub fn all_begin_within(crowd: Crowd, client: usize) -> Option<Duration> {
     let hardly_reads = crowd == Crowd::SlowReaders && reads_slowly(crowd, client);
     hardly_reads.then_some(LONG_BEGINNING)
 }
 
-/// What the system may buffer for this client, where it is to be little.
+/// Bytes that the system may buffer for this client, if limited.
 pub fn window(crowd: Crowd, client: usize) -> Option<u32> {
     reads_slowly(crowd, client).then_some(SMALL_WINDOW)
 }

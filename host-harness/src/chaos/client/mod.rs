@@ -1,4 +1,4 @@
-//! Owns the clients: each asks, reads in its manner, leaves where it is one that leaves, and notes what it saw.
+//! Owns the clients: each sends requests, reads in its manner, leaves if it is a leaver, and records the outcomes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use line::{Line, Outcome};
 use manner::Manner;
 use uploads::Uploader;
 
-/// How many ask at once; half of them for streams.
+/// Concurrent clients; half of them ask for streams.
 pub const CLIENTS: usize = 48;
 
-/// Between two requests of one client.
+/// Pause between two requests of one client.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Clients that ask until they are told to stop. Dropped, they stop at once.
+/// Clients that send requests until they are stopped. Dropped, they stop at once.
 pub struct Clients {
     good: Group,
     bad: Group,
 }
 
-/// Those that behave alike.
+/// Clients of the same behaviour.
 #[derive(Default)]
 struct Group {
     stop: Arc<AtomicBool>,
@@ -41,7 +41,7 @@ struct Group {
 }
 
 impl Clients {
-    /// Lets them begin, one shortly after the other.
+    /// Starts the clients, one shortly after the other.
     pub fn start(gateway: SocketAddr, crowd: Crowd) -> Self {
         let (mut good, mut bad) = (Group::default(), Group::default());
         for number in 0..CLIENTS {
@@ -65,8 +65,8 @@ impl Clients {
         Self { good, bad }
     }
 
-    /// Lets each end its request, and says what all saw. Those who behave go on until the others have ended: what those do is done
-    /// to somebody.
+    /// Lets each client end its request, and returns what all saw. The well-behaved ones go on until the others have ended, so
+    /// that they feel what the others do.
     pub async fn stop(mut self) -> Seen {
         let mut all = self.bad.stop().await;
         let good = self.good.stop().await;

@@ -1,5 +1,5 @@
-//! Owns those who send much: bodies that begin at once and then trickle without an end, and bodies of 30 MB whose clients leave in
-//! their prefill.
+//! Owns the uploaders: bodies that begin at once and then trickle without an end, and bodies of 30 MB whose clients leave during
+//! prefill.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,52 +28,53 @@ use crate::chaos::reply::{End, Heard};
 use crate::chaos::scenario::Crowd;
 use crate::run::fleet::MODEL;
 
-/// How many trickle, each over a connection of its own.
+/// Trickling uploaders, each over its own connection.
 const TRICKLERS: usize = 200;
-/// What such a one sends at once: all of them together have more than may be in flight.
+/// Bytes that each sends at once: together, more than may be in flight.
 const BURST: usize = 12 * 1024 * 1024;
-/// What it says that it will send, which is not too long; it never comes to that.
+/// The `content-length` that each declares: within the limit, and never reached.
 const TRICKLE: usize = 15 * 1024 * 1024;
-/// Between two of the bytes after that.
+/// Interval of the single bytes after that.
 const DROP: Duration = Duration::from_millis(100);
-/// One that was refused comes again after as long as it is told to wait.
+/// Pause after a refusal, as `retry-after` asks.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How many send a long body, once, and leave.
+/// Uploaders that each send one long body and leave.
 const LEAVERS: usize = 60;
 const LONG: usize = 30_000_000;
-/// Text beside the image that makes it long: 16,000 tokens, which an engine computes in 0.4 s, one prompt after the other.
+/// Bytes of text beside the image that makes the body long: 16,000 tokens, which an engine computes in 0.4 s, one prompt after
+/// the other.
 const TEXT: usize = 64_000;
-/// One begins so long after another.
+/// Delay between the starts of two uploaders.
 const APART: Duration = Duration::from_millis(25);
-/// They leave at these times after the last bytes of their bodies: while these are under way to prefill, or in it.
+/// Milliseconds between the body's last byte and the client's leaving: while the body is on its way to prefill, or in prefill.
 const STAYS: [u64; 5] = [0, 50, 150, 300, 600];
 
-/// What is sent in one piece.
+/// Bytes sent in one piece.
 const PIECE: usize = 256 * 1024;
-/// Between two looks at whether all are to stop.
+/// Interval at which the stop flag is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The end of a long body, which all that send one share.
+/// The shared end of every long body.
 static TAIL: LazyLock<Bytes> = LazyLock::new(|| {
     let mut tail = vec![b'A'; LONG];
     tail.extend_from_slice(br#""}}]}]}"#);
     tail.into()
 });
 
-/// What nobody has a use for.
+/// Bytes without meaning.
 static FILLER: LazyLock<Bytes> = LazyLock::new(|| vec![b' '; BURST].into());
 
-/// How somebody uploads.
+/// Behaviour of an uploader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Much at once, then byte by byte, again and again.
+    /// A burst, then byte by byte, again and again.
     Trickles,
-    /// A long body, after which it leaves.
+    /// A long body, then the client leaves.
     Leaves(Duration),
 }
 
-/// One who sends much.
+/// A client that uploads much.
 pub struct Uploader {
     to: SocketAddr,
     number: usize,
@@ -81,7 +82,7 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// Those of a crowd.
+    /// The uploaders of a crowd.
     pub fn of(crowd: Crowd, to: SocketAddr) -> Vec<Self> {
         let count = match crowd {
             Crowd::WithTricklers => TRICKLERS,
@@ -103,7 +104,7 @@ impl Uploader {
         (0..count).map(uploader).collect()
     }
 
-    /// Uploads until it is told to stop.
+    /// Uploads until `stop` is set.
     pub async fn upload_until(self, stop: Arc<AtomicBool>) -> Seen {
         let mut seen = Seen::default();
         if self.way != Way::Trickles {
@@ -147,7 +148,7 @@ impl Uploader {
         }
     }
 
-    /// Over a connection that is gone with the future.
+    /// One request over a connection that is dropped with the future.
     async fn ask(&self, sent: &Arc<Notify>) -> Heard {
         match self.exchange(sent).await {
             Ok(heard) => heard,
@@ -183,7 +184,7 @@ impl Uploader {
             Ok(reader.heard(end))
         };
         let connection = async {
-            // Whoever asks learns of its end.
+            // The request itself reports the connection's end.
             let _ = connection.await;
             std::future::pending().await
         };
@@ -193,7 +194,7 @@ impl Uploader {
         }
     }
 
-    /// The body's length, and the body.
+    /// Length of the body, and the body.
     fn body(&self) -> (usize, std::pin::Pin<Box<dyn Stream<Item = Bytes> + Send>>) {
         match self.way {
             Way::Trickles => {
@@ -212,7 +213,7 @@ impl Uploader {
         }
     }
 
-    /// The beginning of a long body: no two have a prefix in common.
+    /// The start of a long body: no two share a prefix.
     fn head(&self) -> Bytes {
         let text = format!("{} of long prompts", self.number).repeat(TEXT / 16);
         let text = json!({"type": "text", "text": text.get(..TEXT)});
@@ -225,7 +226,7 @@ impl Uploader {
 
 const TOKENS: u64 = 4;
 
-/// The answer to a long body whose client has not left before it.
+/// Expected answer to a long body if its client has not left before.
 const EXPECTED: Expected = Expected {
     shape: AnswerShape::Chat,
     delivery: Delivery::Whole,

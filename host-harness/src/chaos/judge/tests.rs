@@ -1,4 +1,4 @@
-//! Which endings break which rules.
+//! Tests which outcomes break which rules.
 
 use routing::fleet::Role;
 
@@ -28,7 +28,7 @@ fn rules(leaks: Leaks) -> Rules {
     }
 }
 
-/// What is broken by exchanges while all are well, where this is demanded.
+/// Rules broken by these exchanges under this demand while all engines are healthy.
 fn broken_while_well(demand: Demand, exchanges: Vec<Exchange>) -> Vec<String> {
     let seen = Seen { exchanges, left: 0 };
     let rules = Rules {

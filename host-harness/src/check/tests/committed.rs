@@ -1,4 +1,4 @@
-//! What is made from the configuration's types is what is committed.
+//! Tests that the committed files equal those generated from the configuration's types.
 
 use crate::check::reference::{self, PageError};
 use crate::check::schema;
@@ -37,7 +37,7 @@ fn a_page_gets_its_tables_and_keeps_its_prose() {
         made.contains("| `interval_ms` | milliseconds, 20 to 100 | `25` |"),
         "{made}"
     );
-    // What has a table is linked to, what has none is told where it is held.
+    // A type with a table is linked, the fields of one without are in its parent's table.
     assert!(
         made.contains("| `sharing` | [two of them](#two-of-them) |"),
         "{made}"
@@ -46,7 +46,7 @@ fn a_page_gets_its_tables_and_keeps_its_prose() {
         made.contains("| `pools[].prefill.hedge_after_ms` | milliseconds, at least 1 | none |"),
         "{made}"
     );
-    // Done again it stays.
+    // A second pass changes nothing.
     assert_eq!(reference::page(&made).unwrap(), made);
 }
 

@@ -1,4 +1,4 @@
-//! What is said of a configuration.
+//! Tests of a configuration's explanation.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Every field of the schema: a value of a wrong type is refused by its path, and bounds and defaults are what they are said to be.
+//! Tests of every field of the schema: a value of a wrong type is refused with its path, and bounds and defaults are as
+//! documented.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,7 @@ use super::{SOURCES, parse, sound};
 use crate::check::schema;
 use crate::check::shape::{Absent, Field, Kind, Shape, Shapes};
 
-/// The least that may stand in a place.
+/// The minimal valid value of a shape.
 fn least(shape: &Shape<'_>) -> Value {
     match shape.kind() {
         Kind::Object => {
@@ -36,7 +37,7 @@ fn least(shape: &Shape<'_>) -> Value {
     }
 }
 
-/// A value of a type that nothing of this shape has.
+/// A value whose type this shape does not accept.
 fn wrong(shape: &Shape<'_>) -> Value {
     match shape.schema["type"] == "boolean" {
         true => json!("true"),
@@ -44,13 +45,13 @@ fn wrong(shape: &Shape<'_>) -> Value {
     }
 }
 
-/// Documents that are wrong in one place each, with its path.
+/// Documents with one error each, and its path.
 struct Wrongs {
     found: Vec<(String, Value)>,
 }
 
 impl Wrongs {
-    /// `document` puts what stands at `path` into a whole document.
+    /// `document` embeds a value at `path` in a complete document.
     fn visit(&mut self, shape: &Shape<'_>, path: &str, document: &dyn Fn(Value) -> Value) {
         self.found.push((path.to_owned(), document(wrong(shape))));
         match shape.kind() {
@@ -111,7 +112,7 @@ fn a_wrong_type_is_refused_by_its_path() {
     }
 }
 
-/// Every number that has a bound, in a document that is sound but for it.
+/// Every bounded number, in an otherwise valid document.
 fn bounded(source: &str) -> Vec<(String, Value, String)> {
     let shapes = Shapes::new(schema::document());
     let mut found = Vec::new();
@@ -119,7 +120,7 @@ fn bounded(source: &str) -> Vec<(String, Value, String)> {
     found
 }
 
-/// Adds (path, schema, JSON pointer) of the numbers within what stands in a place.
+/// Adds (path, schema, JSON pointer) of the numbers within a value.
 fn collect(
     shape: &Shape<'_>,
     value: &Value,
@@ -164,7 +165,7 @@ fn collect(
     }
 }
 
-/// Puts a value where a JSON pointer says, with the objects that lead there.
+/// Sets a value at a JSON pointer, creating the objects on the way.
 fn put(document: &mut Value, pointer: &str, value: Value) {
     let mut place = document;
     for name in pointer.split('/').skip(1) {
@@ -176,7 +177,7 @@ fn put(document: &mut Value, pointer: &str, value: Value) {
     *place = value;
 }
 
-/// Parses a sound document but for this value; where it is refused, says whether that is by this path.
+/// Parses a valid document with this one change; if refused, returns whether the error names this path.
 fn with(source: &str, pointer: &str, value: &Value) -> Result<(), String> {
     let mut document = sound(source);
     put(&mut document, pointer, value.clone());
@@ -188,7 +189,7 @@ fn bounds_are_those_that_are_said() {
     let mut tried = 0;
     for source in SOURCES {
         for (path, schema, pointer) in bounded(source) {
-            // Dynamo's workers are not reached, so that nobody's metrics are asked.
+            // With Dynamo, workers are not called directly, so that no metrics are polled.
             if source == "dynamo" && pointer.contains("/engine_metrics/") {
                 continue;
             }
@@ -200,7 +201,7 @@ fn bounds_are_those_that_are_said() {
                 let refused = with(source, &pointer, &beyond).unwrap_err();
                 assert!(refused.starts_with(&path), "{path} = {beyond}: {refused}");
                 let accepted = with(source, &pointer, &json!(bound));
-                // A few must be as great as another besides.
+                // A few fields have another field as their lower bound.
                 let is_bound = accepted
                     .as_ref()
                     .err()
@@ -213,7 +214,7 @@ fn bounds_are_those_that_are_said() {
     assert!(tried > 100, "only {tried} bounds");
 }
 
-/// The same with everything in it that stands there by default.
+/// The same with all defaults filled in.
 fn filled(shape: &Shape<'_>, value: &Value) -> Value {
     match (shape.kind(), value) {
         (Kind::Object, Value::Object(_) | Value::Null) => {

@@ -8,7 +8,7 @@ mod trapped;
 use routing::config::Config;
 use serde_json::{Value, json};
 
-/// A sound pool with this source of workers, and with as much in it as may stand together.
+/// A valid pool with this source of workers, and with as many compatible fields as possible.
 fn sound(source: &str) -> Value {
     let discovery = match source {
         "static" => {

@@ -1,4 +1,4 @@
-//! Each trap, set in a bootstrap that is shipped: what is changed is warned of, and nothing else.
+//! Tests of each trap in a shipped bootstrap: only the change causes a warning.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn warnings(bootstrap: &Value) -> Vec<Warning> {
     gateways.iter().flat_map(warn).collect()
 }
 
-/// The shipped bootstrap with something else in one place; null: nothing.
+/// The shipped bootstrap with one place replaced; null: removed.
 fn changed(place: &str, name: &str, value: Value) -> Value {
     let mut bootstrap = yaml(SHIPPED);
     change(&mut bootstrap, place, name, value);
@@ -54,7 +54,7 @@ fn change(bootstrap: &mut Value, place: &str, name: &str, value: Value) {
     }
 }
 
-/// The path that a JSON pointer is, as warnings write it.
+/// The path for a JSON pointer, as warnings write it.
 fn path(pointer: &str) -> String {
     let mut path = String::new();
     for name in pointer.split('/').skip(1) {
@@ -80,7 +80,7 @@ fn is_warned_of(bootstrap: &Value, code: Code, pointer: &str, words: &[&str]) {
     assert!(!warning.right.is_empty());
 }
 
-/// The shipped bootstrap with another configuration of the plugin.
+/// The shipped bootstrap with a changed plugin configuration.
 fn with_config(change: impl Fn(&mut Value)) -> Value {
     let mut bootstrap = yaml(SHIPPED);
     let place = bootstrap
@@ -92,7 +92,7 @@ fn with_config(change: impl Fn(&mut Value)) -> Value {
     bootstrap
 }
 
-/// Every bootstrap in a folder, and in those within.
+/// Every bootstrap in a folder and its subfolders.
 fn bootstraps_in(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -136,7 +136,7 @@ fn the_filter() {
     is_warned_of(&older, Code::FailOpen, &format!("{PLUGIN}/fail_open"), &[]);
 }
 
-/// Workers that run requests whole may get them past the filter.
+/// Aggregated workers may serve requests that bypass the filter.
 #[test]
 fn fail_open_before_whole_request_workers_is_none() {
     let mut bootstrap = with_config(|config| {
@@ -146,7 +146,7 @@ fn fail_open_before_whole_request_workers_is_none() {
             json!([{"address": "127.0.0.1:9201", "role": "aggregated"}]);
     });
     change(&mut bootstrap, PLUGIN, "failure_policy", json!("FAIL_OPEN"));
-    // And whoever is a member may serve them.
+    // Any member may serve them then.
     let wide = json!({"policies": [{"typed_extension_config": {"typed_config": {"@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"}}}]});
     let place = format!("{DECODE}/{OVERRIDE}");
     change(&mut bootstrap, &place, "fallback_policy", wide);
@@ -162,7 +162,7 @@ fn buffers() {
     let small = changed(ROUTE, name, json!(65536));
     is_warned_of(&small, Code::SmallBuffer, &place, &["65536", "413"]);
 
-    // Else the virtual host says it, else the listener.
+    // Otherwise the virtual host's limit applies, then the listener's.
     let listeners = "per_connection_buffer_limit_bytes";
     let mut bootstrap = changed(ROUTE, name, Value::Null);
     change(&mut bootstrap, LISTENER, listeners, json!(32768));
@@ -196,7 +196,7 @@ fn circuit_breakers() {
         let words = ["max_connections 1024", "max_retries 3"];
         is_warned_of(&none, Code::CircuitBreaker, &place, &words);
     }
-    // Those of another priority are not those of the requests.
+    // Thresholds of another priority do not apply to the requests.
     let place = format!("{DECODE}/circuit_breakers/thresholds/0");
     let high = changed(&place, "priority", json!("HIGH"));
     assert_eq!(warnings(&high)[0].code, Code::CircuitBreaker);
@@ -257,7 +257,7 @@ fn where_routes_lead() {
     change(&mut weighted, &place, "weighted_clusters", clusters);
     let at = format!("{place}/weighted_clusters/clusters/0/request_headers_to_remove/0");
     is_warned_of(&weighted, Code::HeaderRemoval, &at, &[]);
-    // Routes that come from a control plane cannot be seen.
+    // Routes from a control plane are not visible.
     let mut elsewhere = changed(MANAGER, "route_config", Value::Null);
     change(
         &mut elsewhere,
@@ -295,7 +295,7 @@ fn clusters_that_there_are_not() {
         let bootstrap = with_config(|config| config["pools"][0]["discovery"] = discovery.clone());
         is_warned_of(&bootstrap, Code::MissingCluster, at, &[name]);
     }
-    // Where somebody else runs the prefill leg, nobody needs its cluster.
+    // If another component runs the prefill leg, its cluster is not needed.
     let mut bootstrap = with_config(|config| config["pools"][0]["protocol"] = json!("llmd"));
     change(&mut bootstrap, PREFILL, "name", json!("unused"));
     assert_eq!(warnings(&bootstrap), []);
@@ -365,14 +365,14 @@ fn workers_that_are_no_members() {
         let at = format!("{cluster}/load_assignment");
         is_warned_of(&bootstrap, Code::NotAMember, &at, &["127.0.0.1:9999"]);
     }
-    // Whom a name leads to cannot be seen.
+    // The addresses behind a DNS name are not visible.
     let endpoint = format!(
         "{PREFILL}/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address"
     );
     let mut named = changed(PREFILL, "type", json!("STRICT_DNS"));
     change(&mut named, &endpoint, "address", json!("prefill.test"));
     assert_eq!(warnings(&named), []);
-    // With Dynamo it is the frontends.
+    // With Dynamo, the frontends must be members.
     let bootstrap = with_config(|config| {
         let pool = &mut config["pools"][0];
         pool["protocol"] = json!("direct");
@@ -393,7 +393,7 @@ fn an_admin_interface_for_all() {
     }
 }
 
-/// Envoy takes both spellings of a field, and a configuration as a structure too.
+/// Envoy accepts both spellings of a field, and a configuration as a structure too.
 #[test]
 fn other_ways_of_writing_are_read() {
     let mut bootstrap = yaml(SHIPPED);

@@ -1,4 +1,4 @@
-//! Owns what is wrong with the clusters that a configuration names.
+//! Owns the warnings about the clusters that a configuration names.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ const BREAKERS: [(&str, u64); 4] = [
     ("max_retries", 3),
 ];
 
-/// Checks every cluster that is wanted.
+/// Checks every needed cluster.
 pub fn check(root: &Node<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
     let list = root.at("static_resources.clusters");
     let clusters = list.items();
@@ -32,7 +32,7 @@ pub fn check(root: &Node<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
     found
 }
 
-/// With a control plane clusters may come later.
+/// A control plane may add clusters later.
 fn missing(root: &Node<'_>, list: &Node<'_>, name: &str, used: &Use) -> Option<Warning> {
     let may_come = root.at("dynamic_resources.cds_config").is_there();
     (!may_come).then(|| {
@@ -104,7 +104,7 @@ fn override_host(cluster: &Node<'_>, used: &Use) -> Option<Warning> {
     }
 }
 
-/// What a strict pool's requests meet when the worker picked is no member: a policy that finds nobody.
+/// Warns of a fallback policy that picks another host when a strict pool's worker is no member.
 fn fallback(policy: &Node<'_>) -> Option<Warning> {
     let first = policy.field("policies").items().into_iter().next();
     let finds_nobody = first.is_some_and(|first| {
@@ -169,7 +169,7 @@ fn members(cluster: &Node<'_>, used: &Use) -> Option<Warning> {
     })
 }
 
-/// The hosts of a cluster, where they are all written down as addresses.
+/// The hosts of a cluster, if all are written as addresses.
 fn hosts(cluster: &Node<'_>) -> Option<BTreeSet<SocketAddr>> {
     let is_listed = matches!(
         cluster.field("type").text(),

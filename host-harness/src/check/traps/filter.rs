@@ -1,11 +1,11 @@
-//! Owns what is wrong with how Envoy is told to run the filter.
+//! Owns the warnings about Envoy's configuration of the filter itself.
 
 use routing::config::{Config, Protocol};
 
 use super::{Code, Warning, warning};
 use crate::check::node::Node;
 
-/// `plugin` is a Wasm filter's `config`.
+/// Checks `plugin`, a Wasm filter's `config`.
 pub fn check(plugin: &Node<'_>, config: &Config) -> Vec<Warning> {
     stop_iteration(plugin)
         .into_iter()

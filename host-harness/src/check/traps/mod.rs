@@ -1,4 +1,4 @@
-//! Owns what in an Envoy bootstrap breaks the filter, or weakens it, though Envoy takes it.
+//! Owns the warnings about a bootstrap that Envoy accepts but that breaks or weakens the filter.
 
 use routing::config::Config;
 
@@ -15,16 +15,16 @@ use wanted::Wanted;
 /// The header that names a request's destination.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 
-/// Something to be put right.
+/// A warning.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Warning {
-    /// What kind it is.
+    /// Its kind.
     pub code: Code,
-    /// Where in the bootstrap.
+    /// Path in the bootstrap.
     pub place: String,
-    /// What is wrong, and what comes of it.
+    /// The fault and its consequence.
     pub wrong: String,
-    /// What would be right.
+    /// The correction.
     pub right: String,
 }
 
@@ -32,38 +32,38 @@ pub struct Warning {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// Without `allow_on_headers_stop_iteration` a request never gets its body.
+    /// Without `allow_on_headers_stop_iteration` the filter never gets a request's body.
     NoStopIteration,
-    /// After a crash the filter stays away.
+    /// The filter is not reloaded after a crash.
     NoReload,
-    /// After a crash requests pass the filter by, to workers that cannot serve them.
+    /// After a crash requests bypass the filter and reach workers that cannot serve them.
     FailOpen,
     /// Large prompts get 413.
     SmallBuffer,
-    /// Answers are cut off.
+    /// The route's timeout cuts answers off.
     RouteTimeout,
     /// Envoy retries by itself.
     RetryPolicy,
-    /// What the filter writes is taken out before it is used.
+    /// A header set by the filter is removed before its use.
     HeaderRemoval,
-    /// No request comes to the workers.
+    /// No route leads to the workers.
     NoRoute,
-    /// The configuration names a cluster that there is not.
+    /// The configuration names a cluster that does not exist.
     MissingCluster,
-    /// The cluster does not go where the filter says.
+    /// The cluster does not use the filter's destination.
     LoadBalancing,
-    /// Where the filter's choice is no member, the cluster chooses somebody else.
+    /// If the filter's choice is no member, the cluster chooses another host.
     WideFallback,
     /// Envoy refuses requests by itself.
     CircuitBreaker,
-    /// Workers that the cluster does not reach.
+    /// Some workers are not members of the cluster.
     NotAMember,
     /// The admin interface is open to all.
     ExposedAdmin,
 }
 
 impl Code {
-    /// Its name.
+    /// Name of the code.
     pub fn name(self) -> &'static str {
         match self {
             Self::NoStopIteration => "no_stop_iteration",
@@ -84,7 +84,7 @@ impl Code {
     }
 }
 
-/// Everything of a bootstrap to be put right, for the filter in one place with this configuration.
+/// All warnings about a bootstrap, for one occurrence of the filter with this configuration.
 pub fn warnings(root: &Node<'_>, gateway: &Gateway<'_>, config: &Config) -> Vec<Warning> {
     let wanted = Wanted::of(config);
     let mut warnings = filter::check(&gateway.plugin, config);

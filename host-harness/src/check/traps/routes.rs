@@ -1,4 +1,4 @@
-//! Owns what is wrong with the routes that lead to the workers.
+//! Owns the warnings about the routes that lead to the workers.
 
 use std::collections::BTreeSet;
 
@@ -10,18 +10,18 @@ use super::{Code, DESTINATION, Warning, warning};
 use crate::check::bootstrap::Gateway;
 use crate::check::node::Node;
 
-/// What a listener holds of a request where nothing else is said, in bytes.
+/// Bytes of a request that a listener buffers by default.
 const DEFAULT_BUFFER: u64 = 1024 * 1024;
 /// Bytes of a body that is to be expected: a prompt of 128k tokens is half a megabyte, and a picture in it several.
 const LEAST_BUFFER: u64 = 8 * 1024 * 1024;
-/// By these the filter says how often Envoy may send a request again.
+/// The headers by which the filter limits Envoy's retries.
 const RETRIES: [&str; 2] = ["x-envoy-max-retries", "x-envoy-retry-on"];
 
 /// Checks all routes of a connection manager that lead to a cluster of requests.
 pub fn check(gateway: &Gateway<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
     let table = gateway.manager.field("route_config");
     if !table.is_there() {
-        // They come from elsewhere (RDS), and cannot be seen.
+        // The routes come from a control plane (RDS), and are not visible.
         return Vec::new();
     }
     let clusters = wanted.requests();
@@ -76,7 +76,7 @@ fn check_route(gateway: &Gateway<'_>, host: &Node<'_>, route: &Node<'_>) -> Vec<
     found
 }
 
-/// Which of these clusters a route leads to. One that a header names may be any.
+/// The clusters among these to which a route leads. A route to a cluster named by a header may lead to any.
 fn led_to<'c>(route: &Node<'_>, clusters: &BTreeSet<&'c str>) -> Vec<&'c str> {
     let action = route.field("route");
     if action.field("cluster_header").is_there() {
@@ -93,7 +93,7 @@ fn led_to<'c>(route: &Node<'_>, clusters: &BTreeSet<&'c str>) -> Vec<&'c str> {
     clusters.iter().filter(is_named).copied().collect()
 }
 
-/// What of a request is held: the route says it, else its virtual host, else the listener.
+/// The buffer limit of a request: from the route, else its virtual host, else the listener.
 fn buffer(gateway: &Gateway<'_>, host: &Node<'_>, route: &Node<'_>) -> Option<Warning> {
     let names = [
         "request_body_buffer_limit",

@@ -1,4 +1,5 @@
-//! Owns what a plugin configuration wants of the proxy's clusters: which there must be, what for, and with which members.
+//! Owns a plugin configuration's requirements on the proxy's clusters: which must exist, for what purpose, and with which
+//! members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -6,43 +7,43 @@ use std::net::SocketAddr;
 use routing::config::{Config, Destinations, Discovery, Legs, Pool, Protocol};
 use routing::fleet::Role;
 
-/// What is wanted of one cluster, by all pools that name it.
+/// Requirements on one cluster, from all pools that name it.
 #[derive(Debug, Default)]
 pub struct Use {
-    /// What for, to be read after "the pool … ".
+    /// Purposes, to be read after "the pool … ".
     pub purposes: Vec<String>,
-    /// Who picks a host.
+    /// How a host is picked.
     pub picking: Picking,
-    /// Whether it carries load: requests or prefill calls.
+    /// Whether the cluster carries load: requests or prefill calls.
     pub is_loaded: bool,
-    /// Whether somebody uses it whose requests may reach no other worker than the one picked.
+    /// Whether some pool allows its requests no other worker than the picked one.
     pub is_strict: bool,
-    /// Who must be a member.
+    /// Required members.
     pub members: BTreeSet<SocketAddr>,
 }
 
-/// Who picks a host of a cluster.
+/// How a host of a cluster is picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Picking {
-    /// Nobody: it has one.
+    /// Not at all: the cluster has one host.
     #[default]
     OnlyHost,
-    /// The filter, among its members.
+    /// By the filter, among the members.
     Member,
-    /// The filter, among all addresses.
+    /// By the filter, among all addresses.
     AnyAddress,
 }
 
 /// All clusters that a configuration names.
 #[derive(Debug, Default)]
 pub struct Wanted<'a> {
-    /// By name.
+    /// Requirements by cluster name.
     pub clusters: BTreeMap<&'a str, Use>,
     requests: BTreeSet<&'a str>,
 }
 
 impl<'a> Wanted<'a> {
-    /// Reads them from a configuration.
+    /// Reads the requirements from a configuration.
     pub fn of(config: &'a Config) -> Self {
         let mut wanted = Self::default();
         for pool in &config.pools {
@@ -51,7 +52,7 @@ impl<'a> Wanted<'a> {
         wanted
     }
 
-    /// The clusters that clients' requests go to.
+    /// The clusters that carry clients' requests.
     pub fn requests(&self) -> BTreeSet<&'a str> {
         self.requests.clone()
     }
@@ -117,7 +118,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// A worker must be a member where the filter, and not somebody behind it, sends to it.
+    /// Requires a worker as a member if the filter itself, not a component behind it, sends to the worker.
     fn add_worker(&mut self, pool: &'a Pool, role: Role, address: SocketAddr) {
         let cluster = match role {
             _ if !pool.protocol.reaches_workers() => return,

@@ -1,31 +1,31 @@
-//! Members of vLLM's answers that other engines' lack: `null` unless asked for, but there.
+//! Owns the members of vLLM's answers that other engines lack: present, and `null` unless requested.
 
 use super::{NONE, Nulls};
 use crate::engine::dialect::Dialect;
 use crate::engine::request::Endpoint;
 
-/// What the answers of one endpoint have beside what all engines write.
+/// Members of one endpoint's answers beyond those of all engines.
 #[derive(Debug)]
 pub(super) struct Members {
-    /// Of a whole answer.
+    /// In an unstreamed answer.
     pub whole: Nulls,
-    /// Of a whole answer's choice.
+    /// In an unstreamed answer's choice.
     pub choice: Nulls,
-    /// Of a whole answer's message.
+    /// In an unstreamed answer's message.
     pub message: Nulls,
-    /// Of a chat stream's first chunk.
+    /// In a chat stream's first chunk.
     pub opening: Nulls,
-    /// Of a choice in a stream.
+    /// In a choice of a stream.
     pub delta: Nulls,
-    /// Of a choice in a chat stream that ends with it.
+    /// In the last choice of a chat stream.
     pub last_delta: Nulls,
-    /// Of a whole answer's counts.
+    /// In an unstreamed answer's counts.
     pub usage: Nulls,
-    /// Of what they say of the prompt.
+    /// In the counts' details of the prompt.
     pub prompt_tokens_details: Nulls,
-    /// What they say was added to the cache.
+    /// In those details, the tokens added to the cache.
     pub created_cache_tokens: Option<u64>,
-    /// The engine's make.
+    /// The engine's fingerprint.
     pub fingerprint: Option<&'static str>,
 }
 
@@ -87,7 +87,7 @@ const COMPLETIONS: Members = Members {
 };
 
 impl Members {
-    /// Those of this endpoint of this engine.
+    /// The members for this endpoint of this engine.
     pub fn of(dialect: Dialect, endpoint: Endpoint) -> &'static Members {
         match endpoint {
             Endpoint::Chat if dialect.is_vllm() => &CHAT,

@@ -1,4 +1,4 @@
-//! Answers of SGLang's own endpoint (`/generate`): one object for each sequence, in a stream with all its text so far.
+//! Owns the answers of SGLang's own endpoint (`/generate`): one object per sequence, in a stream with all its text so far.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use super::{Answer, Finish, framed, word};
 use crate::engine::request::{Generation, Logprobs};
 
-/// The id of the token number 0 of an answer; the others follow.
+/// Id of an answer's token 0; the others follow.
 const FIRST_ID: u64 = 1000;
 
-/// What these answers tell beside those of the OpenAI endpoints.
+/// Contents of these answers beyond those of the OpenAI endpoints.
 pub(super) struct Native {
     /// Tokens of each prompt.
     prompts: Vec<u64>,
-    /// Tokens of each that were found in the prefix cache; empty where none were.
+    /// Tokens of each prompt found in the prefix cache; empty if there are none.
     pub(super) found: Vec<u64>,
     choices: u64,
-    /// Whether the answer is a list, though it may have one entry.
+    /// Whether the answer is a list, even of one entry.
     listed: bool,
     logprobs: Logprobs,
 }
@@ -48,7 +48,7 @@ impl Answer {
         framed(Vec::new(), &whole, b"")
     }
 
-    /// The event after which a sequence has so many tokens.
+    /// The event after which a sequence has this many tokens.
     pub(super) fn native_event(&self, sequence: u64, tokens: u64) -> Bytes {
         let mut event = self.native_sequence(sequence, tokens);
         if self.native.listed {
@@ -70,7 +70,7 @@ impl Answer {
             self.usage.prompt_tokens_details.cached_tokens,
         ) {
             (Some(found), _) => *found,
-            // All of a prompt came with its KV, or nothing did.
+            // Either all of a prompt came with its KV, or none of it.
             (None, 0) => 0,
             (None, _) => prompt_tokens,
         };
@@ -97,7 +97,7 @@ impl Answer {
     }
 }
 
-/// A triple for each token; nothing precedes the first one, so that it has no probability.
+/// A triple for each token; the first one has no predecessor, so that its probability is null.
 fn input_logprobs(ids: &[u32]) -> Value {
     (0..)
         .zip(ids)
@@ -108,7 +108,7 @@ fn input_logprobs(ids: &[u32]) -> Value {
         .collect()
 }
 
-/// Some log probability, the same in every engine.
+/// An arbitrary log probability, the same in every engine.
 fn logprob(number: u64) -> f64 {
     -0.125 * (number % 8 + 1) as f64
 }

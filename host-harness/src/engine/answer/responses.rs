@@ -1,4 +1,4 @@
-//! Answers of the responses API, whole and as the events that vLLM streams: one message of one text.
+//! Owns the answers of the responses API, unstreamed and as the events that vLLM streams: one message of one text.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::{Answer, Finish, framed, word};
 const BEFORE: u64 = 4;
 
 impl Answer {
-    /// The whole answer, with these parameters of a hand-off.
+    /// The unstreamed answer, with these parameters of a hand-off.
     pub(super) fn response_whole(&self, kv_transfer_params: Value) -> Bytes {
         framed(Vec::new(), &self.response_ended(kv_transfer_params), b"")
     }
@@ -37,7 +37,7 @@ impl Answer {
         events
     }
 
-    /// However it ended, vLLM's last event is `response.completed`.
+    /// vLLM's last event is `response.completed`, for any finish reason.
     pub(super) fn response_closing(&self) -> Vec<Bytes> {
         let text = self.text();
         let part = part(&text, Value::Null);

@@ -1,7 +1,8 @@
-//! llm-d's routing sidecar in front of a vLLM decode engine: a header names the prefill engine, whose leg the sidecar runs itself.
+//! Owns llm-d's routing sidecar in front of a vLLM decode engine: a header names the prefill engine, whose leg the sidecar runs
+//! itself.
 //!
-//! As it was seen to behave: 502 with an empty body where the prefill engine cannot be reached or breaks off, its status and body
-//! as they were where it answers with an error. Without the header the engine gets the request as it is.
+//! Observed behaviour: 502 with an empty body if the prefill engine cannot be reached or breaks off; its status and body
+//! unchanged if it answers with an error. Without the header the engine gets the request unchanged.
 
 use bytes::Bytes;
 use hyper::Uri;
@@ -11,16 +12,16 @@ use serde_json::{Map, Value, json};
 use crate::engine::pull::Puller;
 use crate::engine::refusal::Refusal;
 
-/// Names the prefill engine, `ip:port`.
+/// Header with the prefill engine, `ip:port`.
 const PREFILLER: &str = "x-prefiller-host-port";
 
-/// Limits of tokens, by any interface, of which a prefill leg has one.
+/// Token limits of all APIs; each is 1 in a prefill leg.
 const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
-/// Runs the prefill leg of a request that names an engine for it; returns what the decode engine gets.
+/// Runs the prefill leg of a request that names an engine for it; returns the decode engine's body.
 ///
 /// # Errors
-/// [`Refusal::PrefillGone`], [`Refusal::PrefillSaid`], or [`Refusal::BadRequest`] where the request is no JSON.
+/// [`Refusal::PrefillGone`], [`Refusal::PrefillSaid`], or [`Refusal::BadRequest`] if the request is no JSON.
 pub async fn run_prefill(puller: &Puller, head: &Parts, body: Bytes) -> Result<Bytes, Refusal> {
     let Some(prefiller) = head.headers.get(PREFILLER) else {
         return Ok(body);

@@ -1,4 +1,4 @@
-//! The engines that can be simulated: what each takes for a leg, and how it writes and reads a hand-off.
+//! Owns the list of simulated engines: how each recognises a leg, and how it writes and reads a hand-off.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -28,11 +28,11 @@ pub enum Dialect {
     Mooncake,
     /// SGLang: both legs at once, which meet in a bootstrap room.
     Sglang,
-    /// TensorRT-LLM: context first, whose answer the generation gets back.
+    /// TensorRT-LLM: context first; the generation leg carries its answer.
     Trtllm,
 }
 
-/// The dialects in words, for `--help`.
+/// Descriptions of the dialects for `--help`.
 pub const DIALECTS: &str = r#"Dialects, each strict; a decode engine computes no prompt, and what was issued, pulled, expired, leaked, refused and recomputed is in /__state:
   vllm      prefill leg: kv_transfer_params {do_remote_decode: true}, one token, no stream; its answer has the kv_transfer_params of the decode leg;
             KV that cannot be pulled is a 500, in a stream an error event behind the headers
@@ -47,27 +47,27 @@ pub const DIALECTS: &str = r#"Dialects, each strict; a decode engine computes no
             no stream; decode leg: choices[0].disaggregated_params of its answer as "generation_only" with ctx_usage, and its prompt_token_ids
             (in completions as the prompt); one sequence; no /v1/responses"#;
 
-/// Names the rank that is to run a leg.
+/// Header with the rank that is to run a leg.
 const RANK_HEADER: &str = "x-data-parallel-rank";
 
-/// What the hand-off part of a request makes it.
+/// The leg that a request is, by its hand-off part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
-    /// Its KV is to be handed off.
+    /// The KV is to be handed off.
     Prefill,
-    /// It comes with a hand-off.
+    /// The request comes with a hand-off.
     Decode,
     /// Neither.
     Whole,
 }
 
-/// A hand-off: where the KV of a prompt waits, and under what name.
+/// A hand-off: location and id of a prompt's KV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handoff {
-    /// Identity of the prefill engine, new with each start.
+    /// Identity of the prefill engine, new at each start.
     pub engine_id: String,
-    /// The hand-off's id there.
+    /// Id of the hand-off at that engine.
     pub request_id: String,
     /// Block numbers, in groups.
     pub block_groups: Vec<Vec<u32>>,
@@ -75,28 +75,28 @@ pub struct Handoff {
     pub host: String,
     /// Port of the prefill engine's side channel.
     pub port: u16,
-    /// Tokens whose KV waits.
+    /// Tokens of the KV.
     pub prompt_tokens: u64,
-    /// Of them, those that the prefill engine had kept.
+    /// Tokens of these from the prefill engine's prefix cache.
     pub cached_tokens: u64,
 }
 
-/// What a whole answer says about the hand-off.
+/// The hand-off part of an unstreamed answer.
 #[derive(Default, Serialize)]
 pub struct Written {
-    /// vLLM's, which writes `null` where there are none.
+    /// vLLM's, which is `null` without a hand-off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_transfer_params: Option<Option<vllm::Params>>,
-    /// TensorRT-LLM's, which stand in the choice.
+    /// TensorRT-LLM's, which is in the choice.
     #[serde(skip)]
     pub disaggregated_params: Option<trtllm::Params>,
-    /// TensorRT-LLM's: the prompt as it was computed.
+    /// TensorRT-LLM's token ids of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 impl Handoff {
-    /// A hand-off of one block group from the engine that is reached at `address`.
+    /// A hand-off of one block group from the engine at `address`.
     pub fn new(engine_id: &str, request_id: String, blocks: Vec<u32>, address: SocketAddr) -> Self {
         Self {
             engine_id: engine_id.to_owned(),
@@ -111,7 +111,7 @@ impl Handoff {
 }
 
 impl Dialect {
-    /// What a whole answer says about the hand-off; an SGLang engine says nothing.
+    /// The hand-off part of an unstreamed answer; empty for SGLang.
     pub fn write(self, handoff: Option<Handoff>) -> Written {
         let kv_transfer_params = match self {
             Self::Vllm | Self::Llmd => Some(handoff.map(vllm::Params::from)),
@@ -124,7 +124,7 @@ impl Dialect {
         }
     }
 
-    /// Which leg a request is; SGLang's two look alike, so that there the engine's role decides.
+    /// The leg of a request; SGLang's two look alike, so that there the engine's role decides.
     pub fn leg(self, role: Role, generation: &Generation) -> Leg {
         match (self, role) {
             (Self::Vllm | Self::Llmd | Self::Mooncake, _) => vllm::leg(generation),
@@ -145,7 +145,7 @@ impl Dialect {
         }
     }
 
-    /// Whether it is vLLM, with whatever connector.
+    /// Whether the engine is vLLM, with any connector.
     pub fn is_vllm(self) -> bool {
         matches!(self, Self::Vllm | Self::Llmd | Self::Mooncake)
     }
@@ -155,12 +155,12 @@ impl Dialect {
         matches!(self, Self::Mooncake | Self::Sglang)
     }
 
-    /// Whether each sequence of a request has its own KV, not one for all that share a prompt.
+    /// Whether each sequence of a request has its own KV, not one shared by all sequences of a prompt.
     pub fn hands_over_sequences(self) -> bool {
         self == Self::Sglang
     }
 
-    /// How long KV that was handed off is held.
+    /// Time for which handed-off KV is held.
     pub fn lease(self, config: &EngineConfig) -> Duration {
         match self {
             Self::Sglang => config.partner_timeout,
@@ -168,7 +168,7 @@ impl Dialect {
         }
     }
 
-    /// Of a prompt's tokens those that a decode engine does not compute: vLLM's computes the last one.
+    /// Prompt tokens that a decode engine does not compute: vLLM's computes the last one.
     pub fn tokens_taken_over(self, prompt_tokens: u64) -> u64 {
         match self {
             Self::Vllm | Self::Llmd | Self::Mooncake => prompt_tokens.saturating_sub(1),
@@ -177,10 +177,10 @@ impl Dialect {
     }
 }
 
-/// The rank, of `dp_size`, that a header asks to run a leg.
+/// The rank, below `dp_size`, that a header requests for a leg.
 ///
 /// # Errors
-/// [`Refusal::BadRank`] where it is no rank of the engine.
+/// [`Refusal::BadRank`] if the engine has no such rank.
 pub fn asked_rank(headers: &HeaderMap, dp_size: u32) -> Result<Option<u64>, Refusal> {
     below(header_rank(headers)?, dp_size)
 }

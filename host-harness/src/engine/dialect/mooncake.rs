@@ -1,4 +1,4 @@
-//! vLLM's MooncakeConnector: a transfer id in both legs, which meet at the prefill engine's bootstrap server.
+//! Owns vLLM's MooncakeConnector: a transfer id in both legs, which meet at the prefill engine's bootstrap server.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{asked_rank, vllm};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::Generation;
 
-/// Where a bootstrap server tells the ids of its engine's ranks.
+/// Path at which a bootstrap server lists the ids of its engine's ranks.
 pub const QUERY: &str = "/query";
 
 #[derive(Deserialize)]
@@ -27,23 +27,23 @@ struct DecodeParams {
     transfer_id: String,
 }
 
-/// Where a decode leg finds its KV.
+/// Location of a decode leg's KV.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// Host of the prefill engine's bootstrap server, an IPv6 address without brackets.
     pub host: String,
-    /// Its port.
+    /// Port of the bootstrap server.
     pub port: u16,
     /// The id of the rank that runs the prefill.
     pub engine_id: String,
-    /// What both legs name.
+    /// The transfer id, in both legs.
     pub id: String,
 }
 
-/// The transfer id of a request that a prefill engine runs.
+/// The transfer id of a request to a prefill engine.
 ///
 /// # Errors
-/// [`Refusal::NotAPrefillLeg`], or [`Refusal::BadRequest`] where it cannot be read.
+/// [`Refusal::NotAPrefillLeg`], or [`Refusal::BadRequest`] if it cannot be parsed.
 pub fn transfer_id(generation: &Generation) -> Result<String, Refusal> {
     vllm::check_prefill_leg(generation)?;
     let params = generation.kv_transfer_params.as_deref();
@@ -54,10 +54,10 @@ pub fn transfer_id(generation: &Generation) -> Result<String, Refusal> {
     }
 }
 
-/// The transfer that a request to a decode engine is to take over.
+/// The transfer that a request to a decode engine names.
 ///
 /// # Errors
-/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`] where it is not an object at all.
+/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`] if it is not an object at all.
 pub fn read(generation: &Generation) -> Result<Transfer, Refusal> {
     let params = vllm::pulled_params(generation)?;
     let params: DecodeParams = serde_json::from_str(params.get())
@@ -76,7 +76,7 @@ pub fn read(generation: &Generation) -> Result<Transfer, Refusal> {
     })
 }
 
-/// The rank that runs a leg. A prefill leg must name it where there are several, since the decode leg names it by its id.
+/// The rank that runs a leg. A prefill leg must name its rank if there are several, since the decode leg names it by its id.
 ///
 /// # Errors
 /// [`Refusal::BadRank`].
@@ -98,7 +98,7 @@ pub fn rank_id(engine_id: &str, rank: u64, dp_size: u32) -> String {
     }
 }
 
-/// What [`QUERY`] answers, as JSON.
+/// The JSON answer to [`QUERY`].
 pub fn ranks(engine_id: &str, dp_size: u32) -> String {
     let rank = |rank: u32| {
         let id = rank_id(engine_id, rank.into(), dp_size);

@@ -1,4 +1,4 @@
-//! SGLang's bootstrap: three fields in both legs that name the prefill engine's bootstrap server and a room there.
+//! Owns SGLang's bootstrap: three fields in both legs that name the prefill engine's bootstrap server and a room there.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,24 +11,24 @@ use super::{below, header_rank, read_rank};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::{Bootstrap, Generation};
 
-/// Where the legs of a request meet.
+/// Meeting point of a request's legs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meeting {
     /// Host of the prefill engine's bootstrap server, an IPv6 address without brackets.
     pub host: String,
-    /// Its port.
+    /// Port of the bootstrap server.
     pub port: u16,
     /// The room, at most 2^63 - 1.
     pub room: u64,
 }
 
-/// The request's id: its own, else that of the header, else a new one.
+/// The request's id: from the body, else from the header, else a new one.
 ///
 /// # Errors
-/// [`Refusal::BadRequest`] for a `rid` that is no text.
+/// [`Refusal::BadRequest`] for a `rid` that is no string.
 pub fn rid(bootstrap: &Bootstrap, headers: &HeaderMap) -> Result<String, Refusal> {
     if let Some(rid) = &bootstrap.rid {
-        // A batch may have one for each prompt; the first stands for all.
+        // A batch may have one per prompt; the first stands for all.
         let first = || read::<Vec<String>>(rid)?.into_iter().next();
         let invalid = || Refusal::BadRequest("Invalid `rid`: not a string".into());
         return read(rid).or_else(first).ok_or_else(invalid);
@@ -40,7 +40,7 @@ pub fn rid(bootstrap: &Bootstrap, headers: &HeaderMap) -> Result<String, Refusal
     })
 }
 
-/// Reads where the legs meet: one room for each sequence. In a batch, or where there are several choices, they come in lists.
+/// Parses the meeting points: one room per sequence. For a batch, or several choices, the fields are lists.
 ///
 /// # Errors
 /// [`Refusal::MissingRoom`], [`Refusal::BadRoom`] or [`Refusal::WrongBootstrap`].
@@ -111,7 +111,7 @@ impl Meeting {
         })
     }
 
-    /// Whether this is at `own`, a prefill engine's bootstrap server as the client can reach it.
+    /// Checks that the meeting point is at `own`, a prefill engine's bootstrap server as the client can reach it.
     ///
     /// # Errors
     /// [`Refusal::WrongBootstrap`].
@@ -131,12 +131,12 @@ impl Meeting {
         )))
     }
 
-    /// The rank that the room stands for, of `dp_size`.
+    /// The rank, below `dp_size`, that the room implies.
     pub fn rank(&self, dp_size: u32) -> u64 {
         self.room % u64::from(dp_size)
     }
 
-    /// Whether a rank asked for is the one the room stands for.
+    /// Checks a requested rank against the rank that the room implies.
     ///
     /// # Errors
     /// [`Refusal::RankConflict`].
@@ -153,10 +153,10 @@ impl Meeting {
     }
 }
 
-/// The rank, of `dp_size`, that is asked to run a leg.
+/// The rank, below `dp_size`, that is requested for a leg.
 ///
 /// # Errors
-/// [`Refusal::BadRank`] where it is no rank of the engine, or the body's and the header's differ.
+/// [`Refusal::BadRank`] if the engine has no such rank, or the body's and the header's differ.
 pub fn routed_rank(
     bootstrap: &Bootstrap,
     headers: &HeaderMap,
@@ -176,7 +176,7 @@ pub fn routed_rank(
     below(rank, dp_size)
 }
 
-/// The rank of the prefill, as a decode leg names it.
+/// The prefill's rank, as a decode leg names it.
 ///
 /// # Errors
 /// [`Refusal::BadRank`].

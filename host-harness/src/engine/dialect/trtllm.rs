@@ -1,4 +1,4 @@
-//! TensorRT-LLM's `disaggregated_params`: context first; its answer says all that the generation leg must say again.
+//! Owns TensorRT-LLM's `disaggregated_params`: context first; the generation leg must repeat its answer exactly.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -8,13 +8,13 @@ use super::{Leg, mooncake};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::{Endpoint, Generation};
 
-/// Ids below are those that an engine gives itself.
+/// Ids below this are assigned by engines themselves.
 const LEAST_ID: u64 = 1 << 42;
-/// Ids are signed.
+/// Upper bound of ids, which are signed.
 const BEYOND_IDS: u64 = 1 << 63;
-/// The only style that is simulated: context first.
+/// The only simulated style: context first.
 const CONTEXT_FIRST: u64 = 0;
-/// The id of the token that comes with the context.
+/// Id of the token that comes with the context.
 const FIRST_TOKEN: u32 = 29_871;
 
 const CONTEXT_ONLY: &str = "context_only";
@@ -36,7 +36,7 @@ struct ContextLeg {
     _conversation: Option<Value>,
 }
 
-/// What a context leg's answer says, in the engine's order.
+/// A context leg's answer, in the engine's order.
 #[derive(Clone, Debug, Serialize)]
 pub struct Params {
     request_type: &'static str,
@@ -49,9 +49,9 @@ pub struct Params {
 }
 
 impl Params {
-    /// The hand-off of the request `id` from the engine that is reached at `endpoint`.
+    /// The hand-off of the request `id` from the engine at `endpoint`.
     pub fn new(id: u64, endpoint: String) -> Self {
-        // Beyond what a float tells apart; and what a JSON writer may be tempted to escape.
+        // Beyond a float's precision, and with characters that a JSON writer may escape.
         let internal = rand::random_range(1 << 53..BEYOND_IDS);
         Self {
             request_type: CONTEXT_ONLY,
@@ -64,7 +64,7 @@ impl Params {
         }
     }
 
-    /// The same where generation ended with the context, so that nothing is to be handed off.
+    /// The same for a generation that ended with the context, so that no KV is handed off.
     pub fn ended(self) -> Self {
         Self {
             ctx_request_id: None,
@@ -73,7 +73,7 @@ impl Params {
         }
     }
 
-    /// What the generation leg must say, member for member.
+    /// The members that the generation leg must repeat.
     pub fn seal(&self, usage: &Value) -> Value {
         let mut seal = json!(self);
         seal["request_type"] = json!(GENERATION_ONLY);
@@ -82,10 +82,10 @@ impl Params {
     }
 }
 
-/// The id of a request that a prefill engine runs.
+/// The id of a request to a prefill engine.
 ///
 /// # Errors
-/// [`Refusal::NotAPrefillLeg`], [`Refusal::BadDisaggId`], or [`Refusal::BadRequest`] where it cannot be read.
+/// [`Refusal::NotAPrefillLeg`], [`Refusal::BadDisaggId`], or [`Refusal::BadRequest`] if it cannot be parsed.
 pub fn context_id(generation: &Generation) -> Result<u64, Refusal> {
     let Some(params) = generation.disaggregated_params.as_deref() else {
         return Err(Refusal::NotAPrefillLeg("no disaggregated_params"));
@@ -113,20 +113,20 @@ pub fn context_id(generation: &Generation) -> Result<u64, Refusal> {
     }
 }
 
-/// Where a generation leg finds its KV.
+/// Location of a generation leg's KV.
 #[derive(Debug, PartialEq)]
 pub struct Context {
     /// Host of the prefill engine, an IPv6 address without brackets.
     pub host: String,
-    /// Its port.
+    /// Port of the prefill engine.
     pub port: u16,
-    /// The request's id there.
+    /// The request's id at the prefill engine.
     pub id: u64,
-    /// All that the leg says.
+    /// All members of the leg.
     pub seal: Value,
 }
 
-/// What a request to a decode engine is to take over.
+/// The context that a request to a decode engine names.
 ///
 /// # Errors
 /// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::BadRequest`].
@@ -157,7 +157,7 @@ pub fn read(generation: &Generation) -> Result<Context, Refusal> {
     })
 }
 
-/// Which leg a request asks to be.
+/// The leg that a request asks to be.
 pub(super) fn leg(generation: &Generation) -> Leg {
     let params = generation.disaggregated_params.as_deref();
     match params.map(kind) {
@@ -176,7 +176,7 @@ fn check_one_sequence(generation: &Generation) -> Result<(), Refusal> {
     }
 }
 
-/// The ids must come along, so that the prompt is not made into tokens twice, and they must be the prompt's.
+/// Checks the ids in the leg: they must be present, so that the prompt is not tokenised twice, and must be the prompt's.
 fn check_ids(generation: &Generation) -> Result<(), Refusal> {
     let own = generation.ids.as_ref();
     let bad = |what: &str| Refusal::BadRequest(what.to_owned());

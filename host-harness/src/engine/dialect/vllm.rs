@@ -1,4 +1,4 @@
-//! vLLM's NixlConnector: `kv_transfer_params` in the request, the answer and the request again.
+//! Owns vLLM's NixlConnector: `kv_transfer_params` in the request, the answer and the next request.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -8,9 +8,9 @@ use super::{Handoff, Leg};
 use crate::engine::refusal::Refusal;
 use crate::engine::request::Generation;
 
-/// The simulated engines' parallelism, of whatever kind.
+/// Size of every kind of parallelism in the simulated engines.
 const ONE: u32 = 1;
-/// Who moves the KV: decode reads it.
+/// Direction of the KV transfer: decode reads it.
 const PULL: &str = "pull";
 
 const MISSING: &str = "EngineCore encountered an issue: kv_transfer_params with do_remote_prefill are required for decode mode";
@@ -36,7 +36,7 @@ pub struct Params {
     newer: Option<Newer>,
 }
 
-/// What vLLM has added since 0.16.
+/// Fields that vLLM has added since 0.16.
 #[derive(Serialize, Deserialize)]
 struct Newer {
     dcp_size: u32,
@@ -70,7 +70,7 @@ impl From<Handoff> for Params {
     }
 }
 
-/// Refuses parameters that are no object, which an engine of whatever role does.
+/// Refuses parameters that are no object, as engines of every role do.
 ///
 /// # Errors
 /// [`Refusal::Invalid`].
@@ -81,10 +81,10 @@ pub fn check_params(generation: &Generation) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a prefill engine runs this request.
+/// Checks that a prefill engine runs this request.
 ///
 /// # Errors
-/// [`Refusal::NotAPrefillLeg`] where it would not, [`Refusal::Invalid`] where it cannot be read.
+/// [`Refusal::NotAPrefillLeg`] if it would not, [`Refusal::Invalid`] if it cannot be parsed.
 pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
     let Some(params) = &generation.kv_transfer_params else {
         return Err(Refusal::NotAPrefillLeg("no kv_transfer_params"));
@@ -105,10 +105,10 @@ pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The hand-off that came with a request to a decode engine.
+/// The hand-off in a request to a decode engine.
 ///
 /// # Errors
-/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::Invalid`] where it is not an object at all.
+/// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::Invalid`] if it is not an object at all.
 pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     let params = pulled_params(generation)?;
     let remote: Params = serde_json::from_str(params.get())
@@ -140,10 +140,10 @@ pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     })
 }
 
-/// The parameters of a request that says it has its prefill behind it.
+/// The parameters of a request whose prefill is done, by its own flags.
 ///
 /// # Errors
-/// [`Refusal::MissingHandoff`], or [`Refusal::Invalid`] where they are no object.
+/// [`Refusal::MissingHandoff`], or [`Refusal::Invalid`] if they are no object.
 pub(super) fn pulled_params(generation: &Generation) -> Result<&RawValue, Refusal> {
     let missing = Refusal::MissingHandoff(MISSING);
     let Some(params) = generation.kv_transfer_params.as_deref() else {
@@ -155,7 +155,7 @@ pub(super) fn pulled_params(generation: &Generation) -> Result<&RawValue, Refusa
     }
 }
 
-/// Which leg a request asks to be.
+/// The leg that a request asks to be.
 pub(super) fn leg(generation: &Generation) -> Leg {
     let params = generation.kv_transfer_params.as_deref();
     match params.map(read_flags) {
@@ -165,7 +165,7 @@ pub(super) fn leg(generation: &Generation) -> Leg {
     }
 }
 
-/// vLLM takes any object here and answers 400 to anything else.
+/// vLLM accepts any object here and answers 400 to anything else.
 fn read_flags(params: &RawValue) -> Result<Flags, Refusal> {
     let invalid = |error| Refusal::Invalid {
         place: "body.kv_transfer_params".to_owned(),

@@ -1,4 +1,4 @@
-//! The legs of a request to TensorRT-LLM engines: context first, then the generation that shows what the context answered.
+//! Owns the legs of a request to TensorRT-LLM engines: context first, then the generation that repeats the context's answer.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use crate::engine::rooms::{RoomRefusal, Tenant};
 use crate::engine::{body, pull};
 
 impl Job {
-    /// Computes the prompt and holds its KV for the one who shows what this answers.
+    /// Computes the prompt and holds its KV for a generation leg that repeats this answer.
     pub(super) async fn prefill_context(mut self, local: SocketAddr) -> Outcome {
         let (id, tenant) = match self.enter_context() {
             Ok(entered) => entered,
@@ -53,14 +53,14 @@ impl Job {
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Checks a context leg and enters its id, which serves once.
+    /// Checks a context leg and registers its id, which is valid once.
     fn enter_context(&self) -> Result<(u64, Tenant), Refusal> {
         let id = trtllm::context_id(&self.generation)?;
         let tenant = self.node.rooms.enter(&id.to_string(), &self.id);
         Ok((id, tenant.ok_or(Refusal::UsedDisaggId(id))?))
     }
 
-    /// Takes the context over. The first token came with it, so that nothing is computed here.
+    /// Takes the context over. The first token came with it, so that no prompt token is computed here.
     pub(super) async fn take_context(&mut self) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
         let context = trtllm::read(&self.generation)?;

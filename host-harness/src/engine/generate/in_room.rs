@@ -1,4 +1,4 @@
-//! The legs of an SGLang request, which run at once and meet in a room of the prefill engine.
+//! Owns the legs of an SGLang request, which run at once and meet in a room of the prefill engine.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -21,8 +21,8 @@ use crate::engine::rooms::{RoomRefusal, Tenant};
 use crate::engine::{body, pull};
 
 impl Job {
-    /// Computes the prompts and leaves the KV of each sequence in its room. The answer, streamed or not, begins when that is done,
-    /// so that a failure is a status.
+    /// Computes the prompts and puts the KV of each sequence into its room. The answer, streamed or not, begins after that, so
+    /// that a failure is a status.
     pub(super) async fn prefill_in_room(mut self, local: SocketAddr) -> Outcome {
         let tenants = match self.enter_rooms(local) {
             Ok(tenants) => tenants,
@@ -53,7 +53,7 @@ impl Job {
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Takes the KV from the rooms, then generates. A stream's headers do not wait for it.
+    /// Takes the KV from the rooms, then generates. A stream's headers do not wait for the KV.
     pub(super) async fn decode_in_room(mut self) -> Outcome {
         let (meetings, prefill_rank) = match self.find_rooms() {
             Ok(found) => found,
@@ -95,7 +95,7 @@ impl Job {
         meetings.iter().map(enter).collect()
     }
 
-    /// Leaves the KV of each sequence in its room, unless a fault is ordered.
+    /// Puts the KV of each sequence into its room, unless a fault prevents it.
     fn leave_kv(&self, tenants: Vec<Tenant>, mut ready: Ready) {
         let block_tokens = u64::from(self.node.config.block_tokens);
         for (tenant, of) in tenants.into_iter().zip(self.generation.kv_of_each()) {
@@ -109,7 +109,7 @@ impl Job {
         }
     }
 
-    /// Checks a decode leg; returns where its KV is to be and the rank it names for the prefill.
+    /// Checks a decode leg; returns the meeting points of its KV and the prefill's rank as named in the leg.
     fn find_rooms(&self) -> Result<(Vec<Meeting>, Option<u64>), Refusal> {
         let node = &self.node;
         let bootstrap = &self.generation.bootstrap;
@@ -124,7 +124,7 @@ impl Job {
         Ok((meetings, prefill_rank))
     }
 
-    /// Waits for the KV of all sequences. The first tokens came with it, so that nothing is computed here.
+    /// Waits for the KV of all sequences. The first tokens come with it, so that no prompt token is computed here.
     async fn take(
         &mut self,
         meetings: &[Meeting],
@@ -145,7 +145,7 @@ impl Job {
     }
 }
 
-/// Takes the KV of one sequence, which must be what it is `expected` to be.
+/// Takes the KV of one sequence, which must match `expected`.
 async fn take_one(
     node: &Node,
     meeting: &Meeting,

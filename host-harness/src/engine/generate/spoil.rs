@@ -1,4 +1,4 @@
-//! Answers that an ordered fault spoils when their KV is there.
+//! Owns the answers that a fault spoils after their KV is there.
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -9,14 +9,14 @@ use crate::engine::fault::Spoil;
 use crate::engine::refusal::Refusal;
 
 impl Job {
-    /// Whether a stream's headers go out before its KV is there, where they need not wait for it.
+    /// Whether a stream's headers go out before its KV is there, where the dialect allows that.
     pub(super) fn streams_at_once(&self) -> bool {
         self.generation.stream
             && self.faults.spoil() != Some(Spoil::ResetBeforeHeaders)
             && self.poison_to_decode().is_none()
     }
 
-    /// The spoilt answer. A silent one keeps what is `held` until its client leaves.
+    /// The spoilt answer. A silent one keeps `held` until its client leaves.
     pub(super) fn spoil(self, spoil: Spoil, held: impl Sized + 'static) -> Outcome {
         let stream = self.generation.stream;
         if spoil == Spoil::ResetBeforeHeaders {
@@ -36,7 +36,7 @@ impl Job {
         })
     }
 
-    /// The same where the headers have been sent.
+    /// The same after the headers have been sent.
     pub(super) async fn spoil_events(self, spoil: Spoil, events: &Events) {
         match spoil {
             Spoil::Silent => std::future::pending().await,

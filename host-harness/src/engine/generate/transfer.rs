@@ -1,4 +1,4 @@
-//! The legs of a request to vLLM engines with a MooncakeConnector, which meet in a transfer of the prefill engine.
+//! Owns the legs of a request to vLLM engines with a MooncakeConnector, which meet in a transfer of the prefill engine.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::engine::rooms::{RoomRefusal, Tenant};
 use crate::engine::{body, pull};
 
 impl Job {
-    /// Computes the prompt and offers its KV under the transfer's id. The answer says nothing of it.
+    /// Computes the prompt and offers its KV under the transfer's id. The answer does not mention it.
     pub(super) async fn prefill_transfer(mut self) -> Outcome {
         let (tenant, engine_id) = match self.offer() {
             Ok(offer) => offer,
@@ -38,7 +38,7 @@ impl Job {
         Ok(body::json(StatusCode::OK, content))
     }
 
-    /// Checks a prefill leg and opens its transfer; returns the id of the rank that runs it, too.
+    /// Checks a prefill leg and opens its transfer; also returns the id of the rank that runs the leg.
     fn offer(&self) -> Result<(Tenant, String), Refusal> {
         let node = &self.node;
         let dp_size = node.config.dp_size;
@@ -49,12 +49,12 @@ impl Job {
         Ok((tenant, mooncake::rank_id(&node.engine_id, rank, dp_size)))
     }
 
-    /// Takes the transfer over; its last prompt token is computed here, with the first output token.
+    /// Takes the transfer over; the last prompt token is computed here, with the first output token.
     pub(super) async fn take_transfer(&mut self) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
         let transfer = mooncake::read(&self.generation)?;
         asked_rank(&self.headers, node.config.dp_size)?;
-        // Each sequence takes for itself in vLLM, and only the first finds the blocks.
+        // In vLLM each sequence takes the transfer separately, and only the first finds the blocks.
         if self.generation.sequences() > 1 {
             return Err(Refusal::UsedHandoff);
         }

@@ -1,4 +1,4 @@
-//! Token ids of a prompt, for the engine that hands them from one leg to the other.
+//! Owns the token ids of a prompt, for the engine that passes them from one leg to the other.
 
 use super::{BYTES_PER_TOKEN, Content, Endpoint, Fields, Input, Message, Prompt, native};
 use crate::engine::refusal::Refusal;
@@ -6,14 +6,14 @@ use crate::engine::refusal::Refusal;
 /// The ids of one prompt.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PromptIds {
-    /// One for each token.
+    /// One id per token.
     pub ids: Vec<u32>,
     /// Whether the prompt came as ids, not as text.
     pub given: bool,
 }
 
 impl PromptIds {
-    /// Reads the first prompt of a request.
+    /// Parses the first prompt of a request.
     ///
     /// # Errors
     /// [`Refusal::BadRequest`] that names the field.
@@ -35,7 +35,7 @@ impl PromptIds {
         }
     }
 
-    /// Reads the ids of every prompt of a request's body.
+    /// Parses the ids of every prompt in a request's body.
     ///
     /// # Errors
     /// [`Refusal::BadRequest`] that names the field.
@@ -65,7 +65,7 @@ impl PromptIds {
         }
     }
 
-    /// What a tokenizer of four bytes to a token makes of texts in a row; never nothing.
+    /// The ids from a tokenizer with four bytes per token, for a sequence of texts; never empty.
     fn of(texts: &[&str]) -> Self {
         let text = texts.concat();
         let chunks = text.as_bytes().chunks(BYTES_PER_TOKEN);
@@ -77,7 +77,7 @@ impl PromptIds {
     }
 }
 
-/// Positive also where it is read as a signed number, as real ids are.
+/// A token id, positive also as a signed number, like real ids.
 fn id(bytes: &[u8]) -> u32 {
     let number = bytes.iter().fold(1, |number: u32, byte| {
         number.wrapping_mul(257).wrapping_add(u32::from(*byte))

@@ -1,19 +1,19 @@
-//! What SGLang's own endpoint (`/generate`) asks for: a prompt under other names, and limits in `sampling_params`.
+//! Owns the parsing of SGLang's own endpoint (`/generate`): a prompt under other names, and limits in `sampling_params`.
 
 use serde::Deserialize;
 
 use super::{Fields, MOST_CHOICES, MOST_OUTPUT_TOKENS, Prompt, PromptIds, within};
 use crate::engine::refusal::Refusal;
 
-/// Output tokens where the request sets no limit, as in SGLang.
+/// Output tokens if the request sets no limit, as in SGLang.
 const DEFAULT_NEW_TOKENS: u64 = 128;
 
-/// Choices and tokens asked for.
+/// Requested choices and tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     /// Choices per prompt.
     pub choices: u64,
-    /// Tokens of each.
+    /// Tokens of each choice.
     pub output_tokens: u64,
 }
 
@@ -25,10 +25,10 @@ struct SamplingParams {
     min_new_tokens: Option<i64>,
 }
 
-/// The ids of the prompts whose log probabilities are asked for; `None` where none are.
+/// The ids of the prompts whose log probabilities are requested; `None` without such a request.
 pub type Logprobs = Option<Vec<Vec<u32>>>;
 
-/// Reads the prompt, which is text or ids.
+/// Parses the prompt, text or ids.
 ///
 /// # Errors
 /// [`Refusal::BadRequest`].
@@ -44,7 +44,7 @@ pub(super) fn prompt(fields: &Fields) -> Result<Prompt, Refusal> {
     }
 }
 
-/// Reads how much is asked for. One `sampling_params` for each prompt of a batch, which SGLang takes too, is not simulated.
+/// Parses the limits. One `sampling_params` per prompt of a batch, which SGLang accepts too, is not simulated.
 ///
 /// # Errors
 /// [`Refusal::BadRequest`] that names the field.
@@ -64,7 +64,7 @@ pub(super) fn limits(fields: &Fields) -> Result<Limits, Refusal> {
     })
 }
 
-/// Reads whether log probabilities are asked for.
+/// Parses whether log probabilities are requested.
 ///
 /// # Errors
 /// [`Refusal::BadRequest`] that names the field.

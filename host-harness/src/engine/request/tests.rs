@@ -1,4 +1,4 @@
-//! Requests as they are read, and refused.
+//! Tests of requests as parsed and refused.
 
 use super::*;
 

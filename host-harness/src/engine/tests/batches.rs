@@ -1,11 +1,11 @@
-//! SGLang's requests of several sequences, and its own endpoint.
+//! Tests of SGLang's requests of several sequences, and of its own endpoint.
 
 use super::*;
 
 const GENERATE: &str = "/generate";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Either leg of a request, to meet at this prefill engine in these rooms.
+/// Either leg of a request that meets at this prefill engine in these rooms.
 fn in_rooms(prefill: &Engine, rooms: &[u64], request: &Value) -> Value {
     let at = prefill.bootstrap.expect("a bootstrap server");
     let mut leg = request.clone();
@@ -15,7 +15,7 @@ fn in_rooms(prefill: &Engine, rooms: &[u64], request: &Value) -> Value {
     leg
 }
 
-/// Sends both legs; returns what the prefill and the decode answered.
+/// Sends both legs; returns the answers of prefill and decode.
 async fn both(path: &str, prefill: &Engine, decode: &Engine, leg: &Value) -> (String, String) {
     let probe = Probe::new();
     let of_prefill = with(leg, "stream", json!(false));

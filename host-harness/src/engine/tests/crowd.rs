@@ -1,4 +1,4 @@
-//! Many requests at once, some of whose clients leave: nothing is lost, counted twice, or left running.
+//! Tests with many requests at once, some of whose clients leave: no request is lost, counted twice, or left running.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -17,7 +17,7 @@ async fn request(prefill: SocketAddr, decode: SocketAddr, number: u64, patience:
         assert_eq!(status, 200, "{body}");
         let mut leg = decode_leg(&prompt, &parsed(&body)["kv_transfer_params"]);
         leg["stream"] = json!(number.is_multiple_of(2));
-        // On a loaded machine a lease may end first; the counters below say whether it was that.
+        // On a loaded machine a lease may end first; the counters below show whether it did.
         probe.post(decode, CHAT, &leg).await;
     };
     let _ = tokio::time::timeout(patience, legs).await;
@@ -129,7 +129,7 @@ async fn a_crowd_in_rooms_leaves_nothing_behind() {
         probe.until(engine, "running", 0).await;
         probe.until(engine, "waiting", 0).await;
     }
-    // What waits for a decode that left goes with an abort, and nothing else does.
+    // An abort drops the KV that waits for a decode that has left, and nothing else does.
     let all = json!({"abort_all": true});
     probe.post(prefill.address, "/abort_request", &all).await;
     for engine in [&prefill, &decode] {

@@ -1,9 +1,9 @@
-//! Faults that are ordered, in every leg and dialect.
+//! Tests of injected faults, in every leg and dialect.
 
 use super::*;
 
 impl Probe {
-    /// Orders a fault at an engine that has none.
+    /// Injects a fault into an engine that has none.
     async fn order(&self, engine: &Engine, fault: Value) {
         let cleared = self.send(Method::DELETE, engine.address, "/__fault", "");
         assert_eq!(cleared.await.0, 200);
@@ -20,7 +20,7 @@ impl Probe {
     }
 }
 
-/// Whether an answer, or the rest of it, does not come though the connection is open.
+/// Whether an answer, or the rest of it, stays out although the connection is open.
 async fn is_silent(probe: &Probe, to: SocketAddr, leg: &Value) -> bool {
     let request = Request::post(format!("http://{to}{CHAT}"))
         .body(Full::from(leg.to_string()))
@@ -94,7 +94,7 @@ async fn a_kept_alive_connection_is_reset_at_its_second_request() {
     probe
         .order(&decode, json!({"kind": "reset_kept_alive", "times": 1}))
         .await;
-    // The order itself came on the probe's own connection, which is kept.
+    // The injection itself came on the probe's own connection, which is kept.
     let first = probe.broken(decode.address, &legs[0]).await;
     assert_eq!(first.status, None);
     assert_eq!(probe.state(prefill.address).await["pulled"], 0);

@@ -1,4 +1,4 @@
-//! The hand-off from prefill to decode, its misuse, its loss.
+//! Tests of the hand-off from prefill to decode, its misuse, its loss.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Prompts that ask an engine to misbehave, or to end early.
+//! Tests of prompts with markers that make an engine fail, or end early.
 
 use super::*;
 use crate::engine::marker::WORDY;

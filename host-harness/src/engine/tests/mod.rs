@@ -1,4 +1,4 @@
-//! Engines over real sockets: the hand-off, its misuse, and what clients see.
+//! Tests of engines over real sockets: the hand-off, its misuse, and the clients' view.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -152,7 +152,7 @@ async fn sglang_pair() -> (Probe, Engine, Engine) {
     (Probe::new(), prefill, decode)
 }
 
-/// Either leg of an SGLang request, to meet at this prefill engine.
+/// Either leg of an SGLang request that meets at this prefill engine.
 fn room_leg(prefill: &Engine, room: u64, prompt: &str) -> Value {
     let at = prefill.bootstrap.expect("a bootstrap server");
     let mut leg = chat(prompt);
@@ -168,15 +168,15 @@ fn with(leg: &Value, field: &str, value: Value) -> Value {
     leg
 }
 
-/// What a client gets of an answer that is broken off.
+/// The received part of an answer that is broken off.
 struct Broken {
-    /// `None` where not even a head came.
+    /// `None` without even a head.
     status: Option<StatusCode>,
     text: String,
 }
 
 impl Probe {
-    /// Asks for what will be broken off, and reads what comes of it.
+    /// Sends a request whose answer will be broken off, and reads the received part.
     async fn broken(&self, to: SocketAddr, body: &Value) -> Broken {
         let request = Request::post(format!("http://{to}{CHAT}"))
             .body(Full::from(body.to_string()))
@@ -200,7 +200,7 @@ impl Probe {
     }
 }
 
-/// Tokens of output in an answer's text, as the engine writes them: "token0", " token1", …
+/// Output tokens in an answer's text, as the engine writes them: "token0", " token1", …
 fn tokens(text: &str) -> usize {
     let words = text.split(['"', ' ']);
     let numbers = words.filter_map(|word| word.strip_prefix("token"));

@@ -1,4 +1,4 @@
-//! MooncakeConnector's protocol: both legs name a transfer, in any order, and the decode the prefill's rank.
+//! Tests of MooncakeConnector's protocol: both legs name a transfer, in any order, and the decode names the prefill's rank.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn offer(prompt: &str, transfer: &str) -> Value {
 }
 
 impl Probe {
-    /// What a prefill engine's bootstrap server tells of its ranks.
+    /// The ranks listed by a prefill engine's bootstrap server.
     async fn ranks(&self, prefill: &Engine) -> Value {
         let at = prefill.bootstrap.expect("a bootstrap server");
         parsed(&self.get(at, "/query").await)

@@ -1,4 +1,4 @@
-//! What an engine keeps of its prompts, and what clients and judges see of it.
+//! Tests of an engine's prefix cache, and of its effects on answers and counters.
 
 use super::*;
 use crate::engine::PrefixCache;
@@ -11,7 +11,7 @@ fn keeping(config: EngineConfig) -> EngineConfig {
     }
 }
 
-/// The cached tokens that an answer tells of.
+/// The cached tokens in an answer.
 fn cached(answer: &str) -> u64 {
     let answer = parsed(answer);
     let told = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
@@ -64,7 +64,7 @@ async fn the_least_recently_used_go_first() {
         ..keeping(quick(Role::Prefill))
     })
     .await;
-    // Of another prompt, three blocks; the KV handed off is dropped, so that blocks to compute in are free.
+    // Three blocks of another prompt; the handed-off KV is dropped, so that blocks for computing are free.
     for prompt in ["a".repeat(48), "b".repeat(48), "a".repeat(48)] {
         let handoff = probe.prefill(&engine, &prompt).await;
         let decode = start(quick(Role::Decode)).await;

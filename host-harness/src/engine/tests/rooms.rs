@@ -1,8 +1,8 @@
-//! SGLang's protocol: both legs at once, which meet in a room, once; and what happens to one when the other fails.
+//! Tests of SGLang's protocol: both legs at once, which meet in a room, once; and the effect of one leg's failure on the other.
 
 use super::*;
 
-/// Asks and leaves when the state of `engine` has this value.
+/// Sends a request and leaves when the state of `engine` has this value.
 async fn leave_when(to: &Engine, leg: &Value, engine: &Engine, field: &str, value: u64) {
     let probe = Probe::new();
     let asked = Probe::new();
@@ -364,7 +364,7 @@ async fn running_requests_are_aborted() {
         assert_eq!(status, 200);
     };
 
-    // By the header's id, where the body has none; the decode that waits for it fails with it.
+    // By the header's id if the body has none; the decode that waits for the prefill fails with it.
     let leg = room_leg(&prefill, 1, &"x".repeat(40_000));
     let request = Request::post(format!("http://{}{CHAT}", prefill.address))
         .header("x-request-id", "r1")
@@ -382,7 +382,7 @@ async fn running_requests_are_aborted() {
     assert_eq!(head.status(), 500, "{body:?}");
     assert_eq!(broken.text, "");
 
-    // A stream that runs.
+    // A running stream.
     let leg = with(&room_leg(&prefill, 2, "x"), "stream", json!(true));
     let (broken, (status, _), ()) = tokio::join!(
         probe.broken(decode.address, &leg),

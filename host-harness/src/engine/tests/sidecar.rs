@@ -1,4 +1,4 @@
-//! llm-d's sidecar in front of a decode engine.
+//! Tests of llm-d's sidecar in front of a decode engine.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn llmd(role: Role) -> EngineConfig {
 }
 
 impl Probe {
-    /// A whole request, whose prefill leg is to run there.
+    /// A complete request, with the address of the engine for its prefill leg.
     async fn through(&self, decode: &Engine, prefiller: &str, body: &Value) -> (u16, String) {
         let request = Request::post(format!("http://{}{CHAT}", decode.address))
             .header("x-prefiller-host-port", prefiller)

@@ -1,4 +1,4 @@
-//! What clients, operators and judges see of an engine.
+//! Tests of an engine's API for clients, operators and tests.
 
 use super::*;
 use crate::engine::metrics::VLLM_CACHE_LABELS;
@@ -58,7 +58,7 @@ async fn an_engine_tells_about_itself() {
     ];
     let want: Vec<(&str, f64)> = want.iter().map(|(name, value)| (&**name, *value)).collect();
     assert_eq!(samples, want);
-    // Without a model's name it is the one served.
+    // Without a model's name the served one is meant.
     let (status, body) = probe
         .post(at, "/v1/completions", &json!({"prompt": "x"}))
         .await;

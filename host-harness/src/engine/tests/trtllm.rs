@@ -1,9 +1,9 @@
-//! TensorRT-LLM's protocol: the generation leg shows exactly what the context leg answered.
+//! Tests of TensorRT-LLM's protocol: the generation leg repeats exactly the context leg's answer.
 
 use super::*;
 
 const COMPLETIONS: &str = "/v1/completions";
-/// An id that no float is.
+/// An id that no float holds.
 const ID: u64 = (1 << 62) + 1;
 
 fn trtllm(role: Role) -> EngineConfig {

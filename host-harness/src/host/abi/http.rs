@@ -1,4 +1,4 @@
-//! Host calls about a stream: its header maps, its bodies, its flow, and calls made on its behalf.
+//! Owns the host calls about a stream: its header maps, its bodies, its flow, and calls made on its behalf.
 
 use bytes::Bytes;
 use wasmtime::{Caller, Linker};
@@ -165,7 +165,7 @@ fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// A map that the plugin may read now. `None`: it cannot be seen at this time.
+/// A map that the plugin may read now. `None`: not visible at this time.
 fn readable(state: &HostState, map: u32) -> Result<Option<&Headers>, Status> {
     match map {
         0..=3 => Ok(state
@@ -230,7 +230,7 @@ fn map_value(mut guest: GuestCall<'_>, map: u32, key: Span, to: Output) -> Answe
     guest.give(&value, to)
 }
 
-/// A map may well be missing when a stream is logged; at any other time asking for it is the plugin's mistake.
+/// Status for an invisible map: absent maps are normal when a stream is logged, and the plugin's mistake at any other time.
 fn unseen_map(state: &HostState) -> Status {
     match state.streams.get(&state.target()) {
         Some(stream) if stream.logging => Status::NotFound,
@@ -260,7 +260,7 @@ fn body_slot(state: &mut HostState, buffer: u32) -> Option<&mut BodySlot> {
     }
 }
 
-/// The bytes of a buffer; a body that is not in the plugin's reach is empty, as in Envoy.
+/// The bytes of a buffer; a body out of the plugin's reach is empty, as in Envoy.
 fn buffer(state: &mut HostState, buffer: u32) -> Result<&[u8], Status> {
     match buffer {
         0 | 1 => match body_slot(state, buffer) {
@@ -284,7 +284,7 @@ fn buffer_bytes(mut guest: GuestCall<'_>, number: u32, range: Span, to: Output) 
     let end = start.saturating_add(range.size as usize).min(bytes.len());
     let size = u32::try_from(end - start).map_err(|_| Status::InternalFailure)?;
     let address = guest.allocate(size)?;
-    // Copied straight from the buffer: bodies are megabytes, and a copy on the way would be one too many.
+    // Copied straight from the buffer: bodies are megabytes, and an intermediate copy would be expensive.
     let (memory, state) = guest.parts()?;
     let bytes = &buffer(state, number)?[start..end];
     let target = memory

@@ -1,4 +1,4 @@
-//! The imports of proxy-wasm ABI 0.2.1: how they reach the guest's memory, what they answer, and their registration.
+//! Owns the imports of proxy-wasm ABI 0.2.1: their access to the guest's memory, their answers, and their registration.
 
 mod http;
 mod process;
@@ -14,27 +14,27 @@ use super::state::HostState;
 pub enum Status {
     /// Done.
     Ok = 0,
-    /// There is no such thing.
+    /// Not found.
     NotFound = 1,
-    /// The arguments make no sense now.
+    /// The arguments are invalid, or not valid now.
     BadArgument = 2,
-    /// A serialized map cannot be read.
+    /// A serialized map cannot be parsed.
     SerializationFailure = 3,
-    /// A pointer leads out of the guest's memory.
+    /// A pointer outside the guest's memory.
     InvalidMemoryAccess = 6,
     /// The queue is empty.
     Empty = 7,
-    /// Someone else changed the value.
+    /// Another VM or thread changed the value.
     CasMismatch = 8,
-    /// It cannot be done.
+    /// The operation failed.
     InternalFailure = 10,
-    /// This host does not have it.
+    /// This host does not implement the call.
     Unimplemented = 12,
 }
 
-/// Why a host call does not answer Ok.
+/// Why a host call does not return Ok.
 enum Refusal {
-    /// The guest is told.
+    /// The status is returned to the guest.
     Status(Status),
     /// The guest trapped while the host was using its allocator.
     Trap(wasmtime::Error),
@@ -48,7 +48,7 @@ impl From<Status> for Refusal {
 
 type Answer = Result<(), Refusal>;
 
-/// A piece of the guest's memory, as pointer and length.
+/// A range of the guest's memory, as pointer and length.
 #[derive(Clone, Copy)]
 struct Span {
     at: u32,
@@ -59,7 +59,7 @@ fn span(at: u32, size: u32) -> Span {
     Span { at, size }
 }
 
-/// Where the guest wants bytes that the host gives: the address of the pointer and of the length.
+/// Output parameters for bytes from the host: the addresses of the pointer and of the length.
 #[derive(Clone, Copy)]
 struct Output {
     pointer: u32,
@@ -78,7 +78,7 @@ impl GuestCall<'_> {
         self.0.data_mut()
     }
 
-    /// The guest's memory and the host's state side by side, so that bytes need not be copied to be read.
+    /// The guest's memory and the host's state together, so that bytes can be read without a copy.
     fn parts(&mut self) -> Result<(&mut [u8], &mut HostState), Refusal> {
         let guest = self.0.data().guest.as_ref();
         let memory = guest.ok_or(Status::InternalFailure)?.memory;
@@ -100,7 +100,7 @@ impl GuestCall<'_> {
         self.write(at, &value.to_le_bytes())
     }
 
-    /// Gives bytes to the guest in memory from its own allocator. No bytes are a null pointer, as in Envoy.
+    /// Copies bytes into memory from the guest's own allocator. No bytes become a null pointer, as in Envoy.
     fn give(&mut self, bytes: &[u8], to: Output) -> Answer {
         let size = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         let address = self.allocate(size)?;
@@ -139,8 +139,8 @@ fn finish(answer: Answer) -> wasmtime::Result<u32> {
     }
 }
 
-/// Registers every host call. Other names of the ABI that the module imports answer `Unimplemented`, so that a plugin
-/// which never calls them still loads; names outside of it are left missing, and instantiation says so.
+/// Registers every host call. Other names of the ABI that the module imports answer `Unimplemented`, so that a plugin which never
+/// calls them still loads; names outside of the ABI stay missing, and instantiation reports them.
 pub fn link(linker: &mut Linker<HostState>, module: &Module) -> wasmtime::Result<()> {
     for import in module.imports() {
         let Some(function) = import.ty().func().cloned() else {

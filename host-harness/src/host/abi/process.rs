@@ -1,4 +1,4 @@
-//! Host calls about the VM and the process: log, time, ticks, shared data, queues, metrics, contexts.
+//! Owns the host calls about the VM and the process: log, time, ticks, shared data, queues, metrics, contexts.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

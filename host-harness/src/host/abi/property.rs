@@ -1,4 +1,4 @@
-//! Properties: what the plugin may ask about its stream, its route and itself.
+//! Owns the properties that the plugin may read about its stream, its route and itself.
 
 use wasmtime::{Caller, Linker};
 

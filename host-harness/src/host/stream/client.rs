@@ -1,4 +1,4 @@
-//! The client's side of a stream: the response head, the pieces of its body, and whether anyone still listens.
+//! Owns the client's side of a stream: the response head, the pieces of its body, and whether the client is still connected.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use crate::host::body::{BodyError, ChannelBody, Piece};
 use crate::host::maps::Headers;
 use crate::host::upstream::copy_headers;
 
-/// Pieces that wait in hyper's hands before upstream is left waiting.
+/// Pieces queued for hyper before upstream has to wait.
 const QUEUE: usize = 8;
 
-/// What can happen at the client.
+/// A change at the client.
 pub enum Change {
-    /// It has left.
+    /// The client has left.
     Gone,
-    /// It has read something: waiting pieces can go on.
+    /// The client has read: queued pieces can be sent.
     Room,
 }
 
@@ -34,7 +34,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that asked with `method` and waits for `head`.
+    /// A client that sent `method` and waits for `head`.
     pub fn new(head: oneshot::Sender<Response<ChannelBody>>, method: &[u8]) -> Client {
         let (pieces, body) = mpsc::channel(QUEUE);
         Client {
@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    /// True once the response head is on its way.
+    /// True once the response head was sent.
     pub fn has_head(&self) -> bool {
         self.head.is_none()
     }
@@ -72,11 +72,11 @@ impl Client {
         let mut map = HeaderMap::new();
         copy_headers(headers, &mut map, |_| false);
         *response.headers_mut() = map;
-        // A client that has left is noticed by `gone`.
+        // A client that has left is detected by `gone`.
         let _ = head.send(response);
     }
 
-    /// Sends a piece of the body. More than the content-length says would look fine to nobody but the client.
+    /// Sends a piece of the body. An excess over the content-length is an error: only the client would notice it otherwise.
     pub fn send_data(&mut self, data: Bytes) -> Result<(), BodyError> {
         if data.is_empty() || self.bodiless {
             return Ok(());
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Ends the response cleanly, unless it is shorter than it said.
+    /// Ends the response cleanly, unless it is shorter than declared.
     pub fn send_end(&mut self, trailers: Option<&Headers>) -> Result<(), BodyError> {
         if self.declared.is_some_and(|length| self.sent < length) {
             return Err(BodyError::Length);
@@ -108,7 +108,7 @@ impl Client {
         Ok(())
     }
 
-    /// Hands on what has been waiting, as far as there is room.
+    /// Sends queued pieces as far as there is room.
     pub fn pump(&mut self) {
         while let Some(piece) = self.waiting.pop_front() {
             match self.pieces.try_send(piece) {
@@ -127,7 +127,7 @@ impl Client {
         !self.waiting.is_empty()
     }
 
-    /// Waits until the client has left, or has room for what waits.
+    /// Waits until the client has left, or has room for queued pieces.
     pub async fn next_change(&mut self) -> Change {
         if let Some(head) = &mut self.head {
             head.closed().await;
@@ -139,8 +139,8 @@ impl Client {
                 Err(_) => Change::Gone,
             };
         }
-        // hyper also lets go of a body whose last declared byte it has, and of one that HTTP does not allow; that is
-        // nobody's leaving.
+        // hyper also drops a body after its last declared byte, and one that HTTP does not allow; neither means that the client
+        // has left.
         if self.bodiless || self.declared.is_some_and(|length| self.sent >= length) {
             return std::future::pending().await;
         }
@@ -148,13 +148,13 @@ impl Client {
         Change::Gone
     }
 
-    /// Breaks the connection off, so that what was sent does not look whole.
+    /// Breaks the connection, so that a truncated answer does not look complete.
     pub fn abort(&mut self) {
         self.head = None;
         self.waiting.clear();
     }
 
-    /// Lets a slow client have the rest, without the stream.
+    /// Sends the rest to a slow client, after the stream has ended.
     pub fn finish(self) {
         if self.waiting.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! One request from its headers to its log line: waits for whatever happens next and lets the plugin decide.
+//! Owns one request from its headers to its log line: waits for the next event and calls the plugin.
 
 mod client;
 mod request;
@@ -27,17 +27,17 @@ use super::state::{Command, ContextId, Process, StreamInfo, StreamState};
 use super::upstream::{Attempts, Failure};
 use super::vm::{Vm, VmDown};
 
-/// How long the rest of a request is still read after the answer, so that the client can read the answer.
+/// Time for which the rest of a request is still read after the answer, so that the client can read the answer.
 const DELAYED_CLOSE: Duration = Duration::from_secs(1);
 
-/// Where a request came from.
+/// Origin of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     /// The client's address.
     pub source: SocketAddr,
-    /// The number of its connection.
+    /// Number of the client's connection.
     pub connection: u64,
-    /// The address it connected to.
+    /// The local address of the connection.
     pub local: SocketAddr,
 }
 
@@ -48,7 +48,7 @@ enum Halt {
     VmFailed,
     /// The client left.
     ClientGone,
-    /// The client's connection must break; code details and flags say why.
+    /// The client's connection must break; code details and flags give the reason.
     Abort(&'static str, i64),
 }
 
@@ -62,7 +62,7 @@ type Step = Result<(), Halt>;
 
 type Sending = Pin<Box<dyn Future<Output = Result<Response<Incoming>, Failure>>>>;
 
-/// Where the response comes from.
+/// Source of the response.
 enum Source {
     /// Nothing was sent upstream.
     None,
@@ -82,7 +82,7 @@ enum Event {
     Request(Option<Result<Frame<Bytes>, hyper::Error>>),
 }
 
-/// One stream. It runs as its own task; the client's connection only holds the other end of [`Client`].
+/// One stream. It runs as a separate task; the client's connection only holds the other end of [`Client`].
 struct Stream {
     vm: Rc<Vm>,
     process: Arc<Process>,
@@ -147,7 +147,7 @@ impl Stream {
         }
         self.source = Source::None;
         self.note_attempts();
-        // If the VM has trapped there is no context left to end.
+        // After a trap of the VM there is no context left to end.
         let _ = self.vm.close_stream(self.id);
         self.client.finish();
         if let Some(body) = self.request.body {
@@ -196,7 +196,7 @@ impl Stream {
         }
     }
 
-    /// What a host call asked for. Old wishes of a stream that has moved on do nothing.
+    /// Applies a host call's command. A command for a phase that is over does nothing.
     fn obey(&mut self, command: Command) -> Step {
         match command {
             Command::ContinueRequest => self.continue_request(),
@@ -207,8 +207,8 @@ impl Stream {
         }
     }
 
-    /// Host calls made during the guest call that has just returned. A reply or a reset makes the call's own answer
-    /// void: then it is obeyed at once and `None` comes back. What may go on afterwards is returned.
+    /// Applies the host calls of the guest call that has just returned. A reply or a reset overrides the call's own return value:
+    /// it is applied at once, and `None` is returned. Otherwise the commands to apply afterwards are returned.
     fn after_call(&mut self) -> Result<Option<VecDeque<Command>>, Halt> {
         let mut commands = VecDeque::new();
         while let Ok(command) = self.mailbox.try_recv() {
@@ -249,7 +249,7 @@ impl Stream {
         });
     }
 
-    /// Properties tell whom the request went to, even if nobody answered.
+    /// Records the upstream host for the properties, even without an answer.
     fn note_attempts(&mut self) {
         let (count, last) = (self.attempts.count.get(), self.attempts.last());
         let _ = self.vm.stream(self.id, |stream| {
@@ -274,7 +274,7 @@ async fn next_frame(body: &mut Option<Incoming>) -> Option<Result<Frame<Bytes>, 
     }
 }
 
-/// Reads what the client still sends, for a moment: closing at once would take the answer from it.
+/// Reads the rest of the request for a moment: closing at once would lose the answer for the client.
 async fn drain(mut body: Incoming) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = tokio::time::timeout(DELAYED_CLOSE, rest).await;

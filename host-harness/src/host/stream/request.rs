@@ -1,4 +1,4 @@
-//! The request's way through the plugin: what the client sent, what is held back, and its release to a worker.
+//! Owns the request's path through the plugin: received parts, held parts, and their release to a worker.
 
 use bytes::Bytes;
 use hyper::Version;
@@ -12,28 +12,28 @@ use crate::host::state::{LocalReply, MapSlot};
 use crate::host::upstream::{DESTINATION, OutgoingRequest, is_hop_by_hop};
 use crate::host::vm::Action;
 
-/// Where the request stands.
+/// State of the request.
 pub struct RequestSide {
-    /// What is still to come from the client.
+    /// The part still to be received from the client.
     pub body: Option<Incoming>,
-    /// What goes upstream.
+    /// The body sent upstream.
     pub outgoing: Outgoing,
-    /// The plugin has paused it.
+    /// Paused by the plugin.
     held: bool,
     /// The plugin buffers the body.
     buffering: bool,
-    /// The plugin has seen its end.
+    /// The plugin has seen the end.
     ended: bool,
-    /// Its headers went upstream.
+    /// The headers were sent upstream.
     started: bool,
-    /// Data and end come in one callback, as HTTP/2 frames have it; Envoy's HTTP/1 codec tells the end apart.
+    /// Data and end come in one callback, as with HTTP/2 frames; Envoy's HTTP/1 codec reports the end separately.
     ends_with_data: bool,
-    /// A response without upstream has begun: the rest of the request is of no interest.
+    /// A response without upstream has begun: the rest of the request is ignored.
     closed: bool,
 }
 
 impl RequestSide {
-    /// A request whose body is still to come.
+    /// A request whose body is still to be received.
     pub fn new(body: Incoming, version: Version) -> RequestSide {
         RequestSide {
             body: Some(body),
@@ -53,8 +53,8 @@ impl RequestSide {
     }
 }
 
-/// The headers as Envoy would present them: pseudo-headers first, nothing that belongs to the client's connection, and
-/// nothing by which a client could choose a worker or steer the proxy.
+/// The headers as Envoy would present them: pseudo-headers first, without the headers of the client's connection, and without
+/// those by which a client could choose a worker or control the proxy.
 pub fn intake(parts: &Parts, peer: Peer) -> Headers {
     let authority = parts
         .uri
@@ -65,7 +65,7 @@ pub fn intake(parts: &Parts, peer: Peer) -> Headers {
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let scheme = parts.uri.scheme_str().unwrap_or("http");
     let mut headers = Headers::default();
-    // HTTP/1.0 needs no host; Envoy lets a default stand in.
+    // HTTP/1.0 needs no host; Envoy uses a default.
     headers.add(b":authority", authority.unwrap_or(local.as_bytes()));
     headers.add(b":path", path.as_bytes());
     headers.add(b":method", parts.method.as_str().as_bytes());
@@ -90,7 +90,7 @@ pub fn intake(parts: &Parts, peer: Peer) -> Headers {
     headers
 }
 
-/// Headers that the client declared to belong to its connection.
+/// Headers that the client declared as hop-by-hop.
 fn nominated(parts: &Parts) -> Vec<String> {
     if parts.version >= Version::HTTP_2 {
         return Vec::new();
@@ -170,7 +170,7 @@ impl Stream {
             .vm
             .stream(self.id, |stream| stream.request_body.append(&data))
             .ok_or(Halt::VmFailed)?;
-        // Envoy adds to what is buffered before it asks the plugin, and what is not buffered yet only afterwards.
+        // Envoy adds to the buffer before it calls the plugin while buffering, and only afterwards otherwise.
         if self.request.buffering && size >= self.process.buffer_limit {
             return self.refuse_large_request();
         }
@@ -188,7 +188,7 @@ impl Stream {
     }
 
     fn on_request_trailers(&mut self, trailers: &hyper::HeaderMap) -> Step {
-        // hyper has nothing after trailers, but says so only when asked again.
+        // hyper has no frames after trailers, but reports the end only when polled again.
         self.request.body = None;
         if self.request.closed || self.request.ended {
             return Ok(());
@@ -228,7 +228,7 @@ impl Stream {
         self.release_request()
     }
 
-    /// Sends on whatever the plugin held back: headers, buffered body, end.
+    /// Sends all that the plugin held back: headers, buffered body, end.
     fn release_request(&mut self) -> Step {
         if self.request.closed {
             return Ok(());
@@ -283,7 +283,7 @@ impl Stream {
         Ok(())
     }
 
-    /// A body that is not as long as its content-length says would be cut, or smuggled into the next request.
+    /// Rejects a body whose length differs from its content-length: it would be truncated, or smuggled into the next request.
     fn break_request(&mut self, error: BodyError) -> Step {
         tracing::error!(
             "request body: {error}; the plugin must set content-length when it changes a body"
@@ -305,7 +305,7 @@ impl Stream {
         })
     }
 
-    /// The request is over for the plugin and for upstream; what the client still sends is read and dropped.
+    /// Ends the request for the plugin and for upstream; further bytes from the client are read and dropped.
     pub(super) fn close_request(&mut self) {
         self.request.closed = true;
         self.source = Source::None;

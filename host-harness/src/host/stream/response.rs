@@ -1,4 +1,4 @@
-//! The response's way through the plugin: upstream's or the host's own, what is held back, and its release to the client.
+//! Owns the response's path through the plugin: upstream's or the host's own, held parts, and their release to the client.
 
 use bytes::Bytes;
 use hyper::Response;
@@ -12,25 +12,25 @@ use crate::host::state::{LocalReply, MapSlot};
 use crate::host::upstream::{Failure, is_hop_by_hop};
 use crate::host::vm::Action;
 
-/// What Envoy, with the bootstrap that is shipped, tells a client whose answer broke off before anything of it was sent on.
+/// The answer of Envoy, with the shipped bootstrap, to a client whose response broke before any of it was sent on.
 const BROKEN_OFF: &str = r#"{"error":{"code":"broken_off","message":"the worker broke its answer off before its first token","param":null,"type":"service_unavailable"}}"#;
 
-/// Where the response stands.
+/// State of the response.
 #[derive(Default)]
 pub struct ResponseSide {
-    /// Everything went to the client.
+    /// Everything was sent to the client.
     pub finished: bool,
-    /// The plugin has seen its headers.
+    /// The plugin has seen the headers.
     begun: bool,
-    /// The plugin has paused it.
+    /// Paused by the plugin.
     held: bool,
     /// The plugin buffers the body.
     buffering: bool,
-    /// The plugin has seen its end.
+    /// The plugin has seen the end.
     ended: bool,
 }
 
-/// Answers 503 without a plugin.
+/// Answers 503 without the plugin.
 pub fn refuse(client: &mut Client) {
     client.send_head(&head_of(&failed_vm()), true);
 }
@@ -96,7 +96,7 @@ impl Stream {
             }
         };
         match frame.into_data() {
-            // The end comes by itself, as in Envoy's HTTP/1 codec.
+            // The end comes separately, as in Envoy's HTTP/1 codec.
             Ok(data) => self.on_response_data(data, End::Later),
             Err(frame) => match frame.into_trailers() {
                 Ok(trailers) => self.on_response_trailers(&trailers),
@@ -105,8 +105,9 @@ impl Stream {
         }
     }
 
-    /// Upstream broke its answer off. A client that has read nothing of it is told so without the plugin's hearing of it, as
-    /// Envoy does, with what `local_reply_config` of its bootstrap makes of that; one that has sees its connection break.
+    /// Handles a response that upstream broke off. A client that has received nothing of it gets an error without a plugin
+    /// callback, as in Envoy, in the form that `local_reply_config` of its bootstrap gives; otherwise the client's connection
+    /// breaks.
     fn on_broken_off(&mut self) -> Step {
         const DETAILS: &str = "upstream_reset_after_response_started{connection_termination}";
         const FLAGS: i64 = 0x40;
@@ -124,8 +125,8 @@ impl Stream {
         self.direct_reply(&headers, Bytes::from_static(BROKEN_OFF.as_bytes()))
     }
 
-    /// A response that does not come from upstream. It runs through the plugin's response callbacks, the plugin's own
-    /// replies too, unless a response has run through them already.
+    /// A response that does not come from upstream. It passes through the plugin's response callbacks, the plugin's own replies
+    /// too, unless a response has passed through them already.
     pub(super) fn local_reply(&mut self, reply: LocalReply) -> Step {
         if self.response.finished {
             return Ok(());
@@ -238,7 +239,7 @@ impl Stream {
         self.release_response()
     }
 
-    /// Sends on whatever the plugin held back: headers, buffered body, trailers, end.
+    /// Sends all that the plugin held back: headers, buffered body, trailers, end.
     fn release_response(&mut self) -> Step {
         let released = self.vm.stream(self.id, |stream| {
             let headers = stream.response_headers.headers().cloned();

@@ -1,4 +1,4 @@
-//! Guests written for one test each. They leave a trail: a gauge to which every marked event appends one digit.
+//! Guests written for one test each. They record a trail: a gauge to which every marked event appends one digit.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::super::steps::Counting;
 use super::super::{Host, HostConfig, HostError};
 use super::net;
 
-/// Marks of the three last callbacks, in the order that they must have.
+/// Marks of the three last callbacks, in the required order.
 pub const ENDED: &str = "123";
 
 const PRELUDE: &str = r#"
@@ -55,7 +55,7 @@ const PRELUDE: &str = r#"
   (func (export "proxy_on_delete") (param i32) (call $mark (i32.const 3)))
 "#;
 
-/// A guest whose own functions are `code`; `$route` sends a request to `destination`.
+/// A guest with `code` as its functions; `$route` sends a request to `destination`.
 pub fn module(destination: &str, code: &str) -> Vec<u8> {
     let size = u32::try_from(destination.len()).expect("a short list");
     let size = size
@@ -71,7 +71,7 @@ pub fn module(destination: &str, code: &str) -> Vec<u8> {
     wat::parse_str(text).expect("the guest's text")
 }
 
-/// A host with one worker and this guest, in front of these members of both clusters.
+/// A host with one worker thread and this guest, in front of these members of both clusters.
 pub async fn try_start(
     guest: &[u8],
     members: &[SocketAddr],
@@ -104,13 +104,13 @@ pub async fn try_start(
     host
 }
 
-/// As [`try_start`], for guests that must start.
+/// Like [`try_start`], for guests that must start.
 pub async fn start(guest: &[u8], members: &[SocketAddr]) -> Host {
     let host = try_start(guest, members, 1 << 20).await;
     host.unwrap_or_else(|error| panic!("the host starts: {error}"))
 }
 
-/// Waits until the guest's trail is this.
+/// Waits until the guest's trail has this value.
 pub async fn expect_trail(host: &Host, expected: &str) {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

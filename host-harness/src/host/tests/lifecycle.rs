@@ -1,4 +1,4 @@
-//! The life of a stream and of its VM: pauses, replies, ends, traps.
+//! Tests of the life of a stream and of its VM: pauses, replies, ends, traps.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use super::super::vm::StartError;
 use super::guest::{ENDED, expect_trail, module, start, try_start};
 use super::net;
 
-/// Lets every request go to the destination at once.
+/// Sends every request to the destination at once.
 const PASS: &str = r#"
   (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
     (call $route) (i32.const 0))"#;
 
-/// Holds headers and body until the end, then makes a call and goes on when it is answered.
+/// Holds headers and body until the end, then makes a call and continues after its answer.
 const CALL_FIRST: &str = r#"
   (global $stream (mut i32) (i32.const 0))
   (data (i32.const 2048) "prefill")
@@ -224,7 +224,7 @@ async fn a_trap_resets_the_other_streams_of_the_thread() {
         "",
         "closed without an answer"
     );
-    // A VM that is gone gets no callbacks any more.
+    // A VM that has ended gets no more callbacks.
     expect_trail(&host, "4").await;
     host.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The host with small guests: what a client, a worker and the metrics see.
+//! Tests of the host with small guests: the view of a client, of a worker and of the metrics.
 
 mod guest;
 mod lifecycle;

@@ -1,4 +1,4 @@
-//! Plain sockets for the tests: a client that sees every byte, and workers that answer as they are told.
+//! Plain sockets for the tests: a client that sees every byte, and workers with scripted answers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// How a worker answers: pieces of bytes, each after a pause, then the connection closes.
+/// A worker's answer: pieces of bytes, each after a pause, then the connection closes.
 pub type Script = Vec<(Duration, Vec<u8>)>;
 
-/// Starts a worker. What it was sent comes out of the channel, one request each.
+/// Starts a worker. Each received request is sent over the channel.
 pub async fn worker(script: Script) -> (SocketAddr, UnboundedReceiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("its address");
@@ -60,7 +60,7 @@ async fn read_message(connection: &mut TcpStream) -> Vec<u8> {
 
 /// A worker that answers at once with 200 and this body.
 pub fn ok(body: &str) -> Script {
-    // It closes after its answer, and says so: a connection that is not said to close may be used once more.
+    // Announces that the connection closes after the answer: otherwise it may be reused once more.
     let head = format!(
         "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
@@ -68,13 +68,13 @@ pub fn ok(body: &str) -> Script {
     vec![(Duration::ZERO, format!("{head}{body}").into_bytes())]
 }
 
-/// A port where nobody listens.
+/// A port without a listener.
 pub async fn closed_port() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     listener.local_addr().expect("its address")
 }
 
-/// Sends bytes and gives all that comes back.
+/// Sends bytes and returns the complete answer.
 pub async fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut connection = TcpStream::connect(address).await.expect("the host listens");
     connection.write_all(request).await.expect("sent");
@@ -83,18 +83,18 @@ pub async fn exchange(address: SocketAddr, request: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// GET, the connection closed afterwards.
+/// GET; the connection closes afterwards.
 pub async fn get(address: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
     exchange(address, request.as_bytes()).await
 }
 
-/// GET of the root, for a task of its own.
+/// GET of the root path, with an owned result for a separate task.
 pub async fn get_owned(address: SocketAddr) -> String {
     get(address, "/").await
 }
 
-/// POST, the connection closed afterwards.
+/// POST; the connection closes afterwards.
 pub async fn post(address: SocketAddr, body: &str) -> String {
     exchange(address, &post_bytes(body)).await
 }

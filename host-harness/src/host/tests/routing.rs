@@ -1,11 +1,11 @@
-//! What reaches workers and what comes back: destinations, retries, headers, lengths, streaming.
+//! Tests of what reaches workers and what comes back: destinations, retries, headers, lengths, streaming.
 
 use std::time::Duration;
 
 use super::guest::{ENDED, expect_trail, module, start};
 use super::net;
 
-/// Lets every request go to the destination at once.
+/// Sends every request to the destination at once.
 const PASS: &str = r#"
   (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
     (call $route) (i32.const 0))

@@ -1,10 +1,10 @@
-//! Owns what is to happen when: events in order of time, and of their entry where times are equal.
+//! Owns the queue of future events: in order of time, and of entry where times are equal.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// Events to come.
+/// Future events.
 #[derive(Debug)]
 pub struct Agenda<E> {
     entries: BinaryHeap<Reverse<Entry<E>>>,
@@ -19,7 +19,7 @@ struct Entry<E> {
 }
 
 impl<E> Agenda<E> {
-    /// Nothing is to happen.
+    /// An empty queue.
     pub fn new() -> Self {
         Self {
             entries: BinaryHeap::new(),
@@ -27,7 +27,7 @@ impl<E> Agenda<E> {
         }
     }
 
-    /// `event` is to happen at that time.
+    /// Schedules `event` at that time.
     pub fn enter(&mut self, at: Duration, event: E) {
         self.entered += 1;
         self.entries.push(Reverse(Entry {
@@ -37,7 +37,7 @@ impl<E> Agenda<E> {
         }));
     }
 
-    /// When the next event is due.
+    /// Time of the next event.
     pub fn due(&self) -> Option<Duration> {
         self.entries.peek().map(|Reverse(entry)| entry.at)
     }

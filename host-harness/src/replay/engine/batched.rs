@@ -1,9 +1,9 @@
 //! Owns engines with continuous batching: a worker works in steps, each of which computes parts of several prompts, up to a
-//! budget of tokens, and one token for each answer under way.
+//! budget of tokens, and one token for each running answer.
 //!
-//! A prefill worker's steps hold prompts, a decode worker's hold answers; a worker that runs a request whole has both in one
-//! step. The KV cache travels from prefill to decode in no time. The constants are of the order of a large model on a
-//! current accelerator; they are the same for all routers, and no claim about any engine.
+//! A prefill worker's steps contain prompts, a decode worker's contain answers; an aggregated worker has both in one step. The KV
+//! cache moves from prefill to decode in no time. The constants are of the order of a large model on a current accelerator; they
+//! are the same for all routers, and no claim about any engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,33 +16,33 @@ use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 const STEP_TOKENS: u64 = 8192;
 /// Answers in one step.
 const STEP_ANSWERS: usize = 256;
-/// Seconds that every step costs: starting it, and reading the weights.
+/// Seconds of every step: its start, and the reading of the weights.
 const STEP: f64 = 0.012;
-/// Seconds for each answer in a step.
+/// Seconds per answer in a step.
 const PER_ANSWER: f64 = 0.0001;
-/// Seconds for reading the KV of a thousand tokens that are held by a step's answers.
+/// Seconds per thousand tokens of KV held by a step's answers.
 const PER_THOUSAND_HELD: f64 = 0.000_05;
 
 /// All workers.
 pub struct Batched<'a> {
     parameters: &'a Parameters,
     workers: Vec<Worker>,
-    /// The ends of steps, by worker.
+    /// Ends of steps, by worker.
     agenda: Agenda<usize>,
 }
 
-/// What one worker has to do.
+/// Work of one worker.
 #[derive(Default)]
 struct Worker {
-    /// Prompts, of which the first ones may have been computed in part.
+    /// Prompts; the first ones may be partly computed.
     prompts: VecDeque<Prompt>,
     /// Answers for which there is no room yet.
     waiting: VecDeque<Answer>,
-    /// Answers under way.
+    /// Running answers.
     answers: Vec<Answer>,
-    /// Tokens held by the answers under way, and those still to come of them.
+    /// Tokens held by the running answers, including those still to be generated.
     reserved: u64,
-    /// Tokens held by the answers under way.
+    /// Tokens held by the running answers.
     held: u64,
     step: Option<Step>,
 }
@@ -60,7 +60,7 @@ struct Answer {
     last: Duration,
 }
 
-/// A step under way: the prompts that end with it. All answers under way are in it.
+/// A running step: the prompts that end with it. All running answers take part.
 struct Step {
     ending: Vec<Job>,
 }
@@ -77,7 +77,7 @@ impl<'a> Batched<'a> {
         }
     }
 
-    /// Starts a worker's next step, if it is in none and has something to do.
+    /// Starts a worker's next step, if the worker is idle and has work.
     fn start(&mut self, at: usize, now: Duration, books: &mut Books<'_>) {
         let worker = &mut self.workers[at];
         if worker.step.is_some() {
@@ -96,7 +96,7 @@ impl<'a> Batched<'a> {
         self.agenda.enter(ends, at);
     }
 
-    /// A prompt is computed, and its first token is there: the rest of the answer is the decode worker's.
+    /// Ends a prompt with its first token: the decode worker generates the rest of the answer.
     fn hand_over(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
         let request = books.request(job.request);
         if request.output_tokens == 1 {
@@ -114,7 +114,7 @@ impl<'a> Batched<'a> {
 }
 
 impl Worker {
-    /// Takes in answers for as long as their KV fits, first come first served; one that never fits runs alone.
+    /// Admits answers as long as their KV fits, first come first served; one that never fits runs alone.
     fn admit(&mut self, capacity: u64) {
         while let Some(next) = self.waiting.front() {
             let fits =
@@ -128,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// Takes what the next step computes of prompts: how many tokens, and the prompts that end with it.
+    /// The next step's share of the prompts: the number of tokens, and the prompts that end with it.
     fn chunks(&mut self, now: Duration, books: &mut Books<'_>) -> (u64, Vec<Job>) {
         let (mut budget, mut ending) = (STEP_TOKENS, Vec::new());
         while let Some(prompt) = self.prompts.front_mut()
@@ -148,7 +148,7 @@ impl Worker {
         (STEP_TOKENS - budget, ending)
     }
 
-    /// Each answer has one token more; those that are complete leave.
+    /// Adds a token to each answer; complete answers leave.
     fn write(&mut self, now: Duration, books: &mut Books<'_>) {
         self.held += self.answers.len() as u64;
         for answer in &mut self.answers {

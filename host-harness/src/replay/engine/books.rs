@@ -1,4 +1,4 @@
-//! Owns the books of one run: what the router is asked and told, how long that takes, and what became of each request.
+//! Owns the records of one run: the calls to the router and their time, and the outcome of each request.
 
 use std::time::{Duration, Instant};
 
@@ -7,65 +7,65 @@ use crate::cache::Cache;
 use crate::replay::chooser::{Chooser, Held, Status};
 use crate::replay::trace::{Request, Trace};
 
-/// However much of a prompt is cached, at least this many tokens are computed: an engine needs the last ones for the first
-/// token, and a step has its price.
+/// Minimum number of prompt tokens computed, however much is cached: an engine needs the last ones for the first token, and a
+/// step has its cost.
 const LEAST_COMPUTED: u64 = 64;
 
-/// Tokens of a prompt that are computed when `cached` ones are found.
+/// Tokens computed of a prompt with `cached` cached tokens.
 pub fn computed(prompt: u64, cached: u64) -> u64 {
     prompt.saturating_sub(cached).max(LEAST_COMPUTED)
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Served {
-    /// Since the first request of the trace.
+    /// Time since the first request of the trace.
     pub arrival: Duration,
-    /// Until its prefill began.
+    /// Time to the start of prefill.
     pub wait: Duration,
-    /// Until its first token.
+    /// Time to the first token.
     pub ttft: Duration,
-    /// From one token of its answer to the next, on the mean; none where there is only one.
+    /// Mean time between two tokens of its answer; `None` for a single token.
     pub itl: Option<Duration>,
     /// The worker that computed the prompt.
     pub worker: usize,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Of those, found in the worker's cache.
+    /// Prompt tokens found in the worker's cache.
     pub cached_tokens: u64,
     /// Tokens computed.
     pub computed_tokens: u64,
 }
 
-/// What became of a trace.
+/// Outcome of a trace.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The requests that were served, in order of arrival.
+    /// Served requests, in order of arrival.
     pub served: Vec<Served>,
-    /// How many requests the router refused.
+    /// Number of requests refused by the router.
     pub refused: u64,
-    /// The first refusal's reason.
+    /// Reason of the first refusal.
     pub refusal: Option<String>,
-    /// Milliseconds from one token of an answer to the next, and how often.
+    /// Milliseconds between two tokens of an answer, with their count.
     pub gaps: Vec<(f64, u64)>,
-    /// How long the router's calls took, on the wall's clock.
+    /// Wall-clock time of the router's calls.
     pub decided_in: Duration,
 }
 
-/// A request that has its place.
+/// A request with assigned workers.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
-    /// Its number in the trace.
+    /// Number in the trace.
     pub request: usize,
-    /// Where its prompt is computed.
+    /// Worker that computes the prompt.
     pub prefill: usize,
-    /// Where its answer is written.
+    /// Worker that writes the answer.
     pub decode: usize,
     /// Prompt tokens to compute.
     pub tokens: u64,
 }
 
-/// The books.
+/// The records of one run.
 pub struct Books<'a> {
     trace: &'a Trace,
     block_tokens: u64,
@@ -77,7 +77,7 @@ pub struct Books<'a> {
 }
 
 impl<'a> Books<'a> {
-    /// Books in which nothing is written.
+    /// Empty records.
     pub fn new(trace: &'a Trace, parameters: &Parameters, chooser: &'a mut dyn Chooser) -> Self {
         let requests = trace.requests.len();
         let workers = 0..parameters.shape.workers();
@@ -94,7 +94,7 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// How many requests the trace has.
+    /// Number of requests in the trace.
     pub fn requests(&self) -> usize {
         self.trace.requests.len()
     }
@@ -104,17 +104,18 @@ impl<'a> Books<'a> {
         &self.trace.requests[number]
     }
 
-    /// When the router wants to hear of the engines next.
+    /// Time of the router's next report of the engines.
     pub fn listens(&self) -> Option<Duration> {
         self.chooser.listens()
     }
 
-    /// The router hears of the engines. That is no call for a request, so its time is not counted.
+    /// Passes the engines' metrics to the router. This is no call for a request, so its time is not counted.
     pub fn tell_of_engines(&mut self, all: &[Status], now: Duration) {
         self.chooser.hear(all, now);
     }
 
-    /// A request comes in: the router sends it somewhere, and its blocks enter that worker's cache. None where it is refused.
+    /// Handles an arrival: the router assigns workers, and the request's blocks enter the worker's cache. `None` if the router
+    /// refuses.
     pub fn arrive(&mut self, number: usize, now: Duration) -> Option<Job> {
         let request = self.request(number);
         let asked = Instant::now();
@@ -152,14 +153,14 @@ impl<'a> Books<'a> {
         })
     }
 
-    /// The first part of the prompt begins to be computed.
+    /// Records the start of prefill.
     pub fn prefill_begins(&mut self, number: usize, now: Duration) {
         if let Some(served) = &mut self.served[number] {
             served.wait = now - START - served.arrival;
         }
     }
 
-    /// Prefill is over.
+    /// Records the end of prefill.
     pub fn first_token(&mut self, number: usize, now: Duration) {
         if let Some(served) = &mut self.served[number] {
             served.ttft = now - START - served.arrival;
@@ -167,12 +168,12 @@ impl<'a> Books<'a> {
         self.tell(number, |seat| seat.first_token(now));
     }
 
-    /// So many tokens of the answer are there.
+    /// Records the tokens of the answer so far.
     pub fn generated(&mut self, number: usize, tokens: u64) {
         self.tell(number, |seat| seat.generated(tokens));
     }
 
-    /// The answer is complete.
+    /// Records the end of the answer.
     pub fn ended(&mut self, number: usize, now: Duration) {
         let gaps = u32::try_from(self.request(number).output_tokens - 1).unwrap_or(u32::MAX);
         if let Some(served) = &mut self.served[number] {
@@ -185,7 +186,7 @@ impl<'a> Books<'a> {
         self.outcome.decided_in += asked.elapsed();
     }
 
-    /// `count` tokens came this long after the ones before them.
+    /// Records `count` tokens that came this long after the ones before them.
     pub fn gap(&mut self, gap: Duration, count: u64) {
         let ms = gap.as_secs_f64() * 1000.0;
         match self.outcome.gaps.last_mut() {
@@ -195,7 +196,7 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// What all came to.
+    /// Returns the outcome of the run.
     pub fn close(self) -> Outcome {
         Outcome {
             served: self.served.into_iter().flatten().collect(),

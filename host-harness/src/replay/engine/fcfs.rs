@@ -1,6 +1,6 @@
 //! Owns the simplest engine: each worker computes one prompt after the other, first come first served.
 //!
-//! Writing answers takes time and delays nobody. The KV cache travels from prefill to decode in no time.
+//! Writing answers takes time but delays no other request. The KV cache moves from prefill to decode in no time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,12 +16,12 @@ pub struct Fcfs<'a> {
     agenda: Agenda<Event>,
 }
 
-/// What one worker has to do.
+/// Work of one worker.
 #[derive(Default)]
 struct Worker {
-    /// When it has computed all that it was given.
+    /// Time at which all assigned prompts are computed.
     free_at: Duration,
-    /// The first one is being computed.
+    /// Assigned prompts; the first is being computed.
     prompts: VecDeque<usize>,
     answers: Vec<Answer>,
 }
@@ -31,10 +31,10 @@ struct Answer {
     first_token: Duration,
 }
 
-/// What happens to a request.
+/// An event of a request.
 enum Event {
     FirstToken(Job),
-    /// Another part of its answer is there, counted from 1 to [`REPORTS`].
+    /// The next part of its answer is complete, counted from 1 to [`REPORTS`].
     Part(Job, u64),
 }
 
@@ -65,14 +65,14 @@ impl<'a> Fcfs<'a> {
         }
     }
 
-    /// Tokens of an answer that are there.
+    /// Tokens of an answer written so far.
     fn written(&self, answer: &Answer, now: Duration) -> u64 {
         let since = now.saturating_sub(answer.first_token).as_secs_f64();
         (since * 1000.0 / self.parameters.token_ms) as u64 + 1
     }
 }
 
-/// The tokens of an answer when that part of it is there.
+/// Tokens of an answer after that part.
 fn part_of(tokens: u64, part: u64) -> u64 {
     tokens * part / REPORTS
 }

@@ -1,7 +1,7 @@
-//! Owns the simulated engines in virtual time: how long prompts wait, what they find in a cache, when tokens come.
+//! Owns the simulated engines in virtual time: the wait of prompts, cache hits, the times of tokens.
 //!
-//! A router is told what a router would see: its own choices, the first token of each answer, how the answer grows, and, if
-//! it wants to hear that, what the engines say of themselves from time to time.
+//! A router receives what a real one would see: its own choices, the first token of each answer, the answer's growth, and, if it
+//! asks for them, the engines' metrics from time to time.
 
 mod agenda;
 mod batched;
@@ -21,13 +21,13 @@ use fcfs::Fcfs;
 use super::chooser::{Chooser, Shape, Status};
 use super::trace::Trace;
 
-/// When the first request of every trace comes, since 1970: some time, always the same.
+/// Arrival of the first request of every trace, since 1970: an arbitrary fixed time.
 pub const START: Duration = Duration::from_secs(1_750_000_000);
 
-/// An answer's growth is told the router this often, at equal steps; the last one is its end.
+/// Reports of an answer's growth to the router, at equal steps; the last one is its end.
 const REPORTS: u64 = 4;
 
-/// How an engine works.
+/// Model of an engine's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Model {
     /// A worker computes one prompt after the other; each answer gets a token every --token-ms.
@@ -37,7 +37,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// Its name, as on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",
@@ -46,32 +46,32 @@ impl Model {
     }
 }
 
-/// What the engines are.
+/// Parameters of the engines.
 #[derive(Debug, Clone)]
 pub struct Parameters {
-    /// How they work.
+    /// Model of their work.
     pub model: Model,
-    /// How many there are.
+    /// Their number.
     pub shape: Shape,
-    /// Blocks that one worker's cache holds.
+    /// Blocks of one worker's cache.
     pub kv_blocks: u32,
-    /// Tokens of one block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Prompt tokens that a worker computes in a second.
+    /// Prompt tokens that a worker computes per second.
     pub prefill_rate: f64,
-    /// Milliseconds from one token of an answer to the next; `batched` has its own.
+    /// Milliseconds between two tokens of an answer; `batched` has its own.
     pub token_ms: f64,
-    /// How often each gateway hears what the engines say of themselves; none: never.
+    /// Interval at which each gateway receives the engines' metrics; `None`: never.
     pub metrics_interval: Option<Duration>,
 }
 
 impl Parameters {
-    /// Tokens whose KV one worker holds.
+    /// KV capacity of one worker, in tokens.
     fn capacity(&self) -> u64 {
         u64::from(self.kv_blocks) * u64::from(self.block_tokens)
     }
 
-    /// As an engine tells it.
+    /// A worker's occupancy in the form of an engine's metrics.
     fn status(&self, occupancy: Occupancy) -> Status {
         let part = occupancy.tokens as f64 / self.capacity() as f64;
         Status {
@@ -81,40 +81,40 @@ impl Parameters {
         }
     }
 
-    /// How long a worker computes `tokens` of a prompt.
+    /// Time for a worker to compute `tokens` of a prompt.
     fn prefill_time(&self, tokens: u64) -> Duration {
         seconds(tokens as f64 / self.prefill_rate)
     }
 }
 
-/// No single wait is longer than ten years; keeps absurd arguments within what a clock can add.
+/// A duration of at most ten years, so that absurd arguments stay within a clock's range.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.clamp(0.0, 3.2e8)).unwrap_or_default()
 }
 
-/// The time after which an engine has something to do, and doing it.
+/// An engine model: the time of its next event, and the event.
 trait Engine {
-    /// A request comes in, which the books have placed.
+    /// Accepts a request whose workers are assigned.
     fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>);
 
-    /// When the next thing happens by itself.
+    /// Time of the next internal event.
     fn due(&self) -> Option<Duration>;
 
-    /// That thing happens.
+    /// Performs that event.
     fn advance(&mut self, books: &mut Books<'_>);
 
-    /// What a worker has at that time.
+    /// Occupancy of a worker at that time.
     fn occupancy(&self, worker: usize, now: Duration, books: &Books<'_>) -> Occupancy;
 }
 
-/// What a worker has to do.
+/// Load of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Occupancy {
-    /// Requests not begun.
+    /// Waiting requests.
     waiting: usize,
-    /// Requests begun.
+    /// Running requests.
     running: usize,
-    /// Tokens whose KV those begun hold.
+    /// Tokens of KV held by the running requests.
     tokens: u64,
 }
 
@@ -148,13 +148,14 @@ fn drive(
         }
         arrived();
     }
-    // What a router hears when nobody asks it any more changes nothing.
+    // Reports after the last request change nothing.
     while engine.due().is_some() {
         engine.advance(books);
     }
 }
 
-/// All that happens up to an arrival. What ends at the moment of an arrival has ended before it, and is not told of any more.
+/// Performs all events up to an arrival. A request that ends at the moment of an arrival has ended before it, and is no longer
+/// reported.
 fn catch_up(
     engine: &mut dyn Engine,
     books: &mut Books<'_>,

@@ -1,4 +1,4 @@
-//! Tests of the engines on traces that are worked out by hand, with a router that does as it is told.
+//! Tests of the engines on traces computed by hand, with a scripted router.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ fn trace(lines: &str, block_tokens: u32) -> Trace {
     Trace::read(lines.as_bytes(), block_tokens, Some(block_tokens)).unwrap()
 }
 
-/// Sends requests to these prefill workers in turn; none: refuses. Writes down what it is told.
+/// Sends requests to these prefill workers in turn; `None`: refuses. Records its calls.
 struct Script {
     workers: Vec<Option<usize>>,
     told: Rc<RefCell<Vec<String>>>,
@@ -120,11 +120,11 @@ fn fcfs_gives_the_times_worked_out_by_hand() {
         .collect();
     let expected = [
         (ms(0), ms(1000), 0, 1000),
-        // Behind the first one, whose blocks it finds although they are not computed yet.
+        // Queued behind the first one, whose blocks count as cached although they are not computed yet.
         (ms(500), ms(1050), 1000, 550),
-        // Another worker's cache is of no use.
+        // Another worker's cache does not count.
         (ms(0), ms(250), 0, 250),
-        // All is cached, and 64 tokens are computed all the same.
+        // All is cached, and 64 tokens are computed nevertheless.
         (ms(0), ms(64), 1000, 64),
     ];
     assert_eq!(got, expected);
@@ -132,7 +132,7 @@ fn fcfs_gives_the_times_worked_out_by_hand() {
     let itl: Vec<_> = outcome.served.iter().map(|one| one.itl).collect();
     assert_eq!(itl, [Some(ms(10)), None, Some(ms(10)), None]);
     assert_eq!(outcome.gaps, [(10.0, 7 + 4)]);
-    // Of four requests the first is called 4.
+    // Of four requests the first has number 4.
     let expected = [
         "2 first at 850ms",
         "2 has 2",
@@ -193,7 +193,7 @@ fn batched_prompts_share_steps_up_to_a_budget() {
         .iter()
         .map(|one| (one.wait, one.ttft))
         .collect();
-    // 4000; then 5000 and 3192; then 1808. Each step costs 12 ms more.
+    // 4000; then 5000 and 3192; then 1808 tokens. Each step costs 12 ms more.
     let expected = [(ms(0), ms(512)), (ms(512), ms(1548)), (ms(512), ms(1786))];
     assert_eq!(got, expected);
 }
@@ -219,7 +219,7 @@ fn batched_answers_slow_each_other_down() {
         );
         outcome.gaps
     };
-    // 12 ms a step, 0.1 for the answer, and 0.05 for each 1000 tokens held.
+    // 12 ms per step, 0.1 for the answer, and 0.05 per 1000 tokens held.
     let near = |got: f64, expected: f64| {
         assert!((got - expected).abs() < 1e-5, "{got} ms, not {expected}")
     };
@@ -273,7 +273,7 @@ fn a_cost_that_knows_all_beats_counting_requests() {
     assert!(cost * 1.5 < count, "{cost} ms and {count} ms");
 }
 
-/// Hears of the engines at these times, and writes down what it hears.
+/// Asks for reports at these times, and records them.
 struct Listener {
     script: Script,
     at: Vec<Duration>,
@@ -324,7 +324,7 @@ fn engines_tell_what_they_have() {
             &mut || {},
         );
         let expected = [early.clone(), one.clone(), two.clone(), late.to_vec()];
-        // What comes after the last request is heard by nobody.
+        // The report due after the last request is never delivered.
         assert_eq!(listener.heard, expected, "{}", model.name());
     }
 }

@@ -1,4 +1,4 @@
-//! Owns plain least requests: the worker with the fewest requests under way, whatever their size.
+//! Owns plain least requests: the worker with the fewest running requests, regardless of their size.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{InFlight, least};
 use crate::replay::chooser::{Chooser, Held, Place, Shape};
 use crate::replay::trace::Request;
 
-/// The worker with the fewest requests; among equals, any.
+/// Selects the worker with the fewest requests; at random among equals.
 #[derive(Debug)]
 pub struct LeastRequests {
     in_flight: InFlight,
@@ -17,7 +17,7 @@ pub struct LeastRequests {
 }
 
 impl LeastRequests {
-    /// For workers on which nothing is under way.
+    /// For idle workers.
     pub fn new(shape: Shape, seed: u64) -> Self {
         Self {
             in_flight: InFlight::new(shape),

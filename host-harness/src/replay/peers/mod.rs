@@ -1,7 +1,7 @@
-//! Owns models of other routers: how each chooses, and what they count.
+//! Owns models of other routers: their policies and their counts.
 //!
-//! They are written after what those routers do, small enough to be read at a glance, and run in `replay` only. Their load
-//! is the number of requests under way, of which a prefill worker's are those without a first token.
+//! They follow the behaviour of those routers, are small enough to be read at a glance, and run in `replay` only. Their load is
+//! the number of running requests; for a prefill worker, those without a first token.
 
 mod least_requests;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use rand::seq::IndexedRandom;
 
 use super::chooser::{Held, Place, Shape};
 
-/// Requests under way on each worker.
+/// Running requests of each worker.
 #[derive(Debug)]
 struct InFlight {
     shape: Shape,
@@ -35,13 +35,13 @@ impl InFlight {
         }
     }
 
-    /// Of each prefill worker.
+    /// Counts of the prefill workers.
     fn prefill(&self) -> Vec<u64> {
         let counts = self.counts.iter().take(self.shape.prefill);
         counts.map(|count| count.get()).collect()
     }
 
-    /// The decode worker with the fewest requests; among equals, any.
+    /// The decode worker with the fewest requests; at random among equals.
     fn least_decode(&self, random: &mut StdRng) -> usize {
         let counts = self.counts.iter().skip(self.shape.prefill);
         let counts: Vec<u64> = counts.map(|count| count.get()).collect();
@@ -57,7 +57,7 @@ impl InFlight {
     }
 }
 
-/// The index of the smallest; among equals, any.
+/// Index of the minimum; at random among equals.
 fn least(loads: &[u64], random: &mut StdRng) -> usize {
     let smallest = loads.iter().min().copied().unwrap_or_default();
     let equals: Vec<usize> = (0..loads.len())
@@ -66,7 +66,7 @@ fn least(loads: &[u64], random: &mut StdRng) -> usize {
     equals.choose(random).copied().unwrap_or_default()
 }
 
-/// One request in a count, until it is dropped.
+/// One request in a count, until dropped.
 #[derive(Debug)]
 struct Counted(Rc<Cell<u64>>);
 

@@ -1,4 +1,4 @@
-//! Owns the plainest cost policy, as a check of the engine: it knows exactly what each worker has to do and holds.
+//! Owns the plainest cost policy, as a check of the engine: it has exact knowledge of each worker's queue and cache.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::replay::chooser::{Chooser, Held, Place};
 use crate::replay::engine::{Parameters, computed};
 use crate::replay::trace::Request;
 
-/// The worker with the least wait and own work together; among equals, any.
+/// Selects the worker with the least sum of wait and own work; at random among equals.
 #[derive(Debug)]
 pub struct PlainCost {
     in_flight: InFlight,

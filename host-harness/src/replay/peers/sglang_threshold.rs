@@ -1,8 +1,8 @@
 //! Owns a model of the cache-aware policy of SGLang's router, with the defaults of its command line.
 //!
 //! While the load is balanced, a prompt goes to the worker that last got its longest known prefix, if that prefix is a large
-//! enough part of it; otherwise, and whenever the load is out of balance, to the worker with the fewest requests. What is
-//! known of the workers' caches is never evicted: its default bound is larger than an hour's prompts.
+//! enough part of the prompt; otherwise, and whenever the load is out of balance, to the worker with the fewest requests. Known
+//! blocks are never evicted: the default bound is larger than an hour's prompts.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -16,11 +16,11 @@ use crate::cache::Already;
 use crate::replay::chooser::{Chooser, Held, Place, Shape};
 use crate::replay::trace::Request;
 
-/// `--cache-threshold`: the part of a prompt that must be known.
+/// `--cache-threshold`: the share of a prompt that must be known.
 const CACHE_THRESHOLD: f64 = 0.3;
-/// `--balance-abs-threshold`: requests between the busiest worker and the idlest.
+/// `--balance-abs-threshold`: difference in requests between the busiest and the least busy worker.
 const BALANCE_ABS: u64 = 64;
-/// `--balance-rel-threshold`: the busiest worker's requests over the idlest one's.
+/// `--balance-rel-threshold`: ratio of requests between the busiest and the least busy worker.
 const BALANCE_REL: f64 = 1.5;
 
 /// The threshold policy.
@@ -28,15 +28,15 @@ const BALANCE_REL: f64 = 1.5;
 pub struct SglangThreshold {
     in_flight: InFlight,
     block_tokens: u32,
-    /// Requests that each prefill worker was ever given: among equals the one with the fewest is taken.
+    /// Requests ever assigned to each prefill worker: among equals the one with the fewest is selected.
     processed: Vec<u64>,
-    /// Who was given a block last.
+    /// The last worker to get each block.
     known: HashMap<u64, usize, BuildHasherDefault<Already>>,
     random: StdRng,
 }
 
 impl SglangThreshold {
-    /// For workers of which nothing is known.
+    /// For workers without known blocks.
     pub fn new(shape: Shape, block_tokens: u32, seed: u64) -> Self {
         Self {
             in_flight: InFlight::new(shape),
@@ -55,13 +55,13 @@ impl SglangThreshold {
         }
     }
 
-    /// Who has the deepest known block of a prompt, where it is deep enough.
+    /// The worker with the deepest known block of a prompt, if deep enough.
     fn matched(&self, request: &Request) -> Option<usize> {
         let names = request.blocks.sequence.iter();
         let (depth, worker) = (1..)
             .zip(names.map_while(|name| self.known.get(name)))
             .last()?;
-        // In blocks, of which the last one may be partial and is never known.
+        // In blocks; the last one may be partial and is never known.
         let total = request.prompt_tokens.div_ceil(self.block_tokens.into());
         (f64::from(depth) / total as f64 > CACHE_THRESHOLD).then_some(*worker)
     }

@@ -1,4 +1,4 @@
-//! Owns the report: one page of HTML that stands alone, with the figures, and plots over time and by worker.
+//! Owns the report: one self-contained page of HTML with the figures, and plots over time and by worker.
 
 mod plots;
 mod series;
@@ -19,7 +19,7 @@ use crate::plot::{
 use plots::bars;
 use series::{Intervals, distribution, hits, itl, ttft, wait};
 
-/// One for each contender, in their order; no two alike, nor their tints, since the page hides a line by its colour.
+/// One colour per contender, in their order; all distinct, their tints too, since the page hides a line by its colour.
 const COLORS: [RGBColor; ALL.len()] = [
     RGBColor(209, 36, 47),
     RGBColor(138, 138, 138),
@@ -34,7 +34,7 @@ const COLORS: [RGBColor; ALL.len()] = [
 
 const STYLE: &str = include_str!("style.css");
 
-/// The page.
+/// The HTML page.
 ///
 /// # Errors
 /// When a plot cannot be drawn.
@@ -88,7 +88,7 @@ fn table(rows: &[Row]) -> String {
     table
 }
 
-/// Whether a row has the best figure of a column, as far as it is shown.
+/// Whether a row has the best figure of a column, compared as displayed.
 fn is_best(row: &Row, rows: &[Row], column: &Column) -> bool {
     let Some(rank) = column.rank else {
         return false;
@@ -113,7 +113,7 @@ fn color(row: &Row, rows: &[Row]) -> RGBColor {
     tint(own, paler)
 }
 
-/// What the page calls a row, among others.
+/// The page's name of a row, distinct among `rows`.
 fn name(row: &Row, rows: &[Row]) -> String {
     let policy = row.contender.name();
     if rows.iter().all(|other| other.gateways == row.gateways) {
@@ -125,12 +125,12 @@ fn name(row: &Row, rows: &[Row]) -> String {
     }
 }
 
-/// The name of a row's box in the legend.
+/// Id of a row's box in the legend.
 fn id(row: &Row) -> String {
     format!("show-{}-{}", row.contender.name(), row.gateways)
 }
 
-/// Rules by which a policy's box in the legend hides its lines.
+/// CSS rules by which a policy's box in the legend hides its lines.
 fn hiding(rows: &[Row]) -> String {
     let rules = rows.iter().map(|row| {
         let (id, hex) = (id(row), hex(color(row, rows)));
@@ -167,10 +167,10 @@ struct Plot<'a> {
     points: Box<dyn Fn(&Row) -> Points + 'a>,
 }
 
-/// A figure that several requests have together.
+/// A figure of several requests together.
 type Together<'a> = Box<dyn Fn(&[&Served]) -> f64 + 'a>;
 
-/// The plots that have a line for each policy.
+/// The plots with a line for each policy.
 fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
     let intervals = Intervals::over(comparison.trace.lasts());
     let per = intervals.width_in_words();
@@ -269,13 +269,13 @@ fn policy_lines(rows: &[Row], points: &dyn Fn(&Row) -> Points) -> Vec<Line> {
         .collect()
 }
 
-/// What is shown of each worker.
+/// A figure of each worker.
 struct OfWorkers<'a> {
     title: &'static str,
     value: Together<'a>,
 }
 
-/// For each policy small plots side by side; those of one figure have one scale.
+/// Small plots side by side for each policy; those of one figure share a scale.
 fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     let figures: [OfWorkers<'_>; 3] = [
         OfWorkers {

@@ -1,4 +1,4 @@
-//! Owns the bars by worker, as SVG.
+//! Owns the bar plots by worker, as SVG.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -7,10 +7,10 @@ use crate::plot::{DrawError, FONT, GRID, INK, tick};
 
 const SMALL: (u32, u32) = (460, 150);
 
-/// Bars, one for each worker from 0, in a small plot that ends at `most`, with a line at their mean.
+/// One bar per worker, from 0, in a small plot that ends at `most`, with a line at their mean.
 ///
 /// # Errors
-/// When it cannot be drawn.
+/// When the plot cannot be drawn.
 pub fn bars(values: &[f64], most: f64, color: RGBColor) -> Result<String, DrawError> {
     let mut svg = String::new();
     {

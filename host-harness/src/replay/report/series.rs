@@ -1,4 +1,4 @@
-//! Owns figures over time: requests put together by when they came.
+//! Owns figures over time: requests grouped by arrival.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use crate::plot::Points;
 use crate::replay::engine::Served;
 use crate::replay::figures::{Spread, hit_rate};
 
-/// Widths that a person can read a time from, in seconds.
+/// Readable interval widths, in seconds.
 const WIDTHS: [u64; 13] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 21_600];
 
-/// More intervals than this make a line that cannot be read.
+/// Maximum number of intervals, beyond which a line is unreadable.
 const MOST: u64 = 60;
 
-/// Time cut into equal intervals.
+/// Time divided into equal intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
-    /// Seconds of each.
+    /// Seconds of each interval.
     pub width: u64,
-    /// How many there are; at least 1.
+    /// Number of intervals; at least 1.
     pub count: usize,
 }
 
 impl Intervals {
-    /// Intervals for a trace that lasts that long.
+    /// Intervals for a trace of this length.
     pub fn over(lasts: Duration) -> Self {
         let seconds = lasts.as_secs() + 1;
         let fits = WIDTHS
@@ -45,12 +45,12 @@ impl Intervals {
         }
     }
 
-    /// The end of the last one, in minutes.
+    /// End of the last interval, in minutes.
     pub fn end(self) -> f64 {
         self.width as f64 * self.count as f64 / 60.0
     }
 
-    /// A value for each interval in which requests came, by its middle in minutes.
+    /// A value for each interval with arrivals, at its middle in minutes.
     pub fn points(self, served: &[Served], value: impl Fn(&[&Served]) -> f64) -> Points {
         let mut by_interval: Vec<Vec<&Served>> = vec![Vec::new(); self.count];
         for one in served {
@@ -68,7 +68,7 @@ impl Intervals {
     }
 }
 
-/// Seconds to the first token: how they are spread.
+/// Distribution of the time to the first token, in seconds.
 pub fn ttft(of: &[&Served]) -> Spread {
     Spread::of(of.iter().map(|one| one.ttft.as_secs_f64()))
 }
@@ -78,18 +78,18 @@ pub fn wait(of: &[&Served]) -> f64 {
     Spread::of(of.iter().map(|one| one.wait.as_secs_f64())).mean
 }
 
-/// Milliseconds from one token of an answer to the next: the mean over the answers that have more than one.
+/// Milliseconds between two tokens of an answer: the mean over answers with more than one.
 pub fn itl(of: &[&Served]) -> f64 {
     let each = of.iter().filter_map(|one| one.itl);
     Spread::of(each.map(|itl| itl.as_secs_f64() * 1000.0)).mean
 }
 
-/// Prompt tokens found in a cache, in per cent.
+/// Share of prompt tokens found in a cache, in per cent.
 pub fn hits(of: &[&Served]) -> f64 {
     hit_rate(of.iter().copied()) * 100.0
 }
 
-/// How many per cent of the requests had their first token within so many seconds.
+/// Share of requests with a first token within a time: per cent by seconds.
 pub fn distribution(served: &[Served]) -> Points {
     let mut times: Vec<f64> = served.iter().map(|one| one.ttft.as_secs_f64()).collect();
     times.sort_unstable_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Owns how Envoy is told of a cluster: one of the shipped bootstrap, with its hosts from where this run has them.
+//! Owns Envoy's cluster configuration: clusters of the shipped bootstrap, with this run's sources of hosts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,8 +10,8 @@ use crate::host::DESTINATION;
 use crate::host::clusters::{Kind, NAME_INTERVAL};
 use crate::host::names::Name;
 
-/// One cluster for each in the settings: the template's of that name, else one like its first. So breakers, protocol options
-/// and what is stripped are the same for all, wherever their hosts come from.
+/// Writes one cluster for each in the settings: the template's of that name, else one like its first. So breakers, protocol
+/// options and removed headers are the same for all, whatever the source of their hosts.
 pub fn set(
     bootstrap: &mut Value,
     settings: &Settings,
@@ -29,7 +29,7 @@ pub fn set(
     }
     let watches = |kind: &Kind| matches!(kind, Kind::Eds(_));
     if settings.clusters.values().any(watches) && bootstrap["node"].is_null() {
-        // Envoy takes no endpoints from a file without knowing who it is itself.
+        // Envoy accepts endpoints from a file only with a node id and cluster.
         bootstrap["node"] = json!({"id": "pd-router", "cluster": "pd-router"});
     }
     Ok(())
@@ -86,7 +86,7 @@ fn cluster(
     Ok(pattern)
 }
 
-/// All addresses of a name, each a host: what was `STRICT_DNS` before Envoy deprecated its options.
+/// All addresses of a name, each a host: equivalent to `STRICT_DNS` before Envoy deprecated its options.
 fn resolved(name: &str, wanted: &Name) -> Value {
     let mut dns = json!({
         "@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster",
@@ -114,7 +114,7 @@ fn resolved(name: &str, wanted: &Name) -> Value {
     })
 }
 
-/// The proxy's own admin page: one host, which nobody needs to name.
+/// The proxy's own admin page: one host, which a request need not name.
 fn admin(name: &str, pipe: &Path) -> Value {
     let endpoint = json!({"endpoint": {"address": {"pipe": {"path": pipe}}}});
     json!({
@@ -125,7 +125,7 @@ fn admin(name: &str, pipe: &Path) -> Value {
     })
 }
 
-/// What Envoy is told of a static cluster's hosts.
+/// Envoy's `load_assignment` of a static cluster.
 pub fn load_assignment(name: &str, hosts: &[SocketAddr]) -> Value {
     let endpoints: Vec<_> = hosts
         .iter()
@@ -134,7 +134,7 @@ pub fn load_assignment(name: &str, hosts: &[SocketAddr]) -> Value {
     json!({"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]})
 }
 
-/// An address, in Envoy's words.
+/// An address in Envoy's format.
 pub fn address(address: SocketAddr) -> Value {
     json!({"socket_address": {"address": address.ip(), "port_value": address.port()}})
 }

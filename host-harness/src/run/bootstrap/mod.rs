@@ -1,4 +1,4 @@
-//! Owns Envoy's bootstrap: puts this run's addresses, clusters and plugin into the one that is shipped.
+//! Owns Envoy's bootstrap: writes this run's addresses, clusters and plugin into the shipped one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,37 +15,37 @@ use self::clusters::address;
 use crate::host::clusters::Kind;
 use crate::host::routes::Routes;
 
-/// What is put in.
+/// Values to write.
 pub struct Settings<'a> {
-    /// Where clients come in.
+    /// Address for clients.
     pub listen: SocketAddr,
-    /// Where Envoy's own pages are served.
+    /// Address of Envoy's admin pages.
     pub admin: SocketAddr,
-    /// The filter, by a path that does not depend on the working directory.
+    /// The filter, by a path independent of the working directory.
     pub plugin: &'a Path,
     /// The filter's configuration.
     pub plugin_config: &'a str,
-    /// The clusters, and where each has its hosts from.
+    /// The clusters, with the source of each one's hosts.
     pub clusters: &'a BTreeMap<String, Kind>,
-    /// Which way requests take.
+    /// Routes of the requests.
     pub routes: &'a Routes,
     /// Bytes of the largest request body.
     pub buffer_limit: usize,
-    /// Whether the headers by which callers steer reach the filter.
+    /// Whether callers' routing overrides reach the filter.
     pub callers: Callers,
 }
 
-/// Who the gateway's callers are.
+/// Trust in the gateway's callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callers {
-    /// Some pool trusts them: the filter must see what they say, and decides itself whether to hear it.
+    /// Some pool trusts them: the filter must see the overrides, and decides itself whether to use them.
     Trusted,
-    /// Anybody.
+    /// No pool trusts them.
     Anybody,
 }
 
 impl Callers {
-    /// As a plugin configuration has it.
+    /// By a plugin configuration.
     pub fn of(config: &Config) -> Self {
         match config.pools.iter().any(|pool| pool.trust_clients) {
             true => Self::Trusted,
@@ -60,7 +60,7 @@ pub enum BootstrapError {
     /// Not YAML.
     #[error("the bootstrap is not YAML: {0}")]
     Yaml(#[from] serde_yaml_ng::Error),
-    /// It lacks a place to put something.
+    /// The template lacks a required place.
     #[error("the bootstrap has no {0}")]
     Lacks(&'static str),
 }
@@ -68,11 +68,11 @@ pub enum BootstrapError {
 const MANAGER: &str = "HttpConnectionManager";
 const WASM: &str = "envoy.extensions.filters.http.wasm.v3.Wasm";
 
-/// The template with the settings in it. With a path for a unix socket the admin page is there, and has these pages alone:
-/// `/clusters`, `/ready`, `/stats`, and `/listeners`, by which this program learns where Envoy listens.
+/// The template with the settings. With a path for a unix socket the admin page listens there, and has only these pages:
+/// `/clusters`, `/ready`, `/stats`, and `/listeners`, from which this program learns Envoy's addresses.
 ///
 /// # Errors
-/// When the template is not YAML, or not a bootstrap with one listener, a wasm filter and a cluster to begin with.
+/// When the template is not YAML, or not a bootstrap with one listener, a wasm filter and at least one cluster.
 pub fn render(
     template: &str,
     settings: &Settings,
@@ -80,7 +80,7 @@ pub fn render(
 ) -> Result<Value, BootstrapError> {
     let mut bootstrap: Value = serde_yaml_ng::from_str(template)?;
     set_admin(&mut bootstrap, settings, admin_pipe)?;
-    // Any further listener only passes the admin page on, which this program does itself.
+    // Further listeners only forward the admin page, which this program does itself.
     list(&mut bootstrap, "/static_resources/listeners", "listener")?.truncate(1);
     *place(
         &mut bootstrap,
@@ -141,7 +141,7 @@ fn set_plugin(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapE
     Ok(())
 }
 
-/// Takes the headers that steer out of those that are stripped from every request.
+/// Removes the routing overrides from the headers that are stripped from every request.
 fn let_steering_in(manager: &mut Value) -> Result<(), BootstrapError> {
     let steers = |mutation: &Value| {
         let name = mutation["remove"].as_str();

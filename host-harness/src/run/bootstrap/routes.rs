@@ -1,4 +1,4 @@
-//! Owns how Envoy is told of the routes: the shipped one, once for each authority that has a route of its own.
+//! Owns Envoy's route configuration: the shipped route, copied for each authority with a route of its own.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::host::routes::Route;
 /// The metadata namespace in which a route names its pool.
 const METADATA: &str = "pd_router";
 
-/// Puts the routes in: the template's virtual host leads to the first pool, and a copy of it to each other one.
+/// Writes the routes: the template's virtual host leads to the first pool, and a copy of it to each other one.
 pub fn set(manager: &mut Value, settings: &Settings) -> Result<(), BootstrapError> {
     let hosts = list(manager, "/route_config/virtual_hosts", "virtual hosts")?;
     let mut copies = Vec::new();

@@ -1,4 +1,4 @@
-//! Owns the findings on time and processor: what a request costs, beside others under the same load.
+//! Owns the findings on time and CPU: the cost of a request, compared with others under the same load.
 
 use super::{Asked, Finding, Judged, Limit, Verdict, difference};
 use crate::bench::report::contenders::name::{
@@ -11,7 +11,7 @@ use crate::bench::results::{Figures, Load, Loading, Row};
 /// Bytes of a long prompt's body.
 const LONG: usize = 220 * KB;
 
-/// Events of a streamed answer whose cost is measured, beside an answer of one.
+/// Events of a streamed answer whose cost is measured, compared with an answer of one event.
 const CHUNKS: u64 = 64;
 
 /// Findings 1 to 4.
@@ -74,7 +74,7 @@ fn added_parses(rows: &[Row], load: &Load) -> Judged {
     Ok((words, Limit::AtMost(2.5).verdict(parses, "")?))
 }
 
-/// How answers come, its word, and the numbers of its findings.
+/// Streamed or not, the word for it, and the numbers of its findings.
 type Manner = (bool, &'static str, [&'static str; 3]);
 
 const MANNERS: [Manner; 2] = [
@@ -111,7 +111,7 @@ fn beside_peers(rows: &[Row]) -> Vec<Finding> {
     MANNERS.into_iter().flat_map(of_manner).collect()
 }
 
-/// Envoy in front of smg: with the same hand-off where that works, else with the one that does.
+/// Envoy in front of smg: with the same hand-off if that works, else with the one that does.
 fn smg<'a>(rows: &'a [Row], load: &Load) -> Result<(&'static str, &'a Figures), Lack> {
     let of = |contender| median(rows, contender, load).map(|figures| (contender, figures));
     match (of(SMG_NIXL), of(SMG_SGLANG)) {
@@ -132,7 +132,7 @@ fn cost_ratio(rows: &[Row], load: &Load, (name, peer): (&str, &Figures), most: f
     Ok((words, Limit::AtMost(most).verdict(ratio, "")?))
 }
 
-/// A latency: its name, and where it is.
+/// A latency: name and accessor.
 type Latency = (&'static str, fn(&Figures) -> f64);
 
 const LATENCIES: [Latency; 2] = [
@@ -250,7 +250,7 @@ fn added_by_chunk(rows: &[Row], contender: &str, load: &Load, most: f64) -> Judg
     Ok((words, Limit::AtMost(most).verdict(added, " µs")?))
 }
 
-/// Microseconds that each chunk but the first takes: what many cost beyond one.
+/// Microseconds of each chunk after the first: the cost of many chunks beyond that of one.
 fn chunk_cost(rows: &[Row], contender: &str, many: &Load) -> Result<f64, Lack> {
     let one = Load {
         chunks: Some(1),

@@ -1,4 +1,4 @@
-//! Owns the findings on memory as prompts go by, and on a recorded trace.
+//! Owns the findings on memory over many prompts, and on a recorded trace.
 
 use super::{Asked, Finding, Judged, Limit, Verdict, difference};
 use crate::bench::report::contenders::name::{DIRECT, NIXL};
@@ -81,7 +81,7 @@ pub fn trace(rows: &[TraceRow]) -> Vec<Finding> {
     ]
 }
 
-/// Whether a row is pd-router as it is meant to be run, not a control that shows what its policy is worth.
+/// Whether a row is pd-router as meant to be run, and not a control that shows the worth of its policy.
 fn is_ours(row: &TraceRow) -> bool {
     let control = ["round_robin", "least"];
     row.contender.starts_with("pd-router")
@@ -97,7 +97,7 @@ fn quickest<'a>(rows: impl Iterator<Item = &'a TraceRow>) -> Option<&'a TraceRow
         .min_by(|one, other| one.ttft_mean_ms.total_cmp(&other.ttft_mean_ms))
 }
 
-/// The row of pd-router's that counts, and all others that it is compared with.
+/// The pd-router row that counts, and all rows compared with it.
 fn sides(rows: &[TraceRow]) -> Result<(&TraceRow, impl Iterator<Item = &TraceRow>), Lack> {
     let ours = quickest(rows.iter().filter(|row| is_ours(row)));
     let ours = ours.ok_or_else(|| absent("pd-router did not play the trace"))?;

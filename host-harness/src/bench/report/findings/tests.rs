@@ -1,4 +1,4 @@
-//! Tests on made-up rows: reached, missed by how much, not measured.
+//! Tests with made-up rows: met, missed by how much, not measured.
 
 use super::*;
 use crate::bench::report::sample::{
@@ -14,13 +14,13 @@ fn cpu(contender: &str, load: Load, micros: f64) -> Row {
     row(contender, load, figures)
 }
 
-/// The findings of that number.
+/// The findings with this number.
 fn several(results: &Results, number: &str) -> Vec<Finding> {
     let of = all(results).into_iter();
     of.filter(|finding| finding.number == number).collect()
 }
 
-/// The only finding of that number.
+/// The only finding with this number.
 fn one(results: &Results, number: &str) -> Finding {
     let mut of = several(results, number);
     assert_eq!(of.len(), 1, "{number}: {of:?}");
