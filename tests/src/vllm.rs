@@ -40,9 +40,6 @@ const SHOWN_LINES: usize = 12;
 /// Port of the first engine. The port after it is its side channel; the next engine's ports are two higher.
 const FIRST_PORT: u16 = 18100;
 
-/// The port of the metrics of Dynamo's prefill worker, and of its decode worker. Their side channels are beside them.
-const DYNAMO_PORTS: [u16; 2] = [18120, 18122];
-
 /// What vLLM calls an engine's part in a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvRole {
@@ -90,7 +87,7 @@ impl Engine {
         Engine {
             name: name.to_owned(),
             role,
-            address: SocketAddr::from(([127, 0, 0, 1], FIRST_PORT + 2 * place)),
+            address: local(FIRST_PORT + 2 * place),
             kv,
             process: Mutex::new(None),
         }
@@ -168,8 +165,7 @@ impl Engine {
 
     /// The engine's metrics page.
     pub async fn metrics(&self) -> Metrics {
-        let page = self.send(Ask::get("/metrics")).await;
-        Metrics::parse(&page.expect(200).text())
+        metrics_at(self.address).await
     }
 
     /// The engine's current figures.
@@ -215,19 +211,26 @@ pub(crate) fn dynamo_worker(role: Role) -> Command {
     command
 }
 
+/// Port of the worker's metrics; the port above it is its side channel.
 fn dynamo_port(role: Role) -> u16 {
-    let [prefill, decode] = DYNAMO_PORTS;
     match role {
-        Role::Prefill => prefill,
-        Role::Decode | Role::Aggregated => decode,
+        Role::Prefill => 18120,
+        Role::Decode | Role::Aggregated => 18122,
     }
 }
 
 /// The metrics of a worker of a Dynamo that is a vLLM.
 pub async fn dynamo_metrics(role: Role) -> Metrics {
-    let address = SocketAddr::from(([127, 0, 0, 1], dynamo_port(role)));
+    metrics_at(local(dynamo_port(role))).await
+}
+
+async fn metrics_at(address: SocketAddr) -> Metrics {
     let page = client::send(address, Ask::get("/metrics")).await;
     Metrics::parse(&page.expect(200).text())
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
 }
 
 /// What an engine counts, in tokens, requests and, what it holds, as a share of its KV cache from 0 to 1.
@@ -320,6 +323,11 @@ impl Fleet {
         let workers = self.engines.iter().map(Engine::listed).collect();
         let base = with(in_turns(), json!({"block_tokens": BLOCK_TOKENS}));
         static_config(workers, with(with(base, patient()), pool))
+    }
+
+    /// The first engine of this role.
+    pub fn first(&self, role: Role) -> &Engine {
+        self.of(role).next().expect("an engine of each role")
     }
 
     /// The sum of the figures of all engines of this role.

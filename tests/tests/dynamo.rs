@@ -75,15 +75,7 @@ async fn running<'a>(guard: &'a mut MutexGuard<'_, Option<Dynamo>>) -> &'a mut D
 
 async fn gateway(proxy: Proxy, dynamo: &Dynamo) -> Gateway {
     let gateway = Gateway::start(proxy, &dynamo.config(), &[]).await;
-    eventually("the workers are discovered", GENEROUS, || async {
-        let ready = gateway.try_send(Ask::get("/pd-router/ready")).await;
-        let ready = ready.map_err(|failure| failure.to_string())?;
-        if ready.status == 200 {
-            return Ok(());
-        }
-        Err(format!("{}: {}", ready.status, ready.text()))
-    })
-    .await;
+    gateway.is_ready().await;
     gateway
 }
 

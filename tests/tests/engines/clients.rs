@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pd_router_e2e::engines::{Role, in_turns, static_config, with};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::vllm::{Engine, Fleet};
+use pd_router_e2e::vllm::Fleet;
 use pd_router_e2e::{Proxy, paths};
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -88,8 +88,8 @@ async fn passes(fleet: &Fleet, mut script: Command) {
 /// One pair that takes a request only while it has no other, and two workers of another model at addresses that nothing
 /// listens on.
 fn refusing(fleet: &Fleet) -> Value {
-    let pair = [Role::Prefill, Role::Decode].map(|role| fleet.of(role).next());
-    let mut workers: Vec<Value> = pair.into_iter().flatten().map(Engine::listed).collect();
+    let pair = [Role::Prefill, Role::Decode].map(|role| fleet.first(role).listed());
+    let mut workers = Vec::from(pair);
     for (role, port) in [(Role::Prefill, 1), (Role::Decode, 2)] {
         workers.push(json!({
             "name": format!("{}-{GONE}", role.as_str()),

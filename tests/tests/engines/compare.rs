@@ -16,8 +16,9 @@ use crate::corpus::{self, Case};
 /// Requests under way at the same time.
 const AT_ONCE: usize = 8;
 
-/// How often the engine alone is asked, where it differs from the gateway: what it does not say each time is no difference.
-const TIMES: usize = 3;
+/// How often a real engine is asked, where its answer differs from the one compared: what it does not say each time is no
+/// difference.
+pub const TIMES: usize = 3;
 
 /// What was compared, over all tests.
 static REPORT: Mutex<Report> = Mutex::new(Report {

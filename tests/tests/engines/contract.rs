@@ -8,6 +8,7 @@ use pd_router_e2e::engines::{Engine, Role};
 use pd_router_e2e::vllm::{CONTEXT, Fleet, MODEL};
 use serde_json::{Value, json};
 
+use crate::compare::TIMES;
 use cases::{Case, Part};
 use list::{Difference, LIST};
 use shape::{metrics_lines, reply_lines};
@@ -18,9 +19,6 @@ mod shape;
 
 /// What a prefill leg asks for, as pd-router sends it.
 const TO_HAND_OFF: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
-
-/// How often vLLM is asked, where it differs from the simulated engine.
-const TIMES: usize = 3;
 
 /// Engines of one make.
 struct Engines {
@@ -117,8 +115,8 @@ async fn differing(
 pub async fn the_simulated_engine_answers_as_vllm_does(fleet: &Fleet) {
     let real = Engines {
         make: "vLLM",
-        prefill: first(fleet, Role::Prefill),
-        decode: first(fleet, Role::Decode),
+        prefill: fleet.first(Role::Prefill).address,
+        decode: fleet.first(Role::Decode).address,
         alone: fleet.alone.address,
     };
     let context = CONTEXT.to_string();
@@ -161,10 +159,6 @@ pub async fn the_simulated_engine_answers_as_vllm_does(fleet: &Fleet) {
         problems.len(),
         problems.join("\n")
     );
-}
-
-fn first(fleet: &Fleet, role: Role) -> SocketAddr {
-    fleet.of(role).next().expect("one of each role").address
 }
 
 /// What only one of them shows. Where the statuses differ, nothing else is compared: it follows from them.

@@ -1,12 +1,10 @@
-//! A real Dynamo with a vLLM of each role behind it: the gateway names the two, and Dynamo has one hand over to the other.
+//! A real Dynamo with a vLLM of each role behind it: the gateway names the two, and Dynamo runs the hand-off.
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::client::Ask;
 use pd_router_e2e::dynamo::Dynamo;
 use pd_router_e2e::engines::Role;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::vllm::{self, Fleet};
-use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::Value;
 
 use crate::answer::Answer;
@@ -18,14 +16,7 @@ const CASES: usize = 60;
 pub async fn what_dynamo_hands_over_is_answered_as_by_one_engine(fleet: &Fleet) {
     let dynamo = Dynamo::start_with_vllm().await;
     let gateway = Gateway::start(Proxy::Envoy, &dynamo.config(), &[]).await;
-    eventually("the workers are found", GENEROUS, || async {
-        let ready = gateway.send(Ask::get("/pd-router/ready")).await;
-        match ready.status {
-            200 => Ok(()),
-            _ => Err(ready.text().into_owned()),
-        }
-    })
-    .await;
+    gateway.is_ready().await;
     let cases = corpus::handed_over(CASES);
     let through = ask_all(gateway.listen, &cases).await;
     let expected = ask_all(fleet.alone.address, &cases).await;
@@ -46,7 +37,7 @@ pub async fn what_dynamo_hands_over_is_answered_as_by_one_engine(fleet: &Fleet) 
     gateway.assert_comes_to_rest().await;
 }
 
-/// What an answer says, whoever puts it into JSON.
+/// What an answer says, apart from the JSON around it.
 #[derive(Debug, PartialEq)]
 struct Said {
     status: u16,

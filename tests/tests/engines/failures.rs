@@ -34,7 +34,7 @@ pub async fn engines_are_killed_and_come_back(fleet: &Fleet) {
     let cases = corpus::handed_over(CASES);
     let expected = ask_all(fleet.alone.address, &cases).await;
     for role in [Role::Prefill, Role::Decode] {
-        let engine = fleet.of(role).next().expect("an engine of each role");
+        let engine = fleet.first(role);
         let is_over = AtomicBool::new(false);
         let load = join_all((0..CLIENTS).map(|client| ask(&gateway, client, &cases, &is_over)));
         let (outcomes, ()) = tokio::join!(load, kill_and_restart(engine, &is_over));
@@ -48,7 +48,7 @@ pub async fn engines_are_killed_and_come_back(fleet: &Fleet) {
         serves_again(&gateway, engine, &cases[0]).await;
     }
     gateway.assert_comes_to_rest().await;
-    // Nobody fetched what was handed to an engine that was killed.
+    // A hand-off to a killed engine stays until its lease ends.
     nothing_is_held_within(LEASE + GENEROUS, fleet).await;
 }
 
