@@ -13,6 +13,7 @@ use crate::engines::Fleet;
 use crate::metrics::Metrics;
 use crate::paths;
 use crate::process::{Process, StartFailure, unique_name};
+use crate::threads;
 use crate::wait::{GENEROUS, eventually};
 
 /// Parts of a gateway, where the defaults do not fit.
@@ -65,6 +66,7 @@ pub struct Gateway {
     pub admin: SocketAddr,
     /// The simulated engines, if requested.
     pub engines: Vec<Simulated>,
+    threads: u16,
     process: Process,
 }
 
@@ -104,13 +106,13 @@ impl Gateway {
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
         let command = configured(proxy, &Build::on_threads(threads), config, arguments);
-        Gateway::launch(proxy, command).await
+        Gateway::launch(proxy, threads, command).await
     }
 
     /// The same as [`Gateway::start`] with other parts.
     pub async fn build(proxy: Proxy, build: &Build, config: &Value, arguments: &[&str]) -> Gateway {
         let command = configured(proxy, build, config, arguments);
-        Gateway::launch(proxy, command)
+        Gateway::launch(proxy, build.threads, command)
             .await
             .unwrap_or_else(|failure| failure.fail("the gateway"))
     }
@@ -122,14 +124,15 @@ impl Gateway {
 
     /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
     pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
-        let mut command = basic(proxy, &Build::on_threads(2));
+        let build = Build::on_threads(2);
+        let mut command = basic(proxy, &build);
         command.args(["--simulate", size]);
-        Gateway::launch(proxy, command)
+        Gateway::launch(proxy, build.threads, command)
             .await
             .unwrap_or_else(|failure| failure.fail("the gateway"))
     }
 
-    async fn launch(proxy: Proxy, command: Command) -> Result<Gateway, StartFailure> {
+    async fn launch(proxy: Proxy, threads: u16, command: Command) -> Result<Gateway, StartFailure> {
         let (process, ready) = Process::start::<Ready>(command, "gateway").await?;
         assert!(
             ready.ready && ready.proxy == proxy.as_str(),
@@ -139,16 +142,22 @@ impl Gateway {
             listen: ready.listen,
             admin: ready.admin,
             engines: ready.engines,
+            threads,
             process,
         })
     }
 
     /// A gateway that was started by other means, and serves.
-    pub(crate) fn running(listen: SocketAddr, admin: SocketAddr, process: Process) -> Gateway {
+    pub(crate) fn running(
+        (listen, admin): (SocketAddr, SocketAddr),
+        threads: u16,
+        process: Process,
+    ) -> Gateway {
         Gateway {
             listen,
             admin,
             engines: Vec::new(),
+            threads,
             process,
         }
     }
@@ -156,6 +165,11 @@ impl Gateway {
     /// The gateway's process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+
+    /// Number of new connections that meet all threads.
+    pub fn enough_connections(&self) -> usize {
+        threads::enough(self.threads.into())
     }
 
     /// Sends one request over its own connection; fails without an answer.
@@ -232,8 +246,8 @@ impl Gateway {
 
     async fn says(&self, status: u16) {
         eventually(&format!("readiness is {status}"), GENEROUS, || async {
-            // One connection reaches one thread; this many reach all.
-            for _ in 0..8 {
+            // One connection reaches one thread.
+            for _ in 0..self.enough_connections() {
                 let ready = self.try_send(Ask::get("/pd-router/ready")).await;
                 let ready = ready.map_err(|failure| failure.to_string())?;
                 if ready.status != status {

@@ -23,7 +23,7 @@ wait $envoy
 "#;
 
 /// Worker threads: two, as for every other gateway of a test.
-const THREADS: &str = "2";
+const THREADS: u16 = 2;
 
 /// Headers that only a trusted gateway in front may set; those of any other caller are removed before the plugin.
 const SAID_BY_GATEWAYS: [&str; 7] = [
@@ -184,7 +184,8 @@ impl Bootstrap {
             .arg(&file)
             .arg("--admin-address-path")
             .arg(&admin_file)
-            .args(["--concurrency", THREADS, "--disable-hot-restart"])
+            .args(["--concurrency", &THREADS.to_string()])
+            .arg("--disable-hot-restart")
             .args([
                 "--log-level",
                 "warning",
@@ -197,7 +198,7 @@ impl Bootstrap {
             panic!("Envoy has no listener");
         };
         Plain {
-            gateway: Gateway::running(*first, admin, process),
+            gateway: Gateway::running((*first, admin), THREADS, process),
             listeners,
         }
     }

@@ -13,9 +13,6 @@ use crate::gateway::Gateway;
 use crate::protocols::Protocol;
 use crate::wait::{GENEROUS, eventually};
 
-/// One connection reaches one thread; this many reach all.
-const ENOUGH_TO_MEET_ALL: usize = 8;
-
 /// Fixtures that no test uses now.
 static IDLE: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
@@ -173,7 +170,8 @@ impl Stage {
 
     async fn until_all_know(&self, names: &[String]) {
         eventually("all threads know the workers", GENEROUS, || async {
-            for _ in 0..ENOUGH_TO_MEET_ALL {
+            // One connection reaches one thread.
+            for _ in 0..self.gateway.enough_connections() {
                 let page = self.gateway.try_send(Ask::get("/pd-router/status")).await;
                 let page = page.map_err(|failure| failure.to_string())?;
                 let page = page.text().into_owned();

@@ -11,8 +11,9 @@ use crate::engines::with;
 use crate::gateway::Gateway;
 use crate::wait::{GENEROUS, eventually};
 
-/// This many connections, spread over a few threads at random, miss none of four: (3/4)^64 is 10^-8.
-const ENOUGH: usize = 64;
+/// New connections for each thread. Spread at random, as Envoy spreads them, they miss one of two threads once in 10^9
+/// times, and one of four once in 10^7 times.
+const FOR_EACH: usize = 16;
 
 /// A request in flight.
 pub type Asked = JoinHandle<Result<Reply, Failure>>;
@@ -63,6 +64,11 @@ impl Thread {
     }
 }
 
+/// Number of new connections that meet all of so many threads.
+pub fn enough(threads: usize) -> usize {
+    FOR_EACH * threads
+}
+
 /// An endless stream.
 pub fn endless(content: &str) -> Value {
     with(
@@ -80,7 +86,7 @@ pub fn endless_ask(content: &str) -> Ask {
 /// its route must lead to its first pool.
 pub async fn told_apart(gateway: &Gateway, threads: usize) -> Vec<Thread> {
     let mut unknown = Vec::new();
-    for _ in 0..ENOUGH {
+    for _ in 0..enough(threads) {
         unknown.push(open(gateway.listen).await);
     }
     let mut found = Vec::new();

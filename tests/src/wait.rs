@@ -15,6 +15,10 @@ const POLL: Duration = Duration::from_millis(50);
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 const SOAK_LIMIT: Duration = Duration::from_secs(3600);
 
+/// Most tries of what chance decides: so many requests in a row miss one of two equal workers once in 10^18 times.
+/// Fewer than the requests that an engine remembers.
+const TRIES: usize = 60;
+
 tokio::task_local! {
     static TEST_NAME: String;
 }
@@ -68,6 +72,23 @@ where
     }
 }
 
+/// Tries until the answer is `Ok`; fails with the last reason when too many tries have failed for that to be bad luck.
+/// For what is drawn anew at each try, such as which of several idle workers gets a request. A try is given its number,
+/// from 0 on.
+pub async fn within_tries<T>(
+    what: &str,
+    mut attempt: impl AsyncFnMut(usize) -> Result<T, String>,
+) -> T {
+    let mut seen = String::new();
+    for number in 0..TRIES {
+        match attempt(number).await {
+            Ok(value) => return value,
+            Err(reason) => seen = reason,
+        }
+    }
+    panic!("{what}: not so after {TRIES} tries; last seen: {seen}");
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -87,6 +108,26 @@ mod tests {
         })
         .await;
         assert_eq!(answer, 3);
+    }
+
+    #[tokio::test]
+    async fn tries_end_with_the_first_that_is_right() {
+        let mut tried = 0;
+        let answer = within_tries("the third", async |number| {
+            tried += 1;
+            match number {
+                2 => Ok(number),
+                _ => Err(number.to_string()),
+            }
+        })
+        .await;
+        assert_eq!((answer, tried), (2, 3));
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "not so after 60 tries; last seen: 59")]
+    async fn tries_end_with_the_reason_of_the_last() {
+        within_tries("nothing", async |number| Err::<(), _>(number.to_string())).await;
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use pd_router_e2e::client::{self, Ask, Connection, Pair, Reply};
 use pd_router_e2e::dynamo::{Dynamo, MODEL};
 use pd_router_e2e::engines::Role;
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::wait::{GENEROUS, count, eventually, judged};
+use pd_router_e2e::wait::{GENEROUS, count, eventually, judged, within_tries};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
@@ -20,7 +20,8 @@ use tokio::time::sleep;
 /// One Dynamo for all tests of this file, one test at a time.
 static DYNAMO: Mutex<Option<Dynamo>> = Mutex::const_new(None);
 
-const REQUESTS: usize = 24;
+/// Requests of one connection, and the fewest connections.
+const REQUESTS: usize = 4;
 const CONNECTIONS: usize = 6;
 
 /// Between two requests of a client that always asks.
@@ -110,13 +111,35 @@ fn assert_same_workers(reply: &Reply, nvext: &Value) -> (u64, u64) {
     chosen
 }
 
-async fn assert_all_pairs(dynamo: &Dynamo, pairs: &BTreeSet<(u64, u64)>) {
+/// Sends requests with these bodies until all pairs of workers have answered. Fails where an answer, in what `nvext`
+/// finds in it, names another pair than the filter chose.
+async fn assert_all_pairs_answer(
+    gateway: &Gateway,
+    dynamo: &Dynamo,
+    asked: impl Fn(usize) -> Value,
+    nvext: impl Fn(&Reply) -> Value,
+) {
     let (prefill, decode) = (dynamo.prefill_ids().await, dynamo.decode_ids().await);
     let all: BTreeSet<(u64, u64)> = prefill
         .iter()
         .flat_map(|p| decode.iter().map(|d| (*p, *d)))
         .collect();
-    assert_eq!(pairs, &all, "the pairs used, then all that there are");
+    let mut pairs = BTreeSet::new();
+    // Every worker has its turn in each round; in what order is drawn.
+    within_tries("all pairs are used", async |connections| {
+        let mut connection = connect(gateway).await;
+        let first = connections * REQUESTS;
+        for number in first..first + REQUESTS {
+            let reply = answered(&mut connection, ask(&asked(number))).await;
+            pairs.insert(assert_same_workers(&reply, &nvext(&reply)));
+        }
+        match pairs.len() >= all.len() && connections + 1 >= CONNECTIONS {
+            true => Ok(()),
+            false => Err(format!("{pairs:?} of {all:?}")),
+        }
+    })
+    .await;
+    assert_eq!(pairs, all, "the pairs used, then all that there are");
 }
 
 async fn the_workers_that_answer_are_those_that_the_filter_chose(
@@ -124,16 +147,8 @@ async fn the_workers_that_answer_are_those_that_the_filter_chose(
     dynamo: &mut Dynamo,
 ) {
     let gateway = gateway(proxy, dynamo).await;
-    let mut pairs = BTreeSet::new();
-    for first in 0..CONNECTIONS {
-        let mut connection = connect(&gateway).await;
-        for number in (first..REQUESTS).step_by(CONNECTIONS) {
-            let reply = answered(&mut connection, ask(&body(number))).await;
-            let nvext = reply.json()["nvext"].clone();
-            pairs.insert(assert_same_workers(&reply, &nvext));
-        }
-    }
-    assert_all_pairs(dynamo, &pairs).await;
+    let nvext = |reply: &Reply| reply.json()["nvext"].clone();
+    assert_all_pairs_answer(&gateway, dynamo, body, nvext).await;
 }
 
 async fn streams_are_answered_by_the_workers_that_the_filter_chose(
@@ -141,23 +156,20 @@ async fn streams_are_answered_by_the_workers_that_the_filter_chose(
     dynamo: &mut Dynamo,
 ) {
     let gateway = gateway(proxy, dynamo).await;
-    let mut pairs = BTreeSet::new();
-    for first in 0..CONNECTIONS {
-        let mut connection = connect(&gateway).await;
-        for number in (first..REQUESTS).step_by(CONNECTIONS) {
-            let mut body = body(number);
-            body["stream"] = json!(true);
-            let reply = answered(&mut connection, ask(&body)).await;
-            let events = reply.events();
-            let nvext = events
-                .iter()
-                .map(|event| &event["nvext"])
-                .find(|nvext| !nvext["worker_id"].is_null())
-                .unwrap_or_else(|| panic!("no event tells the workers: {}", reply.text()));
-            pairs.insert(assert_same_workers(&reply, nvext));
-        }
-    }
-    assert_all_pairs(dynamo, &pairs).await;
+    let streamed = |number| {
+        let mut body = body(number);
+        body["stream"] = json!(true);
+        body
+    };
+    let nvext = |reply: &Reply| {
+        let events = reply.events();
+        let mut named = events.iter().map(|event| &event["nvext"]);
+        let found = named.find(|nvext| !nvext["worker_id"].is_null());
+        found
+            .cloned()
+            .unwrap_or_else(|| panic!("no event tells the workers: {}", reply.text()))
+    };
+    assert_all_pairs_answer(&gateway, dynamo, streamed, nvext).await;
 }
 
 async fn the_models_are_listed(proxy: Proxy, dynamo: &mut Dynamo) {
@@ -203,7 +215,7 @@ async fn until_these_answer(gateway: &Gateway, dynamo: &Dynamo) {
 /// Waits until the gateway itself tells clients, again and again, that it cannot serve.
 async fn until_the_client_is_told(gateway: &Gateway, codes: &[&str]) {
     eventually("the client is told", GENEROUS, || async {
-        for number in 0..8 {
+        for number in 0..gateway.enough_connections() {
             let reply = gateway.try_send(ask(&body(number))).await;
             let reply = reply.map_err(|failure| failure.to_string())?;
             let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();

@@ -9,9 +9,6 @@ use pd_router_e2e::roster::INTERVAL_MS;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::Value;
 
-/// So many new connections meet both threads: all on one is seen once in 30,000 times.
-const ENOUGH: usize = 16;
-
 /// How often a source is asked.
 pub const INTERVAL: Duration = Duration::from_millis(INTERVAL_MS);
 
@@ -24,7 +21,7 @@ pub const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "50"
 /// Waits until this is so of the first pool on all threads.
 pub async fn until_all_say(gateway: &Gateway, what: &str, is_so: impl Fn(&Value) -> bool) {
     eventually(what, GENEROUS, || async {
-        for _ in 0..ENOUGH {
+        for _ in 0..gateway.enough_connections() {
             let page = gateway.try_send(Ask::get("/pd-router/status")).await;
             let page = page.map_err(|failure| failure.to_string())?;
             let pool = page.expect(200).json()["pools"][0].take();
@@ -83,7 +80,7 @@ pub fn tally(pairs: &[Pair]) -> BTreeMap<&str, usize> {
 /// Waits until requests get this status, on all threads.
 pub async fn until_answered_with(gateway: &Gateway, status: u16) {
     eventually(&format!("answers are {status}"), GENEROUS, || async {
-        for _ in 0..ENOUGH {
+        for _ in 0..gateway.enough_connections() {
             let reply = gateway.try_send(Ask::chat("hello")).await;
             let reply = reply.map_err(|failure| failure.to_string())?;
             if reply.status != status {

@@ -15,9 +15,6 @@ const READY: &str = "/pd-router/ready";
 const OPEN: &str = "bootstrap-fail-open.yaml";
 const CLOSED: &str = "bootstrap.yaml";
 
-/// So many new connections meet both threads: all on one is seen once in 30,000 times.
-const ENOUGH: usize = 16;
-
 /// A gateway of this bootstrap, with the plugin that a header may kill, over a cluster of these.
 async fn over(bootstrap: &str, pods: &Pods, workers: Vec<Value>, more: Value) -> Plain {
     let config = configuration(vec![pool("decode", workers, more)]);
@@ -31,7 +28,7 @@ async fn over(bootstrap: &str, pods: &Pods, workers: Vec<Value>, more: Value) ->
 /// Kills the picker on every thread; what its last requests were answered with, where they were.
 async fn kill_the_picker(plain: &Plain) -> Vec<Reply> {
     let mut last = Vec::new();
-    for _ in 0..ENOUGH {
+    for _ in 0..plain.gateway.enough_connections() {
         let reply = plain.gateway.try_send(ask().header(TRAP, "here")).await;
         last.extend(reply);
     }
@@ -40,7 +37,8 @@ async fn kill_the_picker(plain: &Plain) -> Vec<Reply> {
 
 async fn many(plain: &Plain, ask: &Ask) -> Vec<Reply> {
     // Each over a connection of its own: Envoy closes one after an answer that it gives itself.
-    crowd(plain.gateway.listen, ENOUGH, 1, ask).await
+    let clients = plain.gateway.enough_connections();
+    crowd(plain.gateway.listen, clients, 1, ask).await
 }
 
 /// Upstream: EppUnAvailableFailOpen.

@@ -45,7 +45,7 @@ async fn until_all_hold(rig: &Rig, least: u64) -> u64 {
     let what = format!("{least} blocks are known to all threads");
     eventually(&what, GENEROUS, || async {
         let mut blocks = 0;
-        for _ in 0..16 {
+        for _ in 0..rig.enough_connections() {
             let pool = rig.pool().await;
             let workers = pool["workers"].as_array().cloned().unwrap_or_default();
             let held = |worker: &Value| worker["prefix_blocks"].as_u64().unwrap_or_default();

@@ -11,6 +11,7 @@ use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
 use pd_router_e2e::roster::own_loopback;
+use pd_router_e2e::threads;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -23,9 +24,6 @@ const DECODE: [u16; 2] = [9201, 9202];
 /// The listener's old half must not be closed under what still flows.
 const DRAIN_SECONDS: &str = "120";
 
-/// New connections after which no thread has the old configuration, or it would have been met.
-const ENOUGH: usize = 16;
-
 /// Envoy, four engines, and the files by which it hears of a new configuration.
 pub struct Rig {
     /// Where clients connect.
@@ -35,6 +33,7 @@ pub struct Rig {
     /// `d0` and `d1`.
     pub decode: Vec<Engine>,
     admin: SocketAddr,
+    threads: u16,
     files: Files,
     log: PathBuf,
     _envoy: Envoy,
@@ -51,6 +50,7 @@ impl Rig {
         let mut rig = Rig {
             gateway: SocketAddr::from((own, LISTEN)),
             admin: SocketAddr::from((own, ADMIN)),
+            threads,
             prefill,
             decode,
             _envoy: Envoy::none(),
@@ -108,7 +108,8 @@ impl Rig {
         let configuration = marked(configuration, &name);
         self.publish(&configuration.to_string());
         eventually("the new configuration is in use", GENEROUS, || async {
-            for _ in 0..ENOUGH {
+            // One that met a thread with the old configuration would say so.
+            for _ in 0..self.enough_connections() {
                 let page = client::try_send(self.gateway, Ask::get("/pd-router/status")).await;
                 let page = page.map_err(|failure| failure.to_string())?;
                 if !page.text().contains(&name) {
@@ -118,6 +119,11 @@ impl Rig {
             Ok(())
         })
         .await;
+    }
+
+    /// Number of new connections that meet all threads.
+    pub fn enough_connections(&self) -> usize {
+        threads::enough(self.threads.into())
     }
 
     /// What the status page says of the pool.
