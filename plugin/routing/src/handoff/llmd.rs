@@ -5,6 +5,56 @@
 use std::net::SocketAddr;
 
 use super::HeaderValue;
+use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::rooms::Rooms;
+use super::unserved::{self, Unserved};
+use crate::fleet::Target;
+use crate::request::{Generation, Request};
+
+/// llm-d's routing sidecar on decode pods.
+#[derive(Debug)]
+pub struct Llmd;
+
+impl Protocol for Llmd {
+    fn name(&self) -> &'static str {
+        "llmd"
+    }
+
+    fn order(&self) -> LegOrder {
+        LegOrder::Backend
+    }
+
+    /// The sidecar decides: the body is not touched.
+    fn splits(&self, _generation: Generation) -> Splits {
+        Splits::Yes
+    }
+
+    fn unserved(&self) -> &'static [&'static Unserved] {
+        &[
+            &unserved::PROMPT_LOGPROBS,
+            &unserved::ECHOED_LOGPROBS,
+            &unserved::BEAM_SEARCH,
+        ]
+    }
+
+    fn refuses_too_long(&self) -> bool {
+        true
+    }
+
+    fn handoff(
+        &self,
+        _pair: &HandoffPair<'_>,
+        _request: &Request<'_>,
+        _rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        Ok(None)
+    }
+
+    fn pair_headers(&self, prefill: &Target, _decode: &Target) -> Vec<HeaderValue> {
+        let address = prefill.worker.address;
+        address.map(prefiller).into_iter().collect()
+    }
+}
 
 /// Header from which the sidecar reads the prefill worker.
 pub const PREFILLER: &str = "x-prefiller-host-port";

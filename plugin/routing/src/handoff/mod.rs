@@ -1,5 +1,6 @@
-//! Owns what each leg of a hand-off is sent, one file per protocol.
+//! Owns what each leg of a hand-off is sent: two traits, and one file for each engine that implements them.
 
+pub mod aggregated;
 pub mod bootstrap;
 pub mod direct;
 pub mod fate;
@@ -8,11 +9,17 @@ pub mod llmd;
 pub mod mooncake;
 pub mod nixl;
 pub mod one_token;
+pub mod protocol;
 pub mod rooms;
 pub mod sglang;
+pub mod staged;
 pub mod terminal;
 pub mod trtllm;
+pub mod unserved;
 pub mod usage;
+
+pub use protocol::{AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+pub use staged::Staged;
 
 use crate::json::Edits;
 use crate::request::Request;

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use super::binding::Binding;
 use super::eligible::{
     Narrowed, admitted, allowed, constraints, hands_over, is_restricted, most_preferred, on_rank,
 };
@@ -12,6 +11,7 @@ use super::pinned::Pinned;
 use super::selection_request::{Admit, SelectionContext, task};
 use super::{Refusal, Router};
 use crate::fleet::{Role, Target, TargetKey, Worker};
+use crate::handoff::bootstrap::Binding;
 use crate::load::LoadSnapshots;
 use crate::rendezvous::NotServed;
 use crate::request::Pin;
@@ -92,7 +92,7 @@ impl Router {
             return Ok(backpressure);
         }
         let pair = self.pick_pair(context)?;
-        if !self.pool.protocol.needs_binding() {
+        if self.pool.engine().binder().is_none() {
             return Ok(Resolution::NoBootstrapEndpoint { pair });
         }
         match self.bindings.get(&pair.prefill.target.worker.id).cloned() {

@@ -18,7 +18,6 @@ mod explain;
 mod forward;
 mod handed;
 mod health;
-mod legs;
 mod length;
 mod model_workers;
 mod models;
@@ -45,11 +44,10 @@ mod workers;
 
 pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
 pub use assignment::{Assignment, Fallback};
-pub use binding::Question;
+pub use binding::{Question, queries_workers};
 pub use dispatch::{Dispatch, Patience};
 pub use handed::Lost;
 pub use health::{Ejection, Outcome};
-pub use legs::Staged;
 pub use models::{AboutModels, Model, Models};
 pub use prefill::{MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
@@ -66,9 +64,11 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use crate::admission::{QueueKey, Waiting};
-use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
+use crate::config::{Discovery, OnPrefillAbsent, Pool};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
+use crate::handoff::HandoffPair;
+use crate::handoff::bootstrap::Binding;
 use crate::handoff::rooms::Rooms;
 use crate::load::{Ledger, Load};
 use crate::model_state::{ModelKey, ModelState, ModelStates, Transition};
@@ -77,7 +77,6 @@ use crate::rendezvous::{NotServed, ServingDecision};
 use crate::request::{Generation, Request, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
-use binding::Binding;
 use explain::Explained;
 use handed::Noted;
 use health::Health;
@@ -279,7 +278,7 @@ impl Router {
     }
 
     fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
-        if self.pool.protocol == Protocol::Direct {
+        if !self.pool.engine().reaches_workers() {
             return Ok((self.through_frontends(Vec::new()), Assignment::default()));
         }
         let decoders = self
@@ -335,10 +334,9 @@ impl Router {
         body: &[u8],
         input: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
-        let generation = match generation {
-            // Of the engines, only SGLang hands over requests of this kind.
-            Generation::Generate if self.pool.protocol != Protocol::Sglang => Generation::Other,
-            known => known,
+        let generation = match self.pool.engine().has_api(generation) {
+            true => generation,
+            false => Generation::Other,
         };
         if body.is_empty() {
             return self.plan_empty(generation, input.subset);
@@ -409,7 +407,7 @@ impl Router {
             ServingDecision::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(context, request, now, obstacle),
                 None => {
-                    length::check(self.pool.protocol, context.model_workers.longest, request)?;
+                    length::check(self.pool.engine(), context.model_workers.longest, request)?;
                     self.plan_pair(context, request, now)
                 }
             },
@@ -481,11 +479,15 @@ impl Router {
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
         let (pair, binding) = self.resolved(context)?;
-        match self.pool.protocol.legs() {
-            config::Legs::Elsewhere => Ok(self.forward_pair(pair, context, Some(request))),
-            config::Legs::Sequential | config::Legs::Concurrent => {
-                self.prefill_phase(context, pair, binding, request)
-            }
+        let partners = HandoffPair {
+            prefill: &pair.prefill.target,
+            binding: binding.as_ref(),
+            decode_rank: pair.decode.target.rank,
+        };
+        let engine = self.pool.engine();
+        match engine.handoff(&partners, request, &mut self.rooms)? {
+            Some(handoff) => Ok(self.prefill_phase(context, pair, handoff, request)),
+            None => Ok(self.forward_pair(pair, context, Some(request))),
         }
     }
 
