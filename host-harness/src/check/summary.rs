@@ -16,7 +16,7 @@ use super::shape::{Kind, Shapes};
 pub fn of(pool: &Pool, shapes: &Shapes) -> Summary {
     let mut says = vec![protocol(pool, shapes), workers(pool), clusters(pool)];
     says.push(selection(pool));
-    if pool.engine().order().is_ours() {
+    if pool.rules().order.is_ours() {
         says.push(absent(pool));
         says.push(failed(pool));
     }
@@ -44,7 +44,7 @@ fn word(value: &impl serde::Serialize) -> String {
 }
 
 fn protocol(pool: &Pool, shapes: &Shapes) -> String {
-    let name = pool.engine().name();
+    let name = pool.rules().name;
     let variants = match shapes.named("Protocol").map(|shape| shape.kind()) {
         Some(Kind::Choice(variants)) => variants,
         _ => Vec::new(),
@@ -111,8 +111,8 @@ fn clusters(pool: &Pool) -> String {
         Destinations::Members => "which must have the workers as members",
         Destinations::OriginalDst(_) => "of type ORIGINAL_DST, within the networks that are named",
     };
-    match pool.engine().order() {
-        _ if !pool.engine().reaches_workers() => {
+    match pool.rules().order {
+        _ if !pool.rules().reaches_workers => {
             format!(
                 "Requests go to the cluster `{decode}`, which must have the frontends as members."
             )
@@ -129,7 +129,7 @@ fn clusters(pool: &Pool) -> String {
 
 fn selection(pool: &Pool) -> String {
     let decode = pool.selection.of(Role::Decode);
-    match pool.engine().order() {
+    match pool.rules().order {
         LegOrder::NoHandoff => format!("Workers are picked by the policy {}.", word(&decode)),
         _ => {
             let prefill: PolicyName = pool.selection.of(Role::Prefill);

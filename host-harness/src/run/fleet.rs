@@ -240,7 +240,7 @@ impl Members {
         }
         self.model = self.model.take().or(model);
         self.engines.extend(&engines);
-        if !pool.engine().reaches_workers() {
+        if !pool.rules().reaches_workers {
             // Workers behind a frontend are not reached by the proxy itself.
             self.enlist(&pool.clusters.decode, pool.frontends.iter().copied());
             return;

@@ -35,7 +35,7 @@ fn policy(plugin: &Node<'_>, config: &Config) -> Option<Warning> {
     };
     if is_open {
         let mut pools = config.pools.iter();
-        let pool = pools.find(|pool| pool.engine().order() != LegOrder::NoHandoff)?;
+        let pool = pools.find(|pool| pool.rules().order != LegOrder::NoHandoff)?;
         return Some(warning(
             Code::FailOpen,
             place,

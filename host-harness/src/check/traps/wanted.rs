@@ -67,9 +67,9 @@ impl<'a> Wanted<'a> {
         };
         let decode = self.enter(&pool.clusters.decode, pool, "sends requests to it", picking);
         decode.is_loaded = true;
-        decode.is_strict |= pool.engine().order() != LegOrder::NoHandoff;
+        decode.is_strict |= pool.rules().order != LegOrder::NoHandoff;
         decode.members.extend(&pool.frontends);
-        if pool.engine().order().is_ours() {
+        if pool.rules().order.is_ours() {
             let prefill = self.enter(
                 &pool.clusters.prefill,
                 pool,
@@ -124,7 +124,7 @@ impl<'a> Wanted<'a> {
     /// Requires a worker as a member if the filter itself, not a component behind it, sends to the worker.
     fn add_worker(&mut self, pool: &'a Pool, role: Role, address: SocketAddr) {
         let cluster = match role {
-            _ if !pool.engine().reaches_workers() => return,
+            _ if !pool.rules().reaches_workers => return,
             Role::Prefill => pool.clusters.prefill.as_str(),
             Role::Decode | Role::Aggregated => pool.clusters.decode.as_str(),
         };

@@ -4,7 +4,7 @@ use hashbrown::HashSet;
 
 use crate::fleet::Role;
 use crate::handoff::bootstrap::{Binder, Learned};
-use crate::handoff::{LegOrder, Protocol};
+use crate::handoff::{LegOrder, Protocol, Rules};
 use crate::headers;
 
 use super::{
@@ -250,7 +250,7 @@ impl Pool {
             .on_prefill_failure
             .contains(&OnPrefillFailure::DecodeOnly);
         match decode_only {
-            true if self.engine().order() != LegOrder::Sequential => Err(value(
+            true if self.rules().order != LegOrder::Sequential => Err(value(
                 &path,
                 "decode_only works with nixl, mooncake and trtllm only: elsewhere decode runs already, or out of the filter's sight, when prefill fails",
             )),
@@ -269,6 +269,11 @@ impl Pool {
     /// The engines' protocol.
     pub fn engine(&self) -> &'static dyn Protocol {
         self.protocol.engine()
+    }
+
+    /// The rules of that protocol.
+    pub fn rules(&self) -> &'static Rules {
+        self.protocol.rules()
     }
 
     /// What happens while there is no prefill worker, the shorthand taken into account.
@@ -290,7 +295,7 @@ impl Pool {
 
     fn check_frontends(&self, at: &str) -> Result<(), ConfigError> {
         let path = format!("{at}.frontends");
-        match (self.engine().reaches_workers(), self.frontends.is_empty()) {
+        match (self.rules().reaches_workers, self.frontends.is_empty()) {
             (false, true) => Err(value(
                 &path,
                 "direct mode needs the Dynamo frontends' addresses, as [\"10.0.0.1:8000\"]",

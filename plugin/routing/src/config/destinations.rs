@@ -49,7 +49,7 @@ impl Destinations {
         let Self::OriginalDst(original) = self else {
             return Ok(());
         };
-        if !protocol.engine().reaches_workers() {
+        if !protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "direct mode sends requests to its frontends, which are members of the cluster: use \"members\"",

@@ -332,7 +332,7 @@ impl DocumentDiscovery {
 
 impl DynamoDiscovery {
     fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-        if protocol.engine().reaches_workers() {
+        if protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
@@ -350,7 +350,7 @@ impl DynamoDiscovery {
 
 impl EnvoyClusters {
     fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-        if !protocol.engine().reaches_workers() {
+        if !protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "the hosts of direct mode's cluster are Dynamo's frontends, not its workers: use discovery.dynamo",

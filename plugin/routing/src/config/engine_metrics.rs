@@ -43,7 +43,7 @@ impl Default for EngineMetrics {
 
 impl EngineMetrics {
     pub(super) fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-        if !protocol.engine().reaches_workers() {
+        if !protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "direct mode reaches Dynamo's frontends, not the workers; leave it out",

@@ -153,7 +153,7 @@ impl ListedWorker {
             ));
         }
         self.check_labels(at)?;
-        match protocol.engine().reaches_workers() {
+        match protocol.rules().reaches_workers {
             true if self.address.is_none() => Err(value(
                 &format!("{at}.address"),
                 "is required, as \"10.0.0.1:8000\" (an address, not a host name)",
@@ -252,7 +252,7 @@ pub(super) fn check_length(max_model_len: Option<u64>, at: &str) -> Result<(), C
 }
 
 pub(super) fn check_role(role: Role, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-    match protocol.engine().order() {
+    match protocol.rules().order {
         LegOrder::NoHandoff if role != Role::Aggregated => Err(value(
             &format!("{at}.role"),
             "protocol \"aggregated\" hands nothing over: its workers are of the role \"aggregated\"",

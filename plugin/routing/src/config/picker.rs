@@ -62,7 +62,7 @@ impl Pool {
             rewrite.check(&format!("{at}.model_rewrites[{index}]"))?;
         }
         let opens = self.on_empty == OnEmpty::Pass;
-        let is_whole = self.engine().order() == LegOrder::NoHandoff;
+        let is_whole = self.rules().order == LegOrder::NoHandoff;
         if opens && !(is_whole && self.destinations == Destinations::Members) {
             return Err(value(
                 &format!("{at}.on_empty"),

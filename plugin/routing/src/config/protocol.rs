@@ -2,7 +2,6 @@
 
 use serde::Deserialize;
 
-use crate::handoff::Protocol;
 use crate::handoff::aggregated::Aggregated;
 use crate::handoff::direct::Direct;
 use crate::handoff::llmd::Llmd;
@@ -10,6 +9,7 @@ use crate::handoff::mooncake::Mooncake;
 use crate::handoff::nixl::Nixl;
 use crate::handoff::sglang::Sglang;
 use crate::handoff::trtllm::Trtllm;
+use crate::handoff::{Protocol, Rules};
 
 /// How the prefill worker's KV cache gets to the decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -53,5 +53,10 @@ impl ProtocolName {
             Self::Direct => &Direct,
             Self::Aggregated => &Aggregated,
         }
+    }
+
+    /// The rules of that protocol.
+    pub fn rules(self) -> &'static Rules {
+        self.engine().rules()
     }
 }

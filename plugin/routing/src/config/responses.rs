@@ -4,7 +4,6 @@ use serde::Deserialize;
 
 use super::check::value;
 use super::{ConfigError, Pool};
-use crate::handoff::Splits;
 use crate::request::Generation;
 
 /// What becomes of a request to `/v1/responses` in a pool of SGLang's.
@@ -22,10 +21,11 @@ pub enum Responses {
 
 impl Pool {
     pub(super) fn check_responses(&self, at: &str) -> Result<(), ConfigError> {
-        let splits = self.engine().splits(Generation::Responses);
-        match (self.responses, splits) {
-            (Responses::Whole, _) | (Responses::Split, Splits::IfConfigured) => Ok(()),
-            (Responses::Split, _) => Err(value(
+        let splits = self.rules().split_if_configured;
+        match self.responses {
+            Responses::Whole => Ok(()),
+            Responses::Split if splits.contains(&Generation::Responses) => Ok(()),
+            Responses::Split => Err(value(
                 &format!("{at}.responses"),
                 "\"split\" is for the protocol \"sglang\": with others the protocol alone says whether they are split; leave it out",
             )),

@@ -1,8 +1,7 @@
 //! Owns engines without a hand-off: each worker runs whole requests, whose bodies stay unchanged.
 
-use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
 use super::rooms::Rooms;
-use super::unserved::Unserved;
 use crate::request::{Generation, Request};
 
 /// Any engine that runs whole requests.
@@ -10,24 +9,17 @@ use crate::request::{Generation, Request};
 pub struct Aggregated;
 
 impl Protocol for Aggregated {
-    fn name(&self) -> &'static str {
-        "aggregated"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::NoHandoff
-    }
-
-    fn splits(&self, _generation: Generation) -> Splits {
-        Splits::Yes
-    }
-
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        &[]
-    }
-
-    fn refuses_too_long(&self) -> bool {
-        false
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "aggregated",
+            order: LegOrder::NoHandoff,
+            reaches_workers: true,
+            split: &Generation::ALL,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[],
+            refuses_too_long: false,
+        }
     }
 
     fn handoff(

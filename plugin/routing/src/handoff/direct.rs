@@ -4,9 +4,8 @@
 //! versions the new ones win. A frontend needs both workers or neither: one alone is an error after prefill has run.
 
 use super::HeaderValue;
-use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
 use super::rooms::Rooms;
-use super::unserved::Unserved;
 use crate::fleet::Target;
 use crate::json::{Edits, Object};
 use crate::request::{Generation, Request};
@@ -21,30 +20,19 @@ const PREFILL_RANK: [&str; 2] = ["x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"
 pub struct Direct;
 
 impl Protocol for Direct {
-    fn name(&self) -> &'static str {
-        "direct"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::Backend
-    }
-
-    fn reaches_workers(&self) -> bool {
-        false
-    }
-
-    /// Dynamo decides: the body is not touched.
-    fn splits(&self, _generation: Generation) -> Splits {
-        Splits::Yes
-    }
-
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        &[]
-    }
-
-    /// Dynamo checks the length itself.
-    fn refuses_too_long(&self) -> bool {
-        false
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "direct",
+            order: LegOrder::Backend,
+            reaches_workers: false,
+            // Dynamo decides: the body is not touched.
+            split: &Generation::ALL,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[],
+            // Dynamo checks the length itself.
+            refuses_too_long: false,
+        }
     }
 
     fn handoff(

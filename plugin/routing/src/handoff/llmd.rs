@@ -5,9 +5,9 @@
 use std::net::SocketAddr;
 
 use super::HeaderValue;
-use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
 use super::rooms::Rooms;
-use super::unserved::{self, Unserved};
+use super::unserved;
 use crate::fleet::Target;
 use crate::request::{Generation, Request};
 
@@ -16,29 +16,22 @@ use crate::request::{Generation, Request};
 pub struct Llmd;
 
 impl Protocol for Llmd {
-    fn name(&self) -> &'static str {
-        "llmd"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::Backend
-    }
-
-    /// The sidecar decides: the body is not touched.
-    fn splits(&self, _generation: Generation) -> Splits {
-        Splits::Yes
-    }
-
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        &[
-            &unserved::PROMPT_LOGPROBS,
-            &unserved::ECHOED_LOGPROBS,
-            &unserved::BEAM_SEARCH,
-        ]
-    }
-
-    fn refuses_too_long(&self) -> bool {
-        true
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "llmd",
+            order: LegOrder::Backend,
+            reaches_workers: true,
+            // The sidecar decides: the body is not touched.
+            split: &Generation::ALL,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[
+                &unserved::PROMPT_LOGPROBS,
+                &unserved::ECHOED_LOGPROBS,
+                &unserved::BEAM_SEARCH,
+            ],
+            refuses_too_long: true,
+        }
     }
 
     fn handoff(

@@ -18,7 +18,9 @@ pub mod trtllm;
 pub mod unserved;
 pub mod usage;
 
-pub use protocol::{AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+pub use protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
 pub use staged::Staged;
 
 use crate::json::Edits;
@@ -53,3 +55,6 @@ pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
     }
     found.then_some(edits)
 }
+
+#[cfg(test)]
+mod tests;

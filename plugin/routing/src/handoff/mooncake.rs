@@ -14,15 +14,15 @@ use super::bootstrap::{
     Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
 };
 use super::nixl::{self, PARAMS};
-use super::protocol::{AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
-use super::unserved::Unserved;
 use super::usage;
 use crate::answer::{End, Verdict};
-use crate::fleet::Target;
 use crate::json::{Edits, quoted};
-use crate::request::{Generation, Request};
+use crate::request::Request;
 
 pub use super::nixl::{cleanup_edits, decode_edits};
 
@@ -34,24 +34,17 @@ pub use super::nixl::cleanup_edits as prefill_edits;
 pub struct Mooncake;
 
 impl Protocol for Mooncake {
-    fn name(&self) -> &'static str {
-        "mooncake"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::Sequential
-    }
-
-    fn splits(&self, generation: Generation) -> Splits {
-        nixl::splits(generation)
-    }
-
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        nixl::UNSERVED
-    }
-
-    fn refuses_too_long(&self) -> bool {
-        true
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "mooncake",
+            order: LegOrder::Sequential,
+            reaches_workers: true,
+            split: nixl::APIS,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: nixl::UNSERVED,
+            refuses_too_long: true,
+        }
     }
 
     fn binder(&self) -> Option<&'static dyn Binder> {
@@ -64,7 +57,7 @@ impl Protocol for Mooncake {
         request: &Request<'_>,
         rooms: &mut Rooms,
     ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
-        let transfer = Transfer::draw(pair.prefill, pair.binding, rooms);
+        let transfer = Transfer::draw(&pair.prefill, rooms);
         Ok(Some(Box::new(MooncakeHandoff {
             prefill: prefill_edits(request),
             decode: decode_edits(request),
@@ -154,14 +147,9 @@ impl Handoff for MooncakeHandoff {
         })
     }
 
-    fn renewed(
-        &self,
-        prefill: &Target,
-        binding: Option<&Binding>,
-        rooms: &mut Rooms,
-    ) -> Option<Box<dyn Handoff>> {
+    fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(Self {
-            transfer: Transfer::draw(prefill, binding, rooms)?,
+            transfer: Transfer::draw(prefill, rooms)?,
             ..self.clone()
         }))
     }
@@ -184,9 +172,9 @@ pub struct Transfer {
 
 impl Transfer {
     /// A new transfer from this worker. None if the worker is not bound, or has fewer engines than the fleet gives it ranks.
-    fn draw(prefill: &Target, binding: Option<&Binding>, rooms: &mut Rooms) -> Option<Self> {
-        let binding = binding?;
-        let engine_id = binding.engines.get(&prefill.rank.unwrap_or(0))?;
+    fn draw(prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Self> {
+        let binding = prefill.binding?;
+        let engine_id = binding.engines.get(&prefill.target.rank.unwrap_or(0))?;
         Some(Self {
             number: rooms.draw_any(),
             bootstrap: binding.bootstrap.clone(),
@@ -224,6 +212,7 @@ pub fn blocks(answer: &[u8], block_tokens: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Generation;
 
     #[test]
     fn both_legs_and_the_clean_up_golden_bytes() {

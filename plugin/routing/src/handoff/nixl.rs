@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use super::bootstrap::Binding;
-use super::protocol::{AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved::{self, Unserved};
 use super::{MAX_HANDOFF, hosts, one_token};
-use crate::fleet::Target;
 use crate::json::{Edits, Object, count_numbers};
 use crate::request::{Generation, Request};
 
@@ -37,37 +37,29 @@ pub(super) const UNSERVED: &[&Unserved] = &[
     &unserved::PREVIOUS_RESPONSE,
 ];
 
-/// vLLM splits what has a prompt and one answer.
-pub(super) fn splits(generation: Generation) -> Splits {
-    match generation {
-        Generation::Chat | Generation::Completions | Generation::Responses => Splits::Yes,
-        Generation::Generate | Generation::Other => Splits::No,
-    }
-}
+/// vLLM's APIs whose requests are split.
+pub(super) const APIS: &[Generation] = &[
+    Generation::Chat,
+    Generation::Completions,
+    Generation::Responses,
+];
 
 /// vLLM with `NixlConnector`, or LMCache over it.
 #[derive(Debug)]
 pub struct Nixl;
 
 impl Protocol for Nixl {
-    fn name(&self) -> &'static str {
-        "nixl"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::Sequential
-    }
-
-    fn splits(&self, generation: Generation) -> Splits {
-        splits(generation)
-    }
-
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        UNSERVED
-    }
-
-    fn refuses_too_long(&self) -> bool {
-        true
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "nixl",
+            order: LegOrder::Sequential,
+            reaches_workers: true,
+            split: APIS,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: UNSERVED,
+            refuses_too_long: true,
+        }
     }
 
     fn handoff(
@@ -115,12 +107,7 @@ impl Handoff for NixlHandoff {
         })
     }
 
-    fn renewed(
-        &self,
-        _prefill: &Target,
-        _binding: Option<&Binding>,
-        _rooms: &mut Rooms,
-    ) -> Option<Box<dyn Handoff>> {
+    fn renewed(&self, _prefill: &Prefill<'_>, _rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(self.clone()))
     }
 

@@ -31,43 +31,31 @@ impl LegOrder {
     }
 }
 
-/// Whether requests of one API can be split into prefill and decode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Splits {
-    /// They can.
-    Yes,
-    /// They cannot: one worker must run them.
-    No,
-    /// Some releases of the engine can; configuration says whether the workers' can.
-    IfConfigured,
+/// What is fixed about a protocol.
+#[derive(Debug)]
+pub struct Rules {
+    /// Name in configuration.
+    pub name: &'static str,
+    /// Who runs the legs, and in which order.
+    pub order: LegOrder,
+    /// Whether requests go to the workers themselves, by their addresses, and not to frontends.
+    pub reaches_workers: bool,
+    /// The APIs whose requests can be split into prefill and decode.
+    pub split: &'static [Generation],
+    /// The same for APIs that only some releases of the engine can split: configuration says whether the workers can.
+    pub split_if_configured: &'static [Generation],
+    /// Whether the engine has SGLang's `/generate`. Elsewhere it is an unknown path, whose requests one worker runs.
+    pub has_generate_api: bool,
+    /// Parts of a request that the hand-off cannot serve.
+    pub unserved: &'static [&'static Unserved],
+    /// Whether the engine refuses a request whose prompt and limit exceed the model's length, instead of lowering the limit.
+    pub refuses_too_long: bool,
 }
 
 /// An engine's protocol: what distinguishes its hand-offs from those of the others.
 pub trait Protocol: fmt::Debug + Sync {
-    /// Name in configuration.
-    fn name(&self) -> &'static str;
-
-    /// Who runs the legs, and in which order.
-    fn order(&self) -> LegOrder;
-
-    /// Whether requests go to the workers themselves, by their addresses, and not to frontends.
-    fn reaches_workers(&self) -> bool {
-        true
-    }
-
-    /// Whether the engine has the API of this path. Requests on other generation paths are run by one worker.
-    fn has_api(&self, generation: Generation) -> bool {
-        generation != Generation::Generate
-    }
-
-    /// Whether requests of this API can be split.
-    fn splits(&self, generation: Generation) -> Splits;
-
-    /// Parts of a request that the hand-off cannot serve.
-    fn unserved(&self) -> &'static [&'static Unserved];
-
-    /// Whether the engine refuses a request whose prompt and limit exceed the model's length, instead of lowering the limit.
-    fn refuses_too_long(&self) -> bool;
+    /// What is fixed about it.
+    fn rules(&self) -> &'static Rules;
 
     /// How prefill workers are bound; none where they are called without a binding.
     fn binder(&self) -> Option<&'static dyn Binder> {
@@ -101,13 +89,20 @@ pub trait Protocol: fmt::Debug + Sync {
     }
 }
 
+/// A prefill worker that a request is to be handed over from.
+#[derive(Debug, Clone, Copy)]
+pub struct Prefill<'a> {
+    /// The worker and its rank.
+    pub target: &'a Target,
+    /// Its binding, if it is bound.
+    pub binding: Option<&'a Binding>,
+}
+
 /// The picked pair, as far as a hand-off depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct HandoffPair<'a> {
-    /// The prefill worker and its rank.
-    pub prefill: &'a Target,
-    /// The binding of the prefill worker, if it is bound.
-    pub binding: Option<&'a Binding>,
+    /// The prefill worker.
+    pub prefill: Prefill<'a>,
     /// The decode worker's rank, for workers with more than one.
     pub decode_rank: Option<u32>,
 }
@@ -125,12 +120,7 @@ pub trait Handoff: fmt::Debug {
 
     /// The same hand-off from another prefill worker: no number drawn for the first is used twice. None if the worker lacks
     /// a needed binding.
-    fn renewed(
-        &self,
-        prefill: &Target,
-        binding: Option<&Binding>,
-        rooms: &mut Rooms,
-    ) -> Option<Box<dyn Handoff>>;
+    fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>>;
 
     /// The call that aborts the prefill leg; none if the engine has no abort.
     fn abort(&self) -> Option<AbortCall>;

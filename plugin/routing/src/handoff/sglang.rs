@@ -11,10 +11,12 @@ use super::bootstrap::{
     Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
 };
 use super::one_token;
-use super::protocol::{AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
-use super::unserved::{self, Unserved};
+use super::unserved;
 use crate::fleet::Target;
 use crate::json::Edits;
 use crate::request::{Generation, Prompts, Request, Sequences};
@@ -43,38 +45,27 @@ const MOST_SEQUENCES: u64 = 1024;
 pub struct Sglang;
 
 impl Protocol for Sglang {
-    fn name(&self) -> &'static str {
-        "sglang"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::Concurrent
-    }
-
-    fn has_api(&self, _generation: Generation) -> bool {
-        true
-    }
-
-    /// Some releases drop the fields of the hand-off on `/v1/responses`.
-    fn splits(&self, generation: Generation) -> Splits {
-        match generation {
-            Generation::Chat | Generation::Completions | Generation::Generate => Splits::Yes,
-            Generation::Responses => Splits::IfConfigured,
-            Generation::Other => Splits::No,
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "sglang",
+            order: LegOrder::Concurrent,
+            reaches_workers: true,
+            split: &[
+                Generation::Chat,
+                Generation::Completions,
+                Generation::Generate,
+            ],
+            // Some releases drop the fields of the hand-off there.
+            split_if_configured: &[Generation::Responses],
+            has_generate_api: true,
+            // The engine ignores `prompt_logprobs`, and those of its own `/generate` are merged.
+            unserved: &[
+                &unserved::ECHOED_LOGPROBS,
+                &unserved::BACKGROUND,
+                &unserved::PREVIOUS_RESPONSE,
+            ],
+            refuses_too_long: true,
         }
-    }
-
-    /// The engine ignores `prompt_logprobs`, and those of its own `/generate` are merged.
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        &[
-            &unserved::ECHOED_LOGPROBS,
-            &unserved::BACKGROUND,
-            &unserved::PREVIOUS_RESPONSE,
-        ]
-    }
-
-    fn refuses_too_long(&self) -> bool {
-        true
     }
 
     fn binder(&self) -> Option<&'static dyn Binder> {
@@ -87,16 +78,17 @@ impl Protocol for Sglang {
         request: &Request<'_>,
         rooms: &mut Rooms,
     ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
-        let binding = pair.binding.ok_or(NoHandoff::Unbound)?;
+        let prefill = pair.prefill;
+        let binding = prefill.binding.ok_or(NoHandoff::Unbound)?;
         let sequences = request.sequences();
         let count = rooms_needed(sequences)?;
         Ok(Some(Box::new(SglangHandoff {
             prefill: prefill_edits(request),
             decode: decode_edits(request),
-            rooms: draw(rooms, pair.prefill, count),
+            rooms: draw(rooms, prefill.target, count),
             form: FieldForm::of(sequences),
             bootstrap: binding.bootstrap.clone(),
-            prefill_rank: pair.prefill.rank,
+            prefill_rank: prefill.target.rank,
             decode_rank: pair.decode_rank,
         })))
     }
@@ -171,16 +163,11 @@ impl Handoff for SglangHandoff {
         None
     }
 
-    fn renewed(
-        &self,
-        prefill: &Target,
-        binding: Option<&Binding>,
-        rooms: &mut Rooms,
-    ) -> Option<Box<dyn Handoff>> {
+    fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(Self {
-            bootstrap: binding?.bootstrap.clone(),
-            rooms: draw(rooms, prefill, self.rooms.len()),
-            prefill_rank: prefill.rank,
+            bootstrap: prefill.binding?.bootstrap.clone(),
+            rooms: draw(rooms, prefill.target, self.rooms.len()),
+            prefill_rank: prefill.target.rank,
             ..self.clone()
         }))
     }

@@ -3,14 +3,14 @@
 //! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not
 //! tokenise the prompt again. Ids are numbers up to 2^63 and pass as written. Source: TensorRT-LLM's disaggregated server.
 
-use super::bootstrap::Binding;
-use super::protocol::{AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Splits};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
-use super::unserved::{self, Unserved};
+use super::unserved;
 use super::{MAX_HANDOFF, hosts, one_token, usage};
 use crate::answer::{End, Verdict};
-use crate::fleet::Target;
 use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
 use crate::request::{Generation, Request};
 
@@ -28,34 +28,24 @@ const PROMPT_IDS: &str = "prompt_token_ids";
 pub struct Trtllm;
 
 impl Protocol for Trtllm {
-    fn name(&self) -> &'static str {
-        "trtllm"
-    }
-
-    fn order(&self) -> LegOrder {
-        LegOrder::Sequential
-    }
-
-    fn splits(&self, generation: Generation) -> Splits {
-        match generation {
-            Generation::Chat | Generation::Completions => Splits::Yes,
-            Generation::Responses | Generation::Generate | Generation::Other => Splits::No,
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "trtllm",
+            order: LegOrder::Sequential,
+            reaches_workers: true,
+            split: &[Generation::Chat, Generation::Completions],
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[
+                &unserved::PROMPT_LOGPROBS,
+                &unserved::ECHOED_LOGPROBS,
+                &unserved::CONTEXT_LOGITS,
+                &unserved::BACKGROUND,
+                &unserved::PREVIOUS_RESPONSE,
+            ],
+            // The engine lowers a limit that is too high.
+            refuses_too_long: false,
         }
-    }
-
-    fn unserved(&self) -> &'static [&'static Unserved] {
-        &[
-            &unserved::PROMPT_LOGPROBS,
-            &unserved::ECHOED_LOGPROBS,
-            &unserved::CONTEXT_LOGITS,
-            &unserved::BACKGROUND,
-            &unserved::PREVIOUS_RESPONSE,
-        ]
-    }
-
-    /// The engine lowers a limit that is too high.
-    fn refuses_too_long(&self) -> bool {
-        false
     }
 
     fn handoff(
@@ -108,12 +98,7 @@ impl Handoff for TrtllmHandoff {
         })
     }
 
-    fn renewed(
-        &self,
-        _prefill: &Target,
-        _binding: Option<&Binding>,
-        rooms: &mut Rooms,
-    ) -> Option<Box<dyn Handoff>> {
+    fn renewed(&self, _prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(Self {
             id: rooms.draw_high(),
             ..self.clone()

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::Router;
 use crate::config::{BootstrapSource, Pool};
 use crate::fleet::{Incarnation, Role, Target, Worker, WorkerId};
-use crate::handoff::Handoff;
 use crate::handoff::bootstrap::{Binder, Binding, Bootstrap, EngineIds, Learned, QueriedCluster};
+use crate::handoff::{Handoff, Prefill};
 
 /// Query interval for a prefill worker without a binding: until bound, the worker serves no request.
 const UNBOUND_RENEWAL: Duration = Duration::from_millis(250);
@@ -162,7 +162,10 @@ impl Router {
         handoff: &dyn Handoff,
         prefill: &Target,
     ) -> Option<Box<dyn Handoff>> {
-        let binding = self.bindings.get(&prefill.worker.id);
-        handoff.renewed(prefill, binding, &mut self.rooms)
+        let prefill = Prefill {
+            target: prefill,
+            binding: self.bindings.get(&prefill.worker.id),
+        };
+        handoff.renewed(&prefill, &mut self.rooms)
     }
 }

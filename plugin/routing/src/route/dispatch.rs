@@ -78,7 +78,7 @@ impl Router {
         others: &[Target],
         headers: Vec<HeaderValue>,
     ) -> Dispatch {
-        if !self.pool.engine().reaches_workers() {
+        if !self.pool.rules().reaches_workers {
             return self.through_frontends(headers);
         }
         let mut dispatch = self.dispatch_to(worker, others);

@@ -48,7 +48,7 @@ impl Router {
                 Err(_) => {}
             }
         }
-        if self.pool.engine().reaches_workers() {
+        if self.pool.rules().reaches_workers {
             return Err(otherwise);
         }
         let served = keys

@@ -67,9 +67,9 @@ use crate::admission::{QueueKey, Waiting};
 use crate::config::{Discovery, OnPrefillAbsent, Pool};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
-use crate::handoff::HandoffPair;
 use crate::handoff::bootstrap::Binding;
 use crate::handoff::rooms::Rooms;
+use crate::handoff::{HandoffPair, Prefill};
 use crate::load::{Ledger, Load};
 use crate::model_state::{ModelKey, ModelState, ModelStates, Transition};
 use crate::prefix::index::Index;
@@ -278,7 +278,7 @@ impl Router {
     }
 
     fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
-        if !self.pool.engine().reaches_workers() {
+        if !self.pool.rules().reaches_workers {
             return Ok((self.through_frontends(Vec::new()), Assignment::default()));
         }
         let decoders = self
@@ -334,9 +334,9 @@ impl Router {
         body: &[u8],
         input: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
-        let generation = match self.pool.engine().has_api(generation) {
-            true => generation,
-            false => Generation::Other,
+        let generation = match generation {
+            Generation::Generate if !self.pool.rules().has_generate_api => Generation::Other,
+            known => known,
         };
         if body.is_empty() {
             return self.plan_empty(generation, input.subset);
@@ -407,7 +407,7 @@ impl Router {
             ServingDecision::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(context, request, now, obstacle),
                 None => {
-                    length::check(self.pool.engine(), context.model_workers.longest, request)?;
+                    length::check(self.pool.rules(), context.model_workers.longest, request)?;
                     self.plan_pair(context, request, now)
                 }
             },
@@ -478,10 +478,13 @@ impl Router {
         context: &SelectionContext<'_>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
-        let (pair, binding) = self.resolved(context)?;
+        let pair = self.admitted_pair(context)?;
+        let prefill = &pair.prefill.target;
         let partners = HandoffPair {
-            prefill: &pair.prefill.target,
-            binding: binding.as_ref(),
+            prefill: Prefill {
+                target: prefill,
+                binding: self.bindings.get(&prefill.worker.id),
+            },
             decode_rank: pair.decode.target.rank,
         };
         let engine = self.pool.engine();

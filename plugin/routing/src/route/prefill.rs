@@ -128,7 +128,7 @@ impl Router {
             prefill: pair.prefill,
             decode: pair.decode,
             others: pair.others,
-            order: self.pool.engine().order(),
+            order: self.pool.rules().order,
             handoff,
             whole: handoff_fields_only(request),
         };

@@ -248,7 +248,7 @@ impl Router {
     /// Direct mode: only frontends that were not tried yet.
     fn to_others(&self, mut plan: Plan, failed: &Failed<'_>) -> Option<Plan> {
         if let Plan::Forward(dispatch, _) = &mut plan
-            && !self.pool.engine().reaches_workers()
+            && !self.pool.rules().reaches_workers
         {
             dispatch
                 .destinations

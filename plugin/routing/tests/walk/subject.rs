@@ -72,7 +72,7 @@ pub fn pool(setup: &Setup, fields: &str) -> routing::config::Pool {
         ProtocolName::Sglang => r#""sglang","bootstrap":"ask""#,
         ProtocolName::Nixl => r#""nixl""#,
         ProtocolName::Direct => r#""direct","frontends":["127.0.0.1:1"]"#,
-        other => panic!("the walk does not go over {}", other.engine().name()),
+        other => panic!("the walk does not go over {}", other.rules().name),
     };
     let absent = match setup.absent {
         OnPrefillAbsent::Aggregate => "aggregate",
