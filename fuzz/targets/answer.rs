@@ -47,7 +47,7 @@ fuzz_target!(|data: &[u8]| {
 
     // Read from an answer alone.
     let _ = (usage::prompt_tokens(answer), usage::cached_tokens(answer));
-    let _ = mooncake::EngineIds::parse(answer);
+    let _ = mooncake::engine_ids(answer);
     if let Some(logprobs) = PromptLogprobs::read(answer) {
         let document = r#"{"meta_info":{"input_token_logprobs":[[0.5,1]]}}"#;
         if let Some(edited) = EventEdit::PromptLogprobs(logprobs).apply(document) {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use routing::config::{
-    Admission, Destinations, Discovery, Legs, OnPrefillAbsent, OnPrefillFailure, PolicyName, Pool,
-    Protocol,
+    Admission, Destinations, Discovery, OnPrefillAbsent, OnPrefillFailure, PolicyName, Pool,
 };
 use routing::fleet::Role;
+use routing::handoff::LegOrder;
 use serde_json::Value;
 
 use super::explain::Summary;
@@ -16,7 +16,7 @@ use super::shape::{Kind, Shapes};
 pub fn of(pool: &Pool, shapes: &Shapes) -> Summary {
     let mut says = vec![protocol(pool, shapes), workers(pool), clusters(pool)];
     says.push(selection(pool));
-    if pool.protocol.legs() != Legs::Elsewhere {
+    if pool.rules().order.is_ours() {
         says.push(absent(pool));
         says.push(failed(pool));
     }
@@ -44,7 +44,7 @@ fn word(value: &impl serde::Serialize) -> String {
 }
 
 fn protocol(pool: &Pool, shapes: &Shapes) -> String {
-    let name = pool.protocol.name();
+    let name = pool.rules().name;
     let variants = match shapes.named("Protocol").map(|shape| shape.kind()) {
         Some(Kind::Choice(variants)) => variants,
         _ => Vec::new(),
@@ -111,16 +111,16 @@ fn clusters(pool: &Pool) -> String {
         Destinations::Members => "which must have the workers as members",
         Destinations::OriginalDst(_) => "of type ORIGINAL_DST, within the networks that are named",
     };
-    match pool.protocol {
-        Protocol::Direct => {
+    match pool.rules().order {
+        _ if !pool.rules().reaches_workers => {
             format!(
                 "Requests go to the cluster `{decode}`, which must have the frontends as members."
             )
         }
-        protocol if protocol.legs() == Legs::Elsewhere => {
+        LegOrder::Backend | LegOrder::NoHandoff => {
             format!("Requests go to the cluster `{decode}`, {reach}.")
         }
-        _ => format!(
+        LegOrder::Sequential | LegOrder::Concurrent => format!(
             "Prefill calls go to the cluster `{}`, requests to `{decode}`, {reach}.",
             pool.clusters.prefill
         ),
@@ -129,8 +129,8 @@ fn clusters(pool: &Pool) -> String {
 
 fn selection(pool: &Pool) -> String {
     let decode = pool.selection.of(Role::Decode);
-    match pool.protocol {
-        Protocol::Aggregated => format!("Workers are picked by the policy {}.", word(&decode)),
+    match pool.rules().order {
+        LegOrder::NoHandoff => format!("Workers are picked by the policy {}.", word(&decode)),
         _ => {
             let prefill: PolicyName = pool.selection.of(Role::Prefill);
             format!(

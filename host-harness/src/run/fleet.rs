@@ -5,8 +5,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use routing::config::{BootstrapSource, Config, Destinations, Discovery, Pool, Protocol};
+use routing::config::{BootstrapSource, Config, Destinations, Discovery, Pool};
 use routing::fleet::Role;
+use routing::handoff::bootstrap::{Binder, QueriedCluster};
 use serde_json::json;
 
 use super::bootstrap::Callers;
@@ -239,7 +240,7 @@ impl Members {
         }
         self.model = self.model.take().or(model);
         self.engines.extend(&engines);
-        if !pool.protocol.reaches_workers() {
+        if !pool.rules().reaches_workers {
             // Workers behind a frontend are not reached by the proxy itself.
             self.enlist(&pool.clusters.decode, pool.frontends.iter().copied());
             return;
@@ -251,7 +252,8 @@ impl Members {
             };
             self.enlist(cluster, [address]);
         }
-        if pool.protocol == Protocol::Mooncake {
+        let queried = pool.engine().binder().map(Binder::cluster);
+        if queried == Some(QueriedCluster::Bootstrap) {
             self.enlist(&pool.clusters.bootstrap, bootstrap_servers(pool));
         }
     }

@@ -50,14 +50,14 @@ pub fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u3
     let destination = leg.destination.to_string();
     let own = [
         (":method", "POST".to_owned()),
-        (":path", leg.path.to_owned()),
+        (":path", leg.call.path.to_owned()),
         (":authority", destination.clone()),
         (headers::DESTINATION, destination),
         (headers::REQUEST_ID, client.request_id().to_owned()),
     ];
     let clients = client.headers();
     let sent = calls::head(&runtime.pool, &clients, &own);
-    host::call(&cluster, sent, Some(leg.body.as_bytes()), PATIENCE)
+    host::call(&cluster, sent, Some(leg.call.body.as_bytes()), PATIENCE)
         .inspect_err(|status| {
             let ids = client.ids();
             log::warn!("[{ids}] prefill could not be called off: {status:?}");

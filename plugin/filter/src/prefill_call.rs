@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use routing::answer::{Form, Reader};
 use routing::budget::Share;
-use routing::config::Legs;
 use routing::fleet::{Worker, WorkerId};
+use routing::handoff::LegOrder;
 use routing::handoff::fate::{Fate, Handed};
 use routing::handoff::terminal::Terminal;
 use routing::handoff::usage;
@@ -211,7 +211,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
     let is_waited_for = waits == Client::Waits;
     let cached = runtime.note_cached(answer);
     let after = phase.answered(answer, waits, &mut runtime.router.borrow_mut());
-    if is_waited_for && order == Legs::Sequential && !matches!(after, AfterPrefill::Again(_)) {
+    if is_waited_for && order == LegOrder::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Other calls of the same attempt are late now.
         client.next_attempt();
         client.prefill_moved(Rc::clone(&worker));
@@ -225,7 +225,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
             target: (worker, key),
             staged,
         } => {
-            let blocks = staged.blocks();
+            let blocks = staged.blocks;
             if !client.enter() {
                 runtime.telemetry.handed_off(Fate::Leaked, blocks);
                 return;

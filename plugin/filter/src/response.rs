@@ -150,7 +150,7 @@ impl Reading {
 
     /// The proxy reached no worker: the error gets the shape of the filter's other errors.
     fn nobody_reached(&mut self, runtime: &PoolRuntime, stream: &Stream) {
-        let what = match runtime.router.borrow().pool().protocol.reaches_workers() {
+        let what = match runtime.router.borrow().pool().rules().reaches_workers {
             false => "frontend",
             true => "decode worker",
         };
@@ -429,7 +429,7 @@ fn is_broken_off(runtime: &PoolRuntime, stream: &Stream) -> bool {
 pub fn ended(runtime: &PoolRuntime, stream: &Stream, came: Came) -> End {
     let mut router = runtime.router.borrow_mut();
     let mut assignment = stream.assignment.borrow_mut();
-    let leg = assignment.leg(router.pool().protocol);
+    let leg = assignment.leg(router.pool().rules());
     let meaning = router.leg_ended(&mut assignment, came);
     End { leg, came, meaning }
 }
@@ -547,7 +547,7 @@ fn blame(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, En
     let last = last_tried();
     if let Some(last) = last {
         let mut router = runtime.router.borrow_mut();
-        if router.pool().protocol.reaches_workers() {
+        if router.pool().rules().reaches_workers {
             router.took_no_connection(&stream.tried_before(last));
             router.served_by(&mut stream.assignment.borrow_mut(), last);
         }

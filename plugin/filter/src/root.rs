@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
-use routing::config::{BootstrapSource, Config, Pool, Protocol};
+use routing::config::Config;
+use routing::route::queries_workers;
 
 use crate::bindings::Asker;
 use crate::calls;
@@ -61,7 +62,7 @@ impl BackgroundTasks {
             poller: Poller::default(),
             registrar: Registrar::new(runtime),
             scraper: Scraper::new(pool),
-            asker: must_ask(pool).then(Asker::default),
+            asker: queries_workers(pool).then(Asker::default),
         }
     }
 
@@ -142,15 +143,6 @@ impl Root {
             pools,
         });
         Ok(())
-    }
-}
-
-/// Whether prefill workers must be asked where their KV is fetched.
-fn must_ask(pool: &Pool) -> bool {
-    match pool.protocol {
-        Protocol::Mooncake => true,
-        Protocol::Sglang => pool.bootstrap == BootstrapSource::Ask,
-        _ => false,
     }
 }
 

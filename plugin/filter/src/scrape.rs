@@ -31,7 +31,7 @@ impl Scraper {
     /// The scraper of a pool; `None` if not configured, or if the pool's workers are out of reach.
     pub fn new(pool: &Pool) -> Option<Self> {
         let rules = pool.engine_metrics.clone()?;
-        pool.protocol.reaches_workers().then(|| Self {
+        pool.rules().reaches_workers.then(|| Self {
             rules,
             pending: HashMap::new(),
             reports: HashMap::new(),

@@ -1,6 +1,6 @@
 //! Every configuration of the plugin that lies somewhere in a file is one that it takes.
 
-use routing::config::{Config, Discovery, Protocol};
+use routing::config::{Config, Discovery, ProtocolName};
 use serde_json::Value;
 
 use crate::files::{bootstraps, document, objects};
@@ -75,14 +75,14 @@ fn every_configuration_is_one_that_the_plugin_takes() {
         config.pools[0].protocol
     };
     for (folder, protocol) in [
-        ("vllm", Protocol::Nixl),
-        ("sglang", Protocol::Sglang),
-        ("trtllm", Protocol::Trtllm),
-        ("llm-d", Protocol::Llmd),
-        ("dynamo", Protocol::Direct),
-        ("inference-pool", Protocol::Aggregated),
-        ("envoy-gateway", Protocol::Nixl),
-        ("istio", Protocol::Nixl),
+        ("vllm", ProtocolName::Nixl),
+        ("sglang", ProtocolName::Sglang),
+        ("trtllm", ProtocolName::Trtllm),
+        ("llm-d", ProtocolName::Llmd),
+        ("dynamo", ProtocolName::Direct),
+        ("inference-pool", ProtocolName::Aggregated),
+        ("envoy-gateway", ProtocolName::Nixl),
+        ("istio", ProtocolName::Nixl),
     ] {
         assert_eq!(of_folder(folder), protocol, "envoy/{folder}");
     }

@@ -1,6 +1,7 @@
 //! Owns the warnings about Envoy's configuration of the filter itself.
 
-use routing::config::{Config, Protocol};
+use routing::config::Config;
+use routing::handoff::LegOrder;
 
 use super::{Code, Warning, warning};
 use crate::check::node::Node;
@@ -34,7 +35,7 @@ fn policy(plugin: &Node<'_>, config: &Config) -> Option<Warning> {
     };
     if is_open {
         let mut pools = config.pools.iter();
-        let pool = pools.find(|pool| pool.protocol != Protocol::Aggregated)?;
+        let pool = pools.find(|pool| pool.rules().order != LegOrder::NoHandoff)?;
         return Some(warning(
             Code::FailOpen,
             place,

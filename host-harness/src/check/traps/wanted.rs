@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use routing::config::{Config, Destinations, Discovery, Legs, Pool, Protocol};
+use routing::config::{Config, Destinations, Discovery, Pool};
 use routing::fleet::Role;
+use routing::handoff::LegOrder;
+use routing::handoff::bootstrap::{Binder, QueriedCluster};
 
 /// Requirements on one cluster, from all pools that name it.
 #[derive(Debug, Default)]
@@ -65,9 +67,9 @@ impl<'a> Wanted<'a> {
         };
         let decode = self.enter(&pool.clusters.decode, pool, "sends requests to it", picking);
         decode.is_loaded = true;
-        decode.is_strict |= pool.protocol != Protocol::Aggregated;
+        decode.is_strict |= pool.rules().order != LegOrder::NoHandoff;
         decode.members.extend(&pool.frontends);
-        if pool.protocol.legs() != Legs::Elsewhere {
+        if pool.rules().order.is_ours() {
             let prefill = self.enter(
                 &pool.clusters.prefill,
                 pool,
@@ -77,7 +79,8 @@ impl<'a> Wanted<'a> {
             prefill.is_loaded = true;
             prefill.is_strict = true;
         }
-        if pool.protocol == Protocol::Mooncake {
+        let queried = pool.engine().binder().map(Binder::cluster);
+        if queried == Some(QueriedCluster::Bootstrap) {
             let name = &pool.clusters.bootstrap;
             self.enter(name, pool, "asks bootstrap servers in it", Picking::Member);
         }
@@ -121,7 +124,7 @@ impl<'a> Wanted<'a> {
     /// Requires a worker as a member if the filter itself, not a component behind it, sends to the worker.
     fn add_worker(&mut self, pool: &'a Pool, role: Role, address: SocketAddr) {
         let cluster = match role {
-            _ if !pool.protocol.reaches_workers() => return,
+            _ if !pool.rules().reaches_workers => return,
             Role::Prefill => pool.clusters.prefill.as_str(),
             Role::Decode | Role::Aggregated => pool.clusters.decode.as_str(),
         };

@@ -162,7 +162,7 @@ fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>
     states.sort_by_key(|(key, _)| *key);
     let status = PoolStatus {
         pool: &pool.name,
-        protocol: pool.protocol.name(),
+        protocol: pool.rules().name,
         fleet_version: router.fleet().version(),
         discovery: DiscoveryStatus {
             source: pool.discovery.name(),

@@ -3,11 +3,13 @@
 use hashbrown::HashSet;
 
 use crate::fleet::Role;
+use crate::handoff::bootstrap::{Binder, Learned};
+use crate::handoff::{LegOrder, Protocol, Rules};
 use crate::headers;
 
 use super::{
-    BootstrapSource, ConditionalPolicy, Config, ConfigError, Legs, OnPrefillAbsent,
-    OnPrefillFailure, OnStalePin, Pool, Protocol,
+    BootstrapSource, ConditionalPolicy, Config, ConfigError, OnPrefillAbsent, OnPrefillFailure,
+    OnStalePin, Pool,
 };
 
 /// Each has a router, and with it memory, on every thread.
@@ -109,7 +111,8 @@ impl Pool {
         self.check_selection(at)?;
         self.check_admission(at)?;
         self.check_conditional(at)?;
-        if self.bootstrap == BootstrapSource::Ask && self.protocol != Protocol::Sglang {
+        let learned = self.engine().binder().map(Binder::learned);
+        if self.bootstrap == BootstrapSource::Ask && learned != Some(Learned::Port) {
             return Err(value(
                 &format!("{at}.bootstrap"),
                 "only SGLang's workers can be asked for the port of their bootstrap server: name it, as {\"port\": 8998}",
@@ -247,7 +250,7 @@ impl Pool {
             .on_prefill_failure
             .contains(&OnPrefillFailure::DecodeOnly);
         match decode_only {
-            true if self.protocol.legs() != Legs::Sequential => Err(value(
+            true if self.rules().order != LegOrder::Sequential => Err(value(
                 &path,
                 "decode_only works with nixl, mooncake and trtllm only: elsewhere decode runs already, or out of the filter's sight, when prefill fails",
             )),
@@ -261,6 +264,16 @@ impl Pool {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// The engines' protocol.
+    pub fn engine(&self) -> &'static dyn Protocol {
+        self.protocol.engine()
+    }
+
+    /// The rules of that protocol.
+    pub fn rules(&self) -> &'static Rules {
+        self.protocol.rules()
     }
 
     /// What happens while there is no prefill worker, the shorthand taken into account.
@@ -282,12 +295,12 @@ impl Pool {
 
     fn check_frontends(&self, at: &str) -> Result<(), ConfigError> {
         let path = format!("{at}.frontends");
-        match (self.protocol, self.frontends.is_empty()) {
-            (Protocol::Direct, true) => Err(value(
+        match (self.rules().reaches_workers, self.frontends.is_empty()) {
+            (false, true) => Err(value(
                 &path,
                 "direct mode needs the Dynamo frontends' addresses, as [\"10.0.0.1:8000\"]",
             )),
-            (protocol, false) if protocol.reaches_workers() => Err(value(
+            (true, false) => Err(value(
                 &path,
                 "only direct mode has frontends; with other protocols a request goes to the decode worker itself",
             )),

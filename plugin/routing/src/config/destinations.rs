@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 
 use super::check::value;
-use super::{ConfigError, Protocol};
+use super::{ConfigError, ProtocolName};
 
 /// Whom the pool's clusters can reach.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -45,11 +45,11 @@ impl Destinations {
         }
     }
 
-    pub(super) fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
         let Self::OriginalDst(original) = self else {
             return Ok(());
         };
-        if !protocol.reaches_workers() {
+        if !protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "direct mode sends requests to its frontends, which are members of the cluster: use \"members\"",

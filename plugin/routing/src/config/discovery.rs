@@ -11,7 +11,7 @@ use super::check::value;
 use super::listed::{
     MAX_WORKERS, check_length, check_port, check_ranks, check_role, check_workers, one,
 };
-use super::{ConfigError, ListedWorker, Pool, Protocol};
+use super::{ConfigError, ListedWorker, Pool, ProtocolName};
 use crate::fleet::Role;
 use crate::topology::Topology;
 
@@ -331,8 +331,8 @@ impl DocumentDiscovery {
 }
 
 impl DynamoDiscovery {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if protocol != Protocol::Direct {
+    fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
+        if protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
@@ -349,8 +349,8 @@ impl DynamoDiscovery {
 }
 
 impl EnvoyClusters {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if !protocol.reaches_workers() {
+    fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
+        if !protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "the hosts of direct mode's cluster are Dynamo's frontends, not its workers: use discovery.dynamo",

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::check::value;
-use super::{ConfigError, Protocol};
+use super::{ConfigError, ProtocolName};
 
 /// How the workers' own `/metrics` are polled.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -42,8 +42,8 @@ impl Default for EngineMetrics {
 }
 
 impl EngineMetrics {
-    pub(super) fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-        if !protocol.reaches_workers() {
+    pub(super) fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
+        if !protocol.rules().reaches_workers {
             return Err(value(
                 at,
                 "direct mode reaches Dynamo's frontends, not the workers; leave it out",

@@ -6,9 +6,10 @@ use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::check::value;
-use super::{ConfigError, Protocol};
+use super::{ConfigError, ProtocolName};
 use crate::excerpt::is_line;
 use crate::fleet::Role;
+use crate::handoff::LegOrder;
 use crate::topology::Topology;
 
 /// One worker of a list. `docs/workers.schema.json` says the same of it.
@@ -98,7 +99,7 @@ const MAX_NAME: usize = 256;
 /// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
 pub(crate) fn check_workers(
     workers: &[ListedWorker],
-    protocol: Protocol,
+    protocol: ProtocolName,
     at: &str,
 ) -> Result<(), ConfigError> {
     if workers.len() > MAX_WORKERS {
@@ -134,7 +135,7 @@ pub(crate) fn ranks(sizes: impl Iterator<Item = u32>) -> u64 {
 }
 
 impl ListedWorker {
-    fn check(&self, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
+    fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
         check_ranks(self.dp_size, at)?;
         if self.address.is_some_and(|address| address.port() == 0) {
             return Err(value(&format!("{at}.address"), NO_PORT));
@@ -152,12 +153,12 @@ impl ListedWorker {
             ));
         }
         self.check_labels(at)?;
-        match protocol {
-            protocol if protocol.reaches_workers() && self.address.is_none() => Err(value(
+        match protocol.rules().reaches_workers {
+            true if self.address.is_none() => Err(value(
                 &format!("{at}.address"),
                 "is required, as \"10.0.0.1:8000\" (an address, not a host name)",
             )),
-            Protocol::Direct if self.id.is_none() => Err(value(
+            false if self.id.is_none() => Err(value(
                 &format!("{at}.id"),
                 "is required in direct mode: the worker's Dynamo instance id, a decimal number",
             )),
@@ -250,9 +251,9 @@ pub(super) fn check_length(max_model_len: Option<u64>, at: &str) -> Result<(), C
     }
 }
 
-pub(super) fn check_role(role: Role, protocol: Protocol, at: &str) -> Result<(), ConfigError> {
-    match protocol {
-        Protocol::Aggregated if role != Role::Aggregated => Err(value(
+pub(super) fn check_role(role: Role, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
+    match protocol.rules().order {
+        LegOrder::NoHandoff if role != Role::Aggregated => Err(value(
             &format!("{at}.role"),
             "protocol \"aggregated\" hands nothing over: its workers are of the role \"aggregated\"",
         )),

@@ -85,7 +85,7 @@ pub struct Pool {
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub name: String,
     /// How the prefill worker's KV cache gets to the decode worker.
-    pub protocol: Protocol,
+    pub protocol: ProtocolName,
     /// Where the workers are known from.
     pub discovery: Discovery,
     /// The Dynamo frontends, `ip:port`, to which every request is sent. Required with `direct`, refused otherwise.
@@ -409,7 +409,7 @@ pub use legs::{DecodeLeg, PrefillLeg};
 pub use listed::ListedWorker;
 pub(crate) use listed::{MAX_RANKS, MAX_WORKERS, check_workers, ranks};
 pub use picker::{ModelRewrite, ModelTarget, Objectives, OnEmpty};
-pub use protocol::{Legs, Protocol};
+pub use protocol::ProtocolName;
 pub use responses::Responses;
 pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
 pub use sharing::Sharing;

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::check::value;
-use super::{ConfigError, Destinations, Pool, Protocol};
+use super::{ConfigError, Destinations, Pool};
+use crate::handoff::LegOrder;
 
 /// Priorities by the names of objectives; more is sooner, and below 0 a request is shed where it would have to wait.
 pub type Objectives = BTreeMap<String, i32>;
@@ -61,7 +62,7 @@ impl Pool {
             rewrite.check(&format!("{at}.model_rewrites[{index}]"))?;
         }
         let opens = self.on_empty == OnEmpty::Pass;
-        let is_whole = self.protocol == Protocol::Aggregated;
+        let is_whole = self.rules().order == LegOrder::NoHandoff;
         if opens && !(is_whole && self.destinations == Destinations::Members) {
             return Err(value(
                 &format!("{at}.on_empty"),

@@ -1,12 +1,25 @@
-//! Owns the engines' protocols that this version speaks, and in which order each runs its legs.
+//! Owns the names of the engines' protocols in configuration.
 
 use serde::Deserialize;
 
+use crate::handoff::aggregated::Aggregated;
+use crate::handoff::direct::Direct;
+use crate::handoff::llmd::Llmd;
+use crate::handoff::mooncake::Mooncake;
+use crate::handoff::nixl::Nixl;
+use crate::handoff::sglang::Sglang;
+use crate::handoff::trtllm::Trtllm;
+use crate::handoff::{Protocol, Rules};
+
 /// How the prefill worker's KV cache gets to the decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(rename = "Protocol")
+)]
 #[serde(rename_all = "snake_case")]
-pub enum Protocol {
+pub enum ProtocolName {
     /// vLLM with `NixlConnector` (or LMCache over it): prefill first, then decode, whose request gets the `kv_transfer_params` of
     /// prefill's answer.
     Nixl,
@@ -28,47 +41,22 @@ pub enum Protocol {
     Aggregated,
 }
 
-/// Who runs the legs of a hand-off, and in which order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Legs {
-    /// The filter calls prefill, and forwards decode when it has answered.
-    Sequential,
-    /// The filter calls prefill, and forwards decode at once.
-    Concurrent,
-    /// Somebody behind the filter, who is told of the choice by headers.
-    Elsewhere,
-}
-
-impl Protocol {
-    /// Its name in configuration.
-    pub fn name(self) -> &'static str {
+impl ProtocolName {
+    /// The protocol of this name. A new engine is registered here.
+    pub fn engine(self) -> &'static dyn Protocol {
         match self {
-            Self::Nixl => "nixl",
-            Self::Mooncake => "mooncake",
-            Self::Sglang => "sglang",
-            Self::Trtllm => "trtllm",
-            Self::Llmd => "llmd",
-            Self::Direct => "direct",
-            Self::Aggregated => "aggregated",
+            Self::Nixl => &Nixl,
+            Self::Mooncake => &Mooncake,
+            Self::Sglang => &Sglang,
+            Self::Trtllm => &Trtllm,
+            Self::Llmd => &Llmd,
+            Self::Direct => &Direct,
+            Self::Aggregated => &Aggregated,
         }
     }
 
-    /// Who runs its legs.
-    pub fn legs(self) -> Legs {
-        match self {
-            Self::Nixl | Self::Mooncake | Self::Trtllm => Legs::Sequential,
-            Self::Sglang => Legs::Concurrent,
-            Self::Llmd | Self::Direct | Self::Aggregated => Legs::Elsewhere,
-        }
-    }
-
-    /// Whether a prefill worker's bootstrap server must be known before it can be handed a request.
-    pub fn needs_binding(self) -> bool {
-        matches!(self, Self::Sglang | Self::Mooncake)
-    }
-
-    /// Whether requests go to the workers themselves, by their addresses.
-    pub fn reaches_workers(self) -> bool {
-        self != Self::Direct
+    /// The rules of that protocol.
+    pub fn rules(self) -> &'static Rules {
+        self.engine().rules()
     }
 }

@@ -3,7 +3,8 @@
 use serde::Deserialize;
 
 use super::check::value;
-use super::{ConfigError, Pool, Protocol};
+use super::{ConfigError, Pool};
+use crate::request::Generation;
 
 /// What becomes of a request to `/v1/responses` in a pool of SGLang's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -20,9 +21,11 @@ pub enum Responses {
 
 impl Pool {
     pub(super) fn check_responses(&self, at: &str) -> Result<(), ConfigError> {
-        match (self.responses, self.protocol) {
-            (Responses::Whole, _) | (Responses::Split, Protocol::Sglang) => Ok(()),
-            (Responses::Split, _) => Err(value(
+        let splits = self.rules().split_if_configured;
+        match self.responses {
+            Responses::Whole => Ok(()),
+            Responses::Split if splits.contains(&Generation::Responses) => Ok(()),
+            Responses::Split => Err(value(
                 &format!("{at}.responses"),
                 "\"split\" is for the protocol \"sglang\": with others the protocol alone says whether they are split; leave it out",
             )),

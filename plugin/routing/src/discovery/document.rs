@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::outside::Outside;
 use super::{Answer, Poll, Source, SourceError, SourceUpdate, static_workers};
-use crate::config::{DocumentDiscovery, ListedWorker, Pool, Protocol};
+use crate::config::{DocumentDiscovery, ListedWorker, Pool, ProtocolName};
 use crate::fleet::Worker;
 
 /// The document as written.
@@ -24,7 +24,7 @@ const MAX_ETAG: usize = 512;
 #[derive(Debug)]
 pub struct Document {
     poll: Poll,
-    protocol: Protocol,
+    protocol: ProtocolName,
     outside: Outside,
     /// ETag of the last answer that was read.
     etag: Option<String>,
@@ -108,7 +108,7 @@ pub enum DocumentError {
 ///
 /// # Errors
 /// When the document cannot be read; an empty list is no error.
-pub fn parse(body: &[u8], protocol: Protocol) -> Result<Vec<Worker>, DocumentError> {
+pub fn parse(body: &[u8], protocol: ProtocolName) -> Result<Vec<Worker>, DocumentError> {
     let document: Written = serde_json::from_slice(body)?;
     crate::config::check_workers(&document.workers, protocol, "")?;
     Ok(static_workers(&document.workers))
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn a_document_lists_workers_as_the_configuration_does() {
         let body = br#"{"workers":[{"address":"10.0.0.1:8000","role":"prefill","id":18446744073709551615,"set":"a"}]}"#;
-        let workers = parse(body, Protocol::Nixl).unwrap();
+        let workers = parse(body, ProtocolName::Nixl).unwrap();
         assert_eq!((workers[0].id.0, workers[0].set.as_str()), (u64::MAX, "a"));
-        assert_eq!(parse(br#"{"workers":[]}"#, Protocol::Nixl).unwrap(), []);
+        assert_eq!(parse(br#"{"workers":[]}"#, ProtocolName::Nixl).unwrap(), []);
         for bad in [
             &b""[..],
             b"[]",
@@ -216,7 +216,7 @@ mod tests {
             br#"{"workers":[{"role":"prefill"}]}"#,
             br#"{"workers":[],"x":1}"#,
         ] {
-            assert!(parse(bad, Protocol::Nixl).is_err(), "{bad:?}");
+            assert!(parse(bad, ProtocolName::Nixl).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,7 +1,10 @@
-//! Owns the address of a prefill worker's bootstrap server, through which SGLang's and Mooncake's legs find each other.
+//! Owns the binding of a prefill worker: the address of its bootstrap server, through which SGLang's and Mooncake's legs
+//! find each other, and what else must be known of the worker before it can be handed a request.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Address of a prefill worker's bootstrap server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +39,72 @@ impl fmt::Display for Bootstrap {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}:{}", self.host, self.port)
     }
+}
+
+/// Ids of a worker's engines, by rank.
+pub type EngineIds = BTreeMap<u32, String>;
+
+/// What is known of a prefill worker's process, without which it cannot be handed a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binding {
+    /// Its bootstrap server.
+    pub bootstrap: Bootstrap,
+    /// The ids of its engines; empty where the protocol needs none.
+    pub engines: EngineIds,
+}
+
+impl Binding {
+    /// Whether this binding may come from the same process as `before`: each of those engines is still there.
+    pub fn continues(&self, before: &Self) -> bool {
+        let mut engines = before.engines.iter();
+        self.bootstrap == before.bootstrap
+            && engines.all(|(rank, id)| self.engines.get(rank) == Some(id))
+    }
+}
+
+/// What only a query to the worker, or to its bootstrap server, shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Learned {
+    /// The bootstrap server's port, where neither configuration nor discovery has it.
+    Port,
+    /// The engines' ids, which are new with each start.
+    EngineIds,
+}
+
+/// Which of the proxy's clusters has the queried server as a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueriedCluster {
+    /// That of the prefill workers.
+    Prefill,
+    /// That of their bootstrap servers.
+    Bootstrap,
+}
+
+/// A query for a binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BindingQuery {
+    /// The server's address.
+    pub destination: SocketAddr,
+    /// The path to get.
+    pub path: &'static str,
+}
+
+/// How prefill workers are bound under a protocol.
+pub trait Binder: Sync {
+    /// What a query shows.
+    fn learned(&self) -> Learned;
+
+    /// Where the queried servers are members.
+    fn cluster(&self) -> QueriedCluster;
+
+    /// The query for a worker at this address; `port`: its bootstrap server's, if known. None if the query needs the port.
+    fn query(&self, worker: SocketAddr, port: Option<u16>) -> Option<BindingQuery>;
+
+    /// The binding in the answer; none if the answer lacks it.
+    fn read(&self, worker: SocketAddr, port: Option<u16>, answer: &[u8]) -> Option<Binding>;
+
+    /// Interval of the queries to a bound worker, since a restart at the same address would change the answer.
+    fn renewal(&self) -> Duration;
 }
 
 #[cfg(test)]

@@ -4,17 +4,61 @@
 //! versions the new ones win. A frontend needs both workers or neither: one alone is an error after prefill has run.
 
 use super::HeaderValue;
+use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
+use super::rooms::Rooms;
 use crate::fleet::Target;
 use crate::json::{Edits, Object};
-use crate::request::Request;
+use crate::request::{Generation, Request};
 
 const DECODE: [&str; 2] = ["x-dynamo-worker-instance-id", "x-worker-instance-id"];
 const PREFILL: [&str; 2] = ["x-dynamo-prefill-instance-id", "x-prefill-instance-id"];
 const DECODE_RANK: [&str; 2] = ["x-dynamo-dp-rank", "x-dp-rank"];
 const PREFILL_RANK: [&str; 2] = ["x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"];
 
+/// NVIDIA Dynamo frontends in `--router-mode direct`.
+#[derive(Debug)]
+pub struct Direct;
+
+impl Protocol for Direct {
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "direct",
+            order: LegOrder::Backend,
+            reaches_workers: false,
+            // Dynamo decides: the body is not touched.
+            split: &Generation::ALL,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[],
+            // Dynamo checks the length itself.
+            refuses_too_long: false,
+        }
+    }
+
+    fn handoff(
+        &self,
+        _pair: &HandoffPair<'_>,
+        _request: &Request<'_>,
+        _rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        Ok(None)
+    }
+
+    fn pair_headers(&self, prefill: &Target, decode: &Target) -> Vec<HeaderValue> {
+        pair(prefill, decode)
+    }
+
+    fn worker_headers(&self, worker: &Target) -> Vec<HeaderValue> {
+        whole(worker)
+    }
+
+    fn without_overrides(&self, request: &Request<'_>) -> Option<Edits> {
+        without_overrides(request)
+    }
+}
+
 /// Headers that name the pair.
-pub fn pair(prefill: &Target, decode: &Target) -> Vec<HeaderValue> {
+fn pair(prefill: &Target, decode: &Target) -> Vec<HeaderValue> {
     let mut headers = whole(decode);
     headers.extend(named(PREFILL, prefill.worker.id.0));
     if let Some(rank) = prefill.rank {
@@ -24,7 +68,7 @@ pub fn pair(prefill: &Target, decode: &Target) -> Vec<HeaderValue> {
 }
 
 /// Headers that name the one worker for the whole request.
-pub fn whole(worker: &Target) -> Vec<HeaderValue> {
+fn whole(worker: &Target) -> Vec<HeaderValue> {
     let mut headers: Vec<HeaderValue> = named(DECODE, worker.worker.id.0).collect();
     if let Some(rank) = worker.rank {
         headers.extend(named(DECODE_RANK, rank));
@@ -45,7 +89,7 @@ pub const STEERING: [&str; 7] = [
 
 /// Edits that remove an untrusted caller's routing overrides from `nvext`: a query would make Dynamo skip prefill, and a
 /// rank could differ from the picked one. Other annotations stay. None where there is nothing to remove.
-pub fn without_overrides(request: &Request<'_>) -> Option<Edits> {
+fn without_overrides(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
     for nvext in request.body.all("nvext") {
@@ -156,8 +200,7 @@ mod tests {
     #[test]
     fn what_an_untrusted_caller_steers_with_is_taken_out_however_it_is_written() {
         let leg = |body: &str| {
-            let request =
-                Request::parse(crate::request::Generation::Chat, body.as_bytes()).unwrap();
+            let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
             without_overrides(&request)
                 .map(|edits| String::from_utf8(edits.apply(body.as_bytes())).unwrap())
         };

@@ -5,6 +5,49 @@
 use std::net::SocketAddr;
 
 use super::HeaderValue;
+use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
+use super::rooms::Rooms;
+use super::unserved;
+use crate::fleet::Target;
+use crate::request::{Generation, Request};
+
+/// llm-d's routing sidecar on decode pods.
+#[derive(Debug)]
+pub struct Llmd;
+
+impl Protocol for Llmd {
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "llmd",
+            order: LegOrder::Backend,
+            reaches_workers: true,
+            // The sidecar decides: the body is not touched.
+            split: &Generation::ALL,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[
+                &unserved::PROMPT_LOGPROBS,
+                &unserved::ECHOED_LOGPROBS,
+                &unserved::BEAM_SEARCH,
+            ],
+            refuses_too_long: true,
+        }
+    }
+
+    fn handoff(
+        &self,
+        _pair: &HandoffPair<'_>,
+        _request: &Request<'_>,
+        _rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        Ok(None)
+    }
+
+    fn pair_headers(&self, prefill: &Target, _decode: &Target) -> Vec<HeaderValue> {
+        let address = prefill.worker.address;
+        address.map(prefiller).into_iter().collect()
+    }
+}
 
 /// Header from which the sidecar reads the prefill worker.
 pub const PREFILLER: &str = "x-prefiller-host-port";

@@ -1,5 +1,6 @@
-//! Owns what each leg of a hand-off is sent, one file per protocol.
+//! Owns what each leg of a hand-off is sent: two traits, and one file for each engine that implements them.
 
+pub mod aggregated;
 pub mod bootstrap;
 pub mod direct;
 pub mod fate;
@@ -8,11 +9,19 @@ pub mod llmd;
 pub mod mooncake;
 pub mod nixl;
 pub mod one_token;
+pub mod protocol;
 pub mod rooms;
 pub mod sglang;
+pub mod staged;
 pub mod terminal;
 pub mod trtllm;
+pub mod unserved;
 pub mod usage;
+
+pub use protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
+pub use staged::Staged;
 
 use crate::json::Edits;
 use crate::request::Request;
@@ -46,3 +55,6 @@ pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
     }
     found.then_some(edits)
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,51 +5,157 @@
 //! bootstrap server and are new with each start. Source: vLLM's Mooncake connector and its proxy.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::bootstrap::Bootstrap;
-use super::nixl::PARAMS;
+use super::bootstrap::{
+    Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
+};
+use super::nixl::{self, PARAMS};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
+use super::rooms::Rooms;
+use super::staged::Staged;
 use super::usage;
+use crate::answer::{End, Verdict};
 use crate::json::{Edits, quoted};
+use crate::request::Request;
 
 pub use super::nixl::{cleanup_edits, decode_edits};
 
 /// Edits that make the client's body the prefill leg's, except for the transfer.
 pub use super::nixl::cleanup_edits as prefill_edits;
 
-/// Path of the engine ids on a bootstrap server.
-pub const QUERY: &str = "/query";
+/// vLLM with `MooncakeConnector`.
+#[derive(Debug)]
+pub struct Mooncake;
 
-/// A prefill worker's engine ids, by rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EngineIds(BTreeMap<u32, String>);
-
-impl EngineIds {
-    /// Reads a bootstrap server's answer; none where the answer has no engine.
-    pub fn parse(answer: &[u8]) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct Entry {
-            engine_id: String,
+impl Protocol for Mooncake {
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "mooncake",
+            order: LegOrder::Sequential,
+            reaches_workers: true,
+            split: nixl::APIS,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: nixl::UNSERVED,
+            refuses_too_long: true,
         }
-        let entries: BTreeMap<u32, Entry> = serde_json::from_slice(answer).ok()?;
-        let named = entries
-            .into_iter()
-            .filter(|(_, entry)| !entry.engine_id.is_empty());
-        let ids: BTreeMap<u32, String> =
-            named.map(|(rank, entry)| (rank, entry.engine_id)).collect();
-        (!ids.is_empty()).then_some(Self(ids))
     }
 
-    /// Whether these may be the engines of `earlier`: each of those is still there.
-    pub fn continue_those(&self, earlier: &Self) -> bool {
-        let mut before = earlier.0.iter();
-        before.all(|(rank, id)| self.0.get(rank) == Some(id))
+    fn binder(&self) -> Option<&'static dyn Binder> {
+        Some(&Self)
     }
 
-    /// The engine of a rank.
-    pub fn of(&self, rank: u32) -> Option<&str> {
-        self.0.get(&rank).map(String::as_str)
+    fn handoff(
+        &self,
+        pair: &HandoffPair<'_>,
+        request: &Request<'_>,
+        rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        let transfer = Transfer::draw(&pair.prefill, rooms);
+        Ok(Some(Box::new(MooncakeHandoff {
+            prefill: prefill_edits(request),
+            decode: decode_edits(request),
+            cleanup: cleanup_edits(request),
+            transfer: transfer.ok_or(NoHandoff::Unbound)?,
+        })))
+    }
+}
+
+impl Binder for Mooncake {
+    fn learned(&self) -> Learned {
+        Learned::EngineIds
+    }
+
+    fn cluster(&self) -> QueriedCluster {
+        QueriedCluster::Bootstrap
+    }
+
+    fn query(&self, worker: SocketAddr, port: Option<u16>) -> Option<BindingQuery> {
+        Some(BindingQuery {
+            destination: SocketAddr::new(worker.ip(), port?),
+            path: "/query",
+        })
+    }
+
+    fn read(&self, worker: SocketAddr, port: Option<u16>, answer: &[u8]) -> Option<Binding> {
+        Some(Binding {
+            bootstrap: Bootstrap::beside(worker, port?),
+            engines: engine_ids(answer)?,
+        })
+    }
+
+    fn renewal(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+}
+
+/// Reads a bootstrap server's answer; none where the answer has no engine.
+pub fn engine_ids(answer: &[u8]) -> Option<EngineIds> {
+    #[derive(Deserialize)]
+    struct Entry {
+        engine_id: String,
+    }
+    let entries: BTreeMap<u32, Entry> = serde_json::from_slice(answer).ok()?;
+    let named = entries
+        .into_iter()
+        .filter(|(_, entry)| !entry.engine_id.is_empty());
+    let ids: EngineIds = named.map(|(rank, entry)| (rank, entry.engine_id)).collect();
+    (!ids.is_empty()).then_some(ids)
+}
+
+/// The legs of one request, and the transfer in which they meet.
+#[derive(Debug, Clone)]
+struct MooncakeHandoff {
+    prefill: Edits,
+    decode: Edits,
+    cleanup: Edits,
+    transfer: Transfer,
+}
+
+impl Handoff for MooncakeHandoff {
+    fn prefill(&self) -> Edits {
+        let mut edits = self.prefill.clone();
+        self.transfer.put_into_prefill(&mut edits);
+        edits
+    }
+
+    fn decode_at_once(&self) -> Option<Edits> {
+        None
+    }
+
+    /// The answer says nothing about the transfer: only an answer that ended at the limit leaves something to decode. It
+    /// names no host either: decode gets the server known from the fleet.
+    fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
+        if Verdict::of_prefill(answer) != Verdict::Ended(End::Limit) {
+            return None;
+        }
+        let (mut decode, mut cleanup) = (self.decode.clone(), self.cleanup.clone());
+        self.transfer.put_into_decode(&mut decode);
+        self.transfer.put_into_decode(&mut cleanup);
+        Some(Staged {
+            blocks: blocks(answer, block_tokens),
+            hosts: Vec::new(),
+            decode,
+            cleanup,
+            expires: None,
+        })
+    }
+
+    fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
+        Some(Box::new(Self {
+            transfer: Transfer::draw(prefill, rooms)?,
+            ..self.clone()
+        }))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        None
     }
 }
 
@@ -65,6 +171,17 @@ pub struct Transfer {
 }
 
 impl Transfer {
+    /// A new transfer from this worker. None if the worker is not bound, or has fewer engines than the fleet gives it ranks.
+    fn draw(prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Self> {
+        let binding = prefill.binding?;
+        let engine_id = binding.engines.get(&prefill.target.rank.unwrap_or(0))?;
+        Some(Self {
+            number: rooms.draw_any(),
+            bootstrap: binding.bootstrap.clone(),
+            engine_id: engine_id.clone(),
+        })
+    }
+
     /// Adds the transfer to the prefill leg.
     pub fn put_into_prefill(&self, edits: &mut Edits) {
         let params = format!(
@@ -95,7 +212,7 @@ pub fn blocks(answer: &[u8], block_tokens: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Generation, Request};
+    use crate::request::Generation;
 
     #[test]
     fn both_legs_and_the_clean_up_golden_bytes() {
@@ -158,13 +275,13 @@ mod tests {
 
     #[test]
     fn engine_ids_are_known_by_rank() {
-        let ids = EngineIds::parse(
+        let ids = engine_ids(
             br#"{"0":{"engine_id":"a_dp0","worker_addr":{"0":{"0":"tcp://x"}}},"1":{"engine_id":"a_dp1"}}"#,
         )
         .unwrap();
         assert_eq!(
-            (ids.of(0), ids.of(1), ids.of(2)),
-            (Some("a_dp0"), Some("a_dp1"), None)
+            ids,
+            EngineIds::from([(0, "a_dp0".to_owned()), (1, "a_dp1".to_owned())])
         );
         for bad in [
             "",
@@ -177,7 +294,7 @@ mod tests {
             r#"{"0":{"engine_id":""}}"#,
             r#"{"0":{"engine_id":7}}"#,
         ] {
-            assert_eq!(EngineIds::parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(engine_ids(bad.as_bytes()), None, "{bad}");
         }
     }
 

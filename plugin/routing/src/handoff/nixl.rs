@@ -6,9 +6,15 @@
 
 use std::time::Duration;
 
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
+use super::rooms::Rooms;
+use super::staged::Staged;
+use super::unserved::{self, Unserved};
 use super::{MAX_HANDOFF, hosts, one_token};
 use crate::json::{Edits, Object, count_numbers};
-use crate::request::Request;
+use crate::request::{Generation, Request};
 
 pub(super) const PARAMS: &str = "kv_transfer_params";
 const BLOCK_IDS: &str = "remote_block_ids";
@@ -21,6 +27,94 @@ const HOST: &str = "remote_host";
 
 /// Parameters of the prefill leg: the engine keeps the blocks for a decode worker that is not known yet.
 const PREFILL_PARAMS: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// What vLLM's hand-offs cannot serve, whichever connector moves the blocks.
+pub(super) const UNSERVED: &[&Unserved] = &[
+    &unserved::PROMPT_LOGPROBS,
+    &unserved::ECHOED_LOGPROBS,
+    &unserved::BEAM_SEARCH,
+    &unserved::BACKGROUND,
+    &unserved::PREVIOUS_RESPONSE,
+];
+
+/// vLLM's APIs whose requests are split.
+pub(super) const APIS: &[Generation] = &[
+    Generation::Chat,
+    Generation::Completions,
+    Generation::Responses,
+];
+
+/// vLLM with `NixlConnector`, or LMCache over it.
+#[derive(Debug)]
+pub struct Nixl;
+
+impl Protocol for Nixl {
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "nixl",
+            order: LegOrder::Sequential,
+            reaches_workers: true,
+            split: APIS,
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: UNSERVED,
+            refuses_too_long: true,
+        }
+    }
+
+    fn handoff(
+        &self,
+        _pair: &HandoffPair<'_>,
+        request: &Request<'_>,
+        _rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        Ok(Some(Box::new(NixlHandoff {
+            prefill: prefill_edits(request),
+            decode: decode_edits(request),
+            cleanup: cleanup_edits(request),
+        })))
+    }
+}
+
+/// The legs of one request: nothing in them depends on the pair.
+#[derive(Debug, Clone)]
+struct NixlHandoff {
+    prefill: Edits,
+    decode: Edits,
+    cleanup: Edits,
+}
+
+impl Handoff for NixlHandoff {
+    fn prefill(&self) -> Edits {
+        self.prefill.clone()
+    }
+
+    fn decode_at_once(&self) -> Option<Edits> {
+        None
+    }
+
+    fn staged(&self, answer: &[u8], _block_tokens: u32) -> Option<Staged> {
+        let params = TransferParams::parse(answer)?;
+        let (mut decode, mut cleanup) = (self.decode.clone(), self.cleanup.clone());
+        params.put_into(&mut decode);
+        params.put_into(&mut cleanup);
+        Some(Staged {
+            blocks: params.blocks,
+            hosts: params.hosts,
+            decode,
+            cleanup,
+            expires: params.expires,
+        })
+    }
+
+    fn renewed(&self, _prefill: &Prefill<'_>, _rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
+        Some(Box::new(self.clone()))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        None
+    }
+}
 
 /// Edits that make the client's body the prefill leg's.
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
@@ -48,16 +142,16 @@ fn without_params(request: &Request<'_>, mut edits: Edits) -> Edits {
     edits
 }
 
-/// Prefill's hand-off, passed on byte for byte, because its fields differ by version.
+/// The `kv_transfer_params` of a prefill answer, passed on byte for byte, because their fields differ by version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Handoff {
+pub struct TransferParams {
     params: String,
     blocks: u64,
     expires: Option<Duration>,
     hosts: Vec<String>,
 }
 
-impl Handoff {
+impl TransferParams {
     /// KV blocks that the prefill worker holds until they are fetched.
     pub fn blocks(&self) -> u64 {
         self.blocks
@@ -98,9 +192,9 @@ impl Handoff {
         })
     }
 
-    /// Adds the hand-off to the decode leg.
-    pub fn put_into(self, edits: &mut Edits) {
-        edits.insert(PARAMS, self.params);
+    /// Adds the hand-off to the decode leg, or to the clean-up leg.
+    pub fn put_into(&self, edits: &mut Edits) {
+        edits.insert(PARAMS, self.params.as_str());
     }
 }
 
@@ -171,7 +265,7 @@ mod tests {
         let params = r#"{"do_remote_prefill":true, "remote_block_ids":[[1,2],[3]],"remote_port":5600,"new":1e400,"big":18446744073709551617}"#;
         let answer =
             format!(r#"{{"id":"x","choices":[],"kv_transfer_params":{params},"usage":null}}"#);
-        let handoff = Handoff::parse(answer.as_bytes()).unwrap();
+        let handoff = TransferParams::parse(answer.as_bytes()).unwrap();
         assert_eq!(handoff.blocks(), 3);
         let body = r#" {"model":"m","kv_transfer_params":null,"messages":[], "seed":9007199254740993,"seed":1.0}"#;
         let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
@@ -200,9 +294,9 @@ mod tests {
             r#"{"kv_transfer_params":{"do_remote_prefill":false,"do_remote_decode":true}}"#,
             r#"{"kv_transfer_params":{"do_remote_prefill":"yes"}}"#,
         ] {
-            assert_eq!(Handoff::parse(answer.as_bytes()), None, "{answer}");
+            assert_eq!(TransferParams::parse(answer.as_bytes()), None, "{answer}");
         }
-        let empty = Handoff::parse(
+        let empty = TransferParams::parse(
             br#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[]}}"#,
         )
         .unwrap();

@@ -4,12 +4,23 @@
 //! after one token by itself; its leg sets the limit too, and is unstreamed, so that an error is a status and not an event
 //! in a stream that began well.
 
-use super::one_token;
-use crate::json::Edits;
-use crate::request::{Prompts, Request, Sequences};
-use crate::route::Refusal;
+use std::net::SocketAddr;
+use std::time::Duration;
 
-pub use super::bootstrap::Bootstrap;
+use super::bootstrap::{
+    Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
+};
+use super::one_token;
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
+use super::rooms::Rooms;
+use super::staged::Staged;
+use super::unserved;
+use crate::fleet::Target;
+use crate::json::Edits;
+use crate::request::{Generation, Prompts, Request, Sequences};
+
 pub use logprobs::PromptLogprobs;
 
 mod logprobs;
@@ -27,20 +38,166 @@ const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 const OLD_RANK: &str = "data_parallel_rank";
 
 /// Maximum sequences in one request: each needs a room, and a small body must not request millions.
-pub const MOST_SEQUENCES: u64 = 1024;
+const MOST_SEQUENCES: u64 = 1024;
+
+/// SGLang.
+#[derive(Debug)]
+pub struct Sglang;
+
+impl Protocol for Sglang {
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "sglang",
+            order: LegOrder::Concurrent,
+            reaches_workers: true,
+            split: &[
+                Generation::Chat,
+                Generation::Completions,
+                Generation::Generate,
+            ],
+            // Some releases drop the fields of the hand-off there.
+            split_if_configured: &[Generation::Responses],
+            has_generate_api: true,
+            // The engine ignores `prompt_logprobs`, and those of its own `/generate` are merged.
+            unserved: &[
+                &unserved::ECHOED_LOGPROBS,
+                &unserved::BACKGROUND,
+                &unserved::PREVIOUS_RESPONSE,
+            ],
+            refuses_too_long: true,
+        }
+    }
+
+    fn binder(&self) -> Option<&'static dyn Binder> {
+        Some(&Self)
+    }
+
+    fn handoff(
+        &self,
+        pair: &HandoffPair<'_>,
+        request: &Request<'_>,
+        rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        let prefill = pair.prefill;
+        let binding = prefill.binding.ok_or(NoHandoff::Unbound)?;
+        let sequences = request.sequences();
+        let count = rooms_needed(sequences)?;
+        Ok(Some(Box::new(SglangHandoff {
+            prefill: prefill_edits(request),
+            decode: decode_edits(request),
+            rooms: draw(rooms, prefill.target, count),
+            form: FieldForm::of(sequences),
+            bootstrap: binding.bootstrap.clone(),
+            prefill_rank: prefill.target.rank,
+            decode_rank: pair.decode_rank,
+        })))
+    }
+}
+
+impl Binder for Sglang {
+    fn learned(&self) -> Learned {
+        Learned::Port
+    }
+
+    fn cluster(&self) -> QueriedCluster {
+        QueriedCluster::Prefill
+    }
+
+    fn query(&self, worker: SocketAddr, _port: Option<u16>) -> Option<BindingQuery> {
+        Some(BindingQuery {
+            destination: worker,
+            path: "/get_server_info",
+        })
+    }
+
+    fn read(&self, worker: SocketAddr, _port: Option<u16>, answer: &[u8]) -> Option<Binding> {
+        Some(Binding {
+            bootstrap: Bootstrap::beside(worker, bootstrap_port(answer)?),
+            engines: EngineIds::new(),
+        })
+    }
+
+    /// The engine queries all its schedulers before it answers.
+    fn renewal(&self) -> Duration {
+        Duration::from_secs(2)
+    }
+}
+
+/// The legs of one request, and the rooms in which they meet.
+#[derive(Debug, Clone)]
+struct SglangHandoff {
+    prefill: Edits,
+    decode: Edits,
+    rooms: Vec<u64>,
+    form: FieldForm,
+    bootstrap: Bootstrap,
+    prefill_rank: Option<u32>,
+    decode_rank: Option<u32>,
+}
+
+impl SglangHandoff {
+    /// The id by which the worker aborts the prefill leg: as unique as its first room.
+    fn rid(&self) -> String {
+        let room = self.rooms.first().copied().unwrap_or_default();
+        format!("pd-router-{room}")
+    }
+}
+
+impl Handoff for SglangHandoff {
+    fn prefill(&self) -> Edits {
+        let mut edits = self.prefill.clone();
+        edits.insert("rid", format!("\"{}\"", self.rid()));
+        self.bootstrap.put_into(&self.rooms, self.form, &mut edits);
+        put_prefill_rank(self.prefill_rank, &mut edits);
+        edits
+    }
+
+    fn decode_at_once(&self) -> Option<Edits> {
+        let mut edits = self.decode.clone();
+        self.bootstrap.put_into(&self.rooms, self.form, &mut edits);
+        put_decode_ranks(self.prefill_rank, self.decode_rank, &mut edits);
+        Some(edits)
+    }
+
+    fn staged(&self, _answer: &[u8], _block_tokens: u32) -> Option<Staged> {
+        None
+    }
+
+    fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
+        Some(Box::new(Self {
+            bootstrap: prefill.binding?.bootstrap.clone(),
+            rooms: draw(rooms, prefill.target, self.rooms.len()),
+            prefill_rank: prefill.target.rank,
+            ..self.clone()
+        }))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        Some(AbortCall {
+            path: "/abort_request",
+            body: format!("{{\"rid\":\"{}\"}}", self.rid()),
+        })
+    }
+}
+
+fn draw(rooms: &mut Rooms, prefill: &Target, count: usize) -> Vec<u64> {
+    let rank = prefill.rank.unwrap_or(0);
+    let drawn = std::iter::repeat_with(|| rooms.draw(rank, prefill.worker.dp_size));
+    drawn.take(count).collect()
+}
 
 /// How the fields of a hand-off are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+enum FieldForm {
     /// As plain values.
     One,
     /// As lists, one element per sequence, even for a single one.
     Lists,
 }
 
-impl Shape {
-    /// The shape that the engine expects for these sequences.
-    pub fn of(asked: Sequences) -> Self {
+impl FieldForm {
+    /// The form that the engine expects for these sequences.
+    fn of(asked: Sequences) -> Self {
         match (asked.prompts, asked.choices) {
             (Prompts::One, 0 | 1) => Self::One,
             _ => Self::Lists,
@@ -51,11 +208,11 @@ impl Shape {
 /// Number of rooms that a request needs.
 ///
 /// # Errors
-/// [`Refusal::Field`] above [`MOST_SEQUENCES`].
-pub fn rooms_needed(asked: Sequences) -> Result<usize, Refusal> {
+/// [`NoHandoff::Field`] above [`MOST_SEQUENCES`].
+fn rooms_needed(asked: Sequences) -> Result<usize, NoHandoff> {
     let count = asked.count();
     if count > MOST_SEQUENCES {
-        return Err(Refusal::Field {
+        return Err(NoHandoff::Field {
             name: if asked.choices > 1 { "n" } else { "prompt" },
             problem: "asks for more than 1024 sequences in one request",
         });
@@ -65,15 +222,15 @@ pub fn rooms_needed(asked: Sequences) -> Result<usize, Refusal> {
 
 impl Bootstrap {
     /// Adds the hand-off to a leg: both legs get the same.
-    pub fn put_into(&self, rooms: &[u64], shape: Shape, edits: &mut Edits) {
+    fn put_into(&self, rooms: &[u64], form: FieldForm, edits: &mut Edits) {
         // An IP address needs no escaping.
         let host = format!("\"{}\"", self.host());
         let port = self.port().to_string();
         let numbers: Vec<String> = rooms.iter().map(u64::to_string).collect();
         let numbers = numbers.join(",");
-        let (host, port, room) = match shape {
-            Shape::One => (host, port, numbers),
-            Shape::Lists => (
+        let (host, port, room) = match form {
+            FieldForm::One => (host, port, numbers),
+            FieldForm::Lists => (
                 repeated(&host, rooms.len()),
                 repeated(&port, rooms.len()),
                 format!("[{numbers}]"),
@@ -90,14 +247,14 @@ fn repeated(value: &str, times: usize) -> String {
 }
 
 /// Adds the picked rank to the prefill leg, where the worker has several.
-pub fn put_prefill_rank(prefill: Option<u32>, edits: &mut Edits) {
+fn put_prefill_rank(prefill: Option<u32>, edits: &mut Edits) {
     if let Some(rank) = prefill {
         edits.insert(RANK, rank.to_string());
     }
 }
 
 /// Adds the picked ranks to the decode leg, where the workers have several.
-pub fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut Edits) {
+fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut Edits) {
     if let Some(rank) = decode {
         edits.insert(RANK, rank.to_string());
     }
@@ -107,12 +264,12 @@ pub fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut E
 }
 
 /// Edits of the decode leg, without the hand-off.
-pub fn decode_edits(request: &Request<'_>) -> Edits {
+fn decode_edits(request: &Request<'_>) -> Edits {
     without_handoff(request, request.body.edit())
 }
 
 /// Edits of the prefill leg, without the hand-off.
-pub fn prefill_edits(request: &Request<'_>) -> Edits {
+fn prefill_edits(request: &Request<'_>) -> Edits {
     let mut edits = without_handoff(request, one_token::edits(request));
     // The router uses an id of its own to abort the request at the worker: of two, the last one would count.
     request
@@ -134,7 +291,7 @@ fn without_handoff(request: &Request<'_>, mut edits: Edits) -> Edits {
 }
 
 /// The bootstrap port in a worker's `/get_server_info`; none where missing.
-pub fn bootstrap_port(server_info: &[u8]) -> Option<u16> {
+fn bootstrap_port(server_info: &[u8]) -> Option<u16> {
     #[derive(serde::Deserialize)]
     struct ServerInfo {
         disaggregation_bootstrap_port: Option<u16>,
@@ -152,8 +309,8 @@ mod tests {
         Bootstrap::beside("10.0.0.1:30000".parse().unwrap(), 8998)
     }
 
-    fn leg(mut edits: Edits, rooms: &[u64], shape: Shape, body: &str) -> String {
-        bootstrap().put_into(rooms, shape, &mut edits);
+    fn leg(mut edits: Edits, rooms: &[u64], form: FieldForm, body: &str) -> String {
+        bootstrap().put_into(rooms, form, &mut edits);
         String::from_utf8(edits.apply(body.as_bytes())).unwrap()
     }
 
@@ -164,13 +321,13 @@ mod tests {
         let rooms = [9_223_372_036_854_775_807];
         let fields = r#""bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":9223372036854775807"#;
         assert_eq!(
-            leg(decode_edits(&request), &rooms, Shape::One, body),
+            leg(decode_edits(&request), &rooms, FieldForm::One, body),
             format!(
                 r#"{{{fields},"model":"m", "messages":[],"stream":true,"stream_options":{{"include_usage":true}},"rid":"mine","seed":9007199254740993}}"#
             )
         );
         assert_eq!(
-            leg(prefill_edits(&request), &rooms, Shape::One, body),
+            leg(prefill_edits(&request), &rooms, FieldForm::One, body),
             format!(
                 r#"{{"max_tokens":1,{fields},"model":"m", "messages":[],"stream":false,"seed":9007199254740993}}"#
             )
@@ -181,15 +338,15 @@ mod tests {
     fn a_batch_and_several_choices_carry_lists_golden_bytes() {
         let body = r#"{"text":["a", "b"],"sampling_params":{"max_new_tokens":5,"min_new_tokens":2},"stream":true}"#;
         let request = Request::parse(Generation::Generate, body.as_bytes()).unwrap();
-        let shape = Shape::of(request.sequences());
+        let form = FieldForm::of(request.sequences());
         assert_eq!(rooms_needed(request.sequences()), Ok(2));
         let fields = r#""bootstrap_host":["10.0.0.1","10.0.0.1"],"bootstrap_port":[8998,8998],"bootstrap_room":[4,5]"#;
         assert_eq!(
-            leg(decode_edits(&request), &[4, 5], shape, body),
+            leg(decode_edits(&request), &[4, 5], form, body),
             body.replacen('{', &format!("{{{fields},"), 1)
         );
         assert_eq!(
-            leg(prefill_edits(&request), &[4, 5], shape, body),
+            leg(prefill_edits(&request), &[4, 5], form, body),
             format!(
                 r#"{{{fields},"text":["a", "b"],"sampling_params":{{"max_new_tokens":1}},"stream":false}}"#
             )
@@ -200,7 +357,7 @@ mod tests {
             leg(
                 decode_edits(&request),
                 &[4],
-                Shape::of(request.sequences()),
+                FieldForm::of(request.sequences()),
                 body
             ),
             r#"{"bootstrap_host":["10.0.0.1"],"bootstrap_port":[8998],"bootstrap_room":[4],"model":"m","prompt":["a"]}"#
@@ -217,7 +374,7 @@ mod tests {
         assert_eq!((rooms(1), rooms(1024)), (Ok(1), Ok(1024)));
         for n in [1025, u64::MAX] {
             let refusal = rooms(n).unwrap_err();
-            assert!(matches!(refusal, Refusal::Field { name: "n", .. }), "{n}");
+            assert!(matches!(refusal, NoHandoff::Field { name: "n", .. }), "{n}");
         }
     }
 
@@ -227,14 +384,14 @@ mod tests {
         let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
         let fields = r#""bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7"#;
         let mut prefill = prefill_edits(&request);
-        bootstrap().put_into(&[7], Shape::One, &mut prefill);
+        bootstrap().put_into(&[7], FieldForm::One, &mut prefill);
         put_prefill_rank(Some(1), &mut prefill);
         assert_eq!(
             String::from_utf8(prefill.apply(body.as_bytes())).unwrap(),
             format!(r#"{{{fields},"routed_dp_rank":1,"model":"m","messages":[],"max_tokens":1}}"#)
         );
         let mut decode = decode_edits(&request);
-        bootstrap().put_into(&[7], Shape::One, &mut decode);
+        bootstrap().put_into(&[7], FieldForm::One, &mut decode);
         put_decode_ranks(Some(1), Some(3), &mut decode);
         assert_eq!(
             String::from_utf8(decode.apply(body.as_bytes())).unwrap(),

@@ -3,7 +3,14 @@
 //! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not
 //! tokenise the prompt again. Ids are numbers up to 2^63 and pass as written. Source: TensorRT-LLM's disaggregated server.
 
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+};
+use super::rooms::Rooms;
+use super::staged::Staged;
+use super::unserved;
 use super::{MAX_HANDOFF, hosts, one_token, usage};
+use crate::answer::{End, Verdict};
 use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
 use crate::request::{Generation, Request};
 
@@ -15,6 +22,93 @@ const IDS: [&str; 2] = ["ctx_request_id", "disagg_request_id"];
 /// Address from which decode fetches the context.
 const ENDPOINT: &str = "ctx_info_endpoint";
 const PROMPT_IDS: &str = "prompt_token_ids";
+
+/// TensorRT-LLM (`trtllm-serve`).
+#[derive(Debug)]
+pub struct Trtllm;
+
+impl Protocol for Trtllm {
+    fn rules(&self) -> &'static Rules {
+        &Rules {
+            name: "trtllm",
+            order: LegOrder::Sequential,
+            reaches_workers: true,
+            split: &[Generation::Chat, Generation::Completions],
+            split_if_configured: &[],
+            has_generate_api: false,
+            unserved: &[
+                &unserved::PROMPT_LOGPROBS,
+                &unserved::ECHOED_LOGPROBS,
+                &unserved::CONTEXT_LOGITS,
+                &unserved::BACKGROUND,
+                &unserved::PREVIOUS_RESPONSE,
+            ],
+            // The engine lowers a limit that is too high.
+            refuses_too_long: false,
+        }
+    }
+
+    fn handoff(
+        &self,
+        _pair: &HandoffPair<'_>,
+        request: &Request<'_>,
+        rooms: &mut Rooms,
+    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+        Ok(Some(Box::new(TrtllmHandoff {
+            prefill: prefill_edits(request),
+            decode: GenerationLeg::new(request),
+            cleanup: GenerationLeg::cleanup(request),
+            id: rooms.draw_high(),
+        })))
+    }
+}
+
+/// The legs of one request, and the number by which decode finds the context.
+#[derive(Debug, Clone)]
+struct TrtllmHandoff {
+    prefill: Edits,
+    decode: GenerationLeg,
+    cleanup: GenerationLeg,
+    id: u64,
+}
+
+impl Handoff for TrtllmHandoff {
+    fn prefill(&self) -> Edits {
+        let mut edits = self.prefill.clone();
+        let (name, value) = context_only(self.id);
+        edits.insert(name, value);
+        edits
+    }
+
+    fn decode_at_once(&self) -> Option<Edits> {
+        None
+    }
+
+    fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
+        if Verdict::of_prefill(answer) == Verdict::Ended(End::Itself) {
+            return None;
+        }
+        let context = Context::parse(answer).ok()?;
+        Some(Staged {
+            blocks: context.blocks(block_tokens),
+            decode: self.decode.edits(&context),
+            cleanup: self.cleanup.edits(&context),
+            hosts: context.hosts,
+            expires: None,
+        })
+    }
+
+    fn renewed(&self, _prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
+        Some(Box::new(Self {
+            id: rooms.draw_high(),
+            ..self.clone()
+        }))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        None
+    }
+}
 
 /// Edits that make the client's body the prefill leg's, without the member of [`context_only`].
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
@@ -38,13 +132,13 @@ pub fn context_only(id: u64) -> (&'static str, String) {
 
 /// A decode leg whose context is still being computed.
 #[derive(Debug, Clone)]
-pub struct DecodeLeg {
+pub struct GenerationLeg {
     edits: Edits,
     ids_name: &'static str,
     ids_at: Vec<ValueSpan>,
 }
 
-impl DecodeLeg {
+impl GenerationLeg {
     /// The client's own request.
     pub fn new(request: &Request<'_>) -> Self {
         Self::of(request, request.body.edit())
@@ -244,13 +338,13 @@ mod tests {
         let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
         let ids = r#""prompt_token_ids":[1, 2,3]"#;
         assert_eq!(
-            applied(&DecodeLeg::new(&request).edits(&context), body),
+            applied(&GenerationLeg::new(&request).edits(&context), body),
             format!(
                 r#"{{{PARAMS_SENT},{ids},"model":"m", "messages":[],"stream":true,"seed":9007199254740993}}"#
             )
         );
         assert_eq!(
-            applied(&DecodeLeg::cleanup(&request).edits(&context), body),
+            applied(&GenerationLeg::cleanup(&request).edits(&context), body),
             format!(
                 r#"{{"max_tokens":1,{PARAMS_SENT},{ids},"model":"m", "messages":[],"stream":false,"seed":9007199254740993}}"#
             )
@@ -258,7 +352,7 @@ mod tests {
         let body = r#"{"prompt" : "a \u0022 b","model":"m","max_tokens":9}"#;
         let request = Request::parse(Generation::Completions, body.as_bytes()).unwrap();
         assert_eq!(
-            applied(&DecodeLeg::new(&request).edits(&context), body),
+            applied(&GenerationLeg::new(&request).edits(&context), body),
             format!(r#"{{{PARAMS_SENT},"prompt" : [1, 2,3],"model":"m","max_tokens":9}}"#)
         );
     }
@@ -269,7 +363,7 @@ mod tests {
         let body = r#"{"model":"m","messages":[],"prompt_token_ids":[9]}"#;
         let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
         assert_eq!(
-            applied(&DecodeLeg::new(&request).edits(&context), body),
+            applied(&GenerationLeg::new(&request).edits(&context), body),
             format!(r#"{{{PARAMS_SENT},"model":"m","messages":[],"prompt_token_ids":[1, 2,3]}}"#)
         );
     }
@@ -284,7 +378,7 @@ mod tests {
         );
         let body = r#"{"model":"m","prompt":"p"}"#;
         let request = Request::parse(Generation::Completions, body.as_bytes()).unwrap();
-        let leg = applied(&DecodeLeg::new(&request).edits(&context), body);
+        let leg = applied(&GenerationLeg::new(&request).edits(&context), body);
         assert!(leg.ends_with(r#","model":"m","prompt":"p"}"#), "{leg}");
     }
 

@@ -117,6 +117,15 @@ impl Head<'_> {
 }
 
 impl Generation {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Responses,
+        Self::Generate,
+        Self::Other,
+    ];
+
     /// The fields that may hold the prompt; the first one present counts.
     fn prompt_fields(self) -> &'static [&'static str] {
         match self {

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use super::legs::Staged;
 use super::prefill::PrefillPhase;
 use super::{Dispatch, Fallback, Refusal};
 use crate::fleet::{TargetKey, Worker};
 use crate::handoff::terminal::Terminal;
+use crate::handoff::{AbortCall, Staged};
 use crate::outcome::{Came, Meaning};
 
 /// Whether the client still waits for the answer.
@@ -100,8 +100,6 @@ pub struct CleanUpLeg {
 pub struct AbortLeg {
     /// The worker's address.
     pub destination: SocketAddr,
-    /// Path and query.
-    pub path: &'static str,
-    /// The JSON body.
-    pub body: String,
+    /// The call.
+    pub call: AbortCall,
 }

@@ -7,12 +7,11 @@ use std::time::Duration;
 use super::Router;
 use super::after_prefill::CleanUpLeg;
 use super::health::Outcome;
-use super::legs::Staged;
 use super::recovery::Recovery;
 use super::tally::Facts;
 use super::trail::SharedTrail;
-use crate::config::Protocol;
 use crate::fleet::{Role, TargetKey, Worker, WorkerId};
+use crate::handoff::{LegOrder, Rules, Staged};
 use crate::load::{DecodeCharge, PrefillCharge};
 use crate::outcome::{Came, Leg, Meaning, judge};
 
@@ -99,14 +98,14 @@ impl Assignment {
     /// KV blocks staged for a decode leg that is known not to have begun.
     pub fn staged_blocks(&self) -> Option<u64> {
         let staged = self.recovery.as_ref()?.staged.as_ref()?;
-        Some(staged.blocks())
+        Some(staged.blocks)
     }
 
     /// The leg that the client waits for, under this protocol.
-    pub fn leg(&self, protocol: Protocol) -> Leg {
-        match (protocol, &self.prefill) {
-            (Protocol::Direct, _) => Leg::Frontend,
-            (Protocol::Llmd, Some(_)) => Leg::Sidecar,
+    pub fn leg(&self, rules: &Rules) -> Leg {
+        match (rules.order, &self.prefill) {
+            _ if !rules.reaches_workers => Leg::Frontend,
+            (LegOrder::Backend, Some(_)) => Leg::Sidecar,
             (_, Some(_)) => Leg::Decode,
             (_, None) => Leg::Aggregated,
         }
@@ -150,7 +149,7 @@ impl Router {
     /// Records how the leg that the client waits for has ended: before any of the answer was read or, if good, after.
     /// Updates the health of the workers concerned, and returns the meaning.
     pub fn leg_ended(&mut self, assignment: &mut Assignment, came: Came) -> Meaning {
-        let leg = assignment.leg(self.pool.protocol);
+        let leg = assignment.leg(self.pool.rules());
         let trail = assignment.trail.clone().unwrap_or_default();
         let meaning = judge(leg, came, trail.borrow().before(leg));
         if let Some(recovery) = &mut assignment.recovery
@@ -178,7 +177,7 @@ impl Router {
     /// a pair work with each other.
     pub fn answer_begins(&mut self, assignment: &mut Assignment) {
         assignment.recovery = None;
-        let leg = assignment.leg(self.pool.protocol);
+        let leg = assignment.leg(self.pool.rules());
         if let Some(trail) = &assignment.trail {
             self.leg_succeeded(trail, leg);
         }

@@ -6,37 +6,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
-use crate::config::{BootstrapSource, Protocol};
-use crate::fleet::{Incarnation, Role, Worker, WorkerId};
-use crate::handoff::bootstrap::Bootstrap;
-use crate::handoff::mooncake::{self, EngineIds};
-use crate::handoff::sglang;
+use crate::config::{BootstrapSource, Pool};
+use crate::fleet::{Incarnation, Role, Target, Worker, WorkerId};
+use crate::handoff::bootstrap::{Binder, Binding, Bootstrap, EngineIds, Learned, QueriedCluster};
+use crate::handoff::{Handoff, Prefill};
 
 /// Query interval for a prefill worker without a binding: until bound, the worker serves no request.
-const UNTOLD_AGAIN: Duration = Duration::from_millis(250);
+const UNBOUND_RENEWAL: Duration = Duration::from_millis(250);
 
-/// Query interval for a bound worker, since a restart at the same address would change the answer.
-const TOLD_AGAIN: Duration = Duration::from_millis(500);
-
-/// The same for SGLang, which queries all its schedulers before it answers.
-const SGLANG_TOLD_AGAIN: Duration = Duration::from_secs(2);
-
-/// The binding of a prefill worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Binding {
-    pub(super) bootstrap: Bootstrap,
-    /// Mooncake only.
-    pub(super) engines: Option<EngineIds>,
-}
-
-impl Binding {
-    /// Whether this binding may come from the same process as `before`.
-    fn continues(&self, before: &Self) -> bool {
-        let are_same = match (&self.engines, &before.engines) {
-            (Some(now), Some(before)) => now.continue_those(before),
-            (now, before) => now == before,
-        };
-        are_same && self.bootstrap == before.bootstrap
+/// Whether prefill workers must be queried for their bindings.
+pub fn queries_workers(pool: &Pool) -> bool {
+    match pool.engine().binder().map(Binder::learned) {
+        None => false,
+        Some(Learned::EngineIds) => true,
+        Some(Learned::Port) => pool.bootstrap == BootstrapSource::Ask,
     }
 }
 
@@ -60,15 +43,16 @@ pub struct Question {
 impl Router {
     /// Binds workers that need no query: the bootstrap server's port is configured, or comes from discovery.
     pub(super) fn bind_what_is_known(&mut self) {
-        if self.pool.protocol != Protocol::Sglang {
+        let learned = self.pool.engine().binder().map(Binder::learned);
+        if learned != Some(Learned::Port) {
             return;
         }
         let prefills: Vec<Rc<Worker>> = self.fleet.of_role(Role::Prefill).cloned().collect();
         for worker in prefills {
-            if let Some(bootstrap) = self.bootstrap_of(&worker) {
+            if let Some((address, port)) = worker.address.zip(self.known_port(&worker)) {
                 let binding = Binding {
-                    bootstrap,
-                    engines: None,
+                    bootstrap: Bootstrap::beside(address, port),
+                    engines: EngineIds::new(),
                 };
                 self.bind(worker.id, binding);
             }
@@ -89,50 +73,52 @@ impl Router {
         !is_known
     }
 
-    /// A worker's bootstrap server, if its port is known without a query.
-    fn bootstrap_of(&self, worker: &Worker) -> Option<Bootstrap> {
+    /// The port of a worker's bootstrap server, if it is known without a query.
+    fn known_port(&self, worker: &Worker) -> Option<u16> {
         let common = match self.pool.bootstrap {
             BootstrapSource::Port(port) => Some(port),
             BootstrapSource::Ask => None,
         };
-        let port = worker.bootstrap_port.or(common)?;
-        Some(Bootstrap::beside(worker.address?, port))
+        worker.bootstrap_port.or(common)
+    }
+
+    /// Whether only a query shows the binding of a worker.
+    fn must_query(&self, binder: &dyn Binder, worker: &Worker) -> bool {
+        match binder.learned() {
+            Learned::EngineIds => true,
+            Learned::Port => self.known_port(worker).is_none(),
+        }
     }
 
     /// The periodic queries to prefill workers.
     pub fn questions(&self) -> Vec<Question> {
-        if !self.pool.protocol.needs_binding() {
+        let Some(binder) = self.pool.engine().binder() else {
             return Vec::new();
-        }
+        };
         let prefills = self.fleet.of_role(Role::Prefill);
         prefills
-            .filter_map(|worker| self.question(worker))
+            .filter(|worker| self.must_query(binder, worker))
+            .filter_map(|worker| self.question(binder, worker))
             .collect()
     }
 
-    fn question(&self, worker: &Rc<Worker>) -> Option<Question> {
+    fn question(&self, binder: &dyn Binder, worker: &Rc<Worker>) -> Option<Question> {
         let is_bound = self.bindings.contains_key(&worker.id);
-        let address = worker.address?;
+        let query = binder.query(worker.address?, self.known_port(worker))?;
         let clusters = &self.pool.clusters;
-        let (cluster, destination, path) = match self.pool.protocol {
-            Protocol::Mooncake => {
-                let port = self.bootstrap_of(worker)?.port();
-                let server = SocketAddr::new(address.ip(), port);
-                (&clusters.bootstrap, server, mooncake::QUERY)
-            }
-            _ if self.bootstrap_of(worker).is_some() => return None,
-            _ => (&clusters.prefill, address, "/get_server_info"),
+        let cluster = match binder.cluster() {
+            QueriedCluster::Prefill => &clusters.prefill,
+            QueriedCluster::Bootstrap => &clusters.bootstrap,
         };
         Some(Question {
             worker: Rc::clone(worker),
             cluster: cluster.clone(),
-            destination,
-            path,
+            destination: query.destination,
+            path: query.path,
             is_bound,
-            again: match (is_bound, self.pool.protocol) {
-                (false, _) => UNTOLD_AGAIN,
-                (true, Protocol::Sglang) => SGLANG_TOLD_AGAIN,
-                (true, _) => TOLD_AGAIN,
+            again: match is_bound {
+                true => binder.renewal(),
+                false => UNBOUND_RENEWAL,
             },
         })
     }
@@ -140,11 +126,8 @@ impl Router {
     /// Removes the binding of a worker that may have restarted, if only the worker itself can supply it: until bound again,
     /// the worker is sent no request.
     pub(super) fn unbind(&mut self, id: WorkerId) {
-        let worker = self.fleet.get(id);
-        let is_reported = worker.is_some_and(|worker| match self.pool.protocol {
-            Protocol::Mooncake => true,
-            _ => self.bootstrap_of(worker).is_none(),
-        });
+        let worker = self.fleet.get(id).zip(self.pool.engine().binder());
+        let is_reported = worker.is_some_and(|(worker, binder)| self.must_query(binder, worker));
         if is_reported && self.bindings.remove(&id).is_some() {
             self.recompute();
         }
@@ -160,15 +143,9 @@ impl Router {
         else {
             return true;
         };
-        let binding = match self.pool.protocol {
-            Protocol::Mooncake => self.mooncake(&worker, answer),
-            _ => sglang::bootstrap_port(answer)
-                .zip(worker.address)
-                .map(|(port, address)| Binding {
-                    bootstrap: Bootstrap::beside(address, port),
-                    engines: None,
-                }),
-        };
+        let binder = self.pool.engine().binder().zip(worker.address);
+        let binding = binder
+            .and_then(|(binder, address)| binder.read(address, self.known_port(&worker), answer));
         // The earlier binding stands: a server that does not answer need not have restarted.
         let Some(binding) = binding else {
             return false;
@@ -179,10 +156,16 @@ impl Router {
         true
     }
 
-    fn mooncake(&self, worker: &Worker, answer: &[u8]) -> Option<Binding> {
-        Some(Binding {
-            bootstrap: self.bootstrap_of(worker)?,
-            engines: Some(EngineIds::parse(answer)?),
-        })
+    /// The hand-off of a request from another prefill worker. None if the worker lacks a needed binding.
+    pub(super) fn renewed(
+        &mut self,
+        handoff: &dyn Handoff,
+        prefill: &Target,
+    ) -> Option<Box<dyn Handoff>> {
+        let prefill = Prefill {
+            target: prefill,
+            binding: self.bindings.get(&prefill.worker.id),
+        };
+        handoff.renewed(&prefill, &mut self.rooms)
     }
 }

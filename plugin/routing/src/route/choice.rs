@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use super::binding::Binding;
 use super::eligible::{
     Narrowed, admitted, allowed, constraints, hands_over, is_restricted, most_preferred, on_rank,
 };
@@ -52,30 +51,6 @@ pub struct Whole {
     pub(super) others: Vec<Target>,
 }
 
-/// How a pair is to hand over. A missing worker is no case here: the serving decision of the model key covers it.
-#[derive(Debug)]
-pub(super) enum Resolution {
-    /// The location of the KV is known already: both legs may go at once.
-    Resolved {
-        /// The workers.
-        pair: Pair,
-        /// The binding of the prefill worker.
-        binding: Binding,
-    },
-    /// Prefill first, on exactly that worker: its answer brings the hand-off.
-    NoBootstrapEndpoint {
-        /// The workers.
-        pair: Pair,
-    },
-    /// Refused at once: too many prompt tokens wait already. Never a reason to fall back to a worker.
-    Backpressure {
-        /// Tokens that wait.
-        queued_tokens: u64,
-        /// Tokens that may wait.
-        allowed_tokens: u64,
-    },
-}
-
 /// Whether a choice moves the policies' cursors on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
@@ -86,43 +61,20 @@ pub(super) enum Step {
 }
 
 impl Router {
-    /// Decides how the request is handed over. If it is not, nothing is picked or booked.
-    fn resolve(&mut self, context: &SelectionContext<'_>) -> Result<Resolution, Refusal> {
-        if let Some(backpressure) = self.backpressure(context) {
-            return Ok(backpressure);
-        }
-        let pair = self.pick_pair(context)?;
-        if !self.pool.protocol.needs_binding() {
-            return Ok(Resolution::NoBootstrapEndpoint { pair });
-        }
-        match self.bindings.get(&pair.prefill.target.worker.id).cloned() {
-            Some(binding) => Ok(Resolution::Resolved { pair, binding }),
-            // Only bound workers are eligible.
-            None => Err(Refusal::NotServed(NotServed::Pending)),
-        }
-    }
-
-    /// The pair, and the binding of its prefill worker where the protocol needs one.
-    pub(super) fn resolved(
+    /// Picks a pair, unless too many prompt tokens wait already: never a reason to fall back to one worker.
+    pub(super) fn admitted_pair(
         &mut self,
         context: &SelectionContext<'_>,
-    ) -> Result<(Pair, Option<Binding>), Refusal> {
-        match self.resolve(context)? {
-            Resolution::Resolved { pair, binding } => Ok((pair, Some(binding))),
-            Resolution::NoBootstrapEndpoint { pair } => Ok((pair, None)),
-            Resolution::Backpressure {
-                queued_tokens,
-                allowed_tokens,
-            } => Err(Refusal::Backpressure {
-                queued_tokens,
-                allowed_tokens,
-            }),
+    ) -> Result<Pair, Refusal> {
+        match self.backpressure(context) {
+            Some(refusal) => Err(refusal),
+            None => self.pick_pair(context),
         }
     }
 
     /// Whether too many prompt tokens wait on the eligible prefill workers. A request that names its worker is exempt, and
     /// so is one that was admitted already.
-    fn backpressure(&self, context: &SelectionContext<'_>) -> Option<Resolution> {
+    fn backpressure(&self, context: &SelectionContext<'_>) -> Option<Refusal> {
         let allowed_tokens = self.pool.prefill.max_queued_tokens?;
         let pin = context.overrides.prefill_pin();
         if pin.worker.is_some() || context.admit == Admit::Anyone {
@@ -140,7 +92,7 @@ impl Router {
             .map(|member| self.ledger.load_in_all(member.target.key()).prefill_tokens)
             .sum();
         let after = queued_tokens.saturating_add(context.demand.prompt_tokens);
-        (after > allowed_tokens && queued_tokens > 0).then_some(Resolution::Backpressure {
+        (after > allowed_tokens && queued_tokens > 0).then_some(Refusal::Backpressure {
             queued_tokens,
             allowed_tokens,
         })

@@ -71,6 +71,21 @@ impl Router {
             .collect()
     }
 
+    /// A leg that a worker answers, with these headers: to the worker itself, or to a frontend.
+    pub(super) fn dispatch_through(
+        &mut self,
+        worker: &Target,
+        others: &[Target],
+        headers: Vec<HeaderValue>,
+    ) -> Dispatch {
+        if !self.pool.rules().reaches_workers {
+            return self.through_frontends(headers);
+        }
+        let mut dispatch = self.dispatch_to(worker, others);
+        dispatch.headers.extend(headers);
+        dispatch
+    }
+
     /// A leg to a frontend, each in turn first, the others after it.
     pub(super) fn through_frontends(&mut self, headers: Vec<HeaderValue>) -> Dispatch {
         let frontends = &self.pool.frontends;

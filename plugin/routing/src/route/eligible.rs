@@ -30,7 +30,7 @@ impl Router {
         pin: Pin,
         step: Step,
     ) -> Result<Eligible, Filter> {
-        if !self.pool.protocol.needs_binding() {
+        if self.pool.engine().binder().is_none() {
             return Ok(all);
         }
         let is_bound = |member: &RankSlot| self.bindings.contains_key(&member.target.worker.id);

@@ -8,9 +8,8 @@ use super::recovery::{Budget, Recovery, Way};
 use super::retry::RetrySnapshot;
 use super::selection_request::{Demand, SelectionContext};
 use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
-use crate::config::{OnPrefillAbsent, Protocol};
+use crate::config::OnPrefillAbsent;
 use crate::fleet::TargetKey;
-use crate::handoff::{direct, llmd};
 use crate::json::Edits;
 use crate::model_state::{ModelKey, ModelState};
 use crate::rendezvous::{Mode, ServingDecision};
@@ -49,7 +48,7 @@ impl Router {
                 Err(_) => {}
             }
         }
-        if self.pool.protocol != Protocol::Direct {
+        if self.pool.rules().reaches_workers {
             return Err(otherwise);
         }
         let served = keys
@@ -68,14 +67,8 @@ impl Router {
         request: Option<&Request<'_>>,
     ) -> Plan {
         let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
-        let mut dispatch = match (self.pool.protocol, prefill.worker.address) {
-            (Protocol::Llmd, Some(address)) => {
-                let mut dispatch = self.dispatch_to(decode, &pair.others);
-                dispatch.headers.push(llmd::prefiller(address));
-                dispatch
-            }
-            _ => self.through_frontends(direct::pair(prefill, decode)),
-        };
+        let headers = self.pool.engine().pair_headers(prefill, decode);
+        let mut dispatch = self.dispatch_through(decode, &pair.others, headers);
         dispatch.edits = self.unheard(request);
         let prefill_key = pair.prefill.key();
         let assignment = self.assign_pair(pair, context.demand);
@@ -97,10 +90,8 @@ impl Router {
         request: Option<&Request<'_>>,
     ) -> Plan {
         let worker = &whole.decode.target;
-        let mut dispatch = match self.pool.protocol {
-            Protocol::Direct => self.through_frontends(direct::whole(worker)),
-            _ => self.dispatch_to(worker, &whole.others),
-        };
+        let headers = self.pool.engine().worker_headers(worker);
+        let mut dispatch = self.dispatch_through(worker, &whole.others, headers);
         dispatch.edits = self.unheard(request);
         let key = whole.decode.key();
         let assignment = Assignment {
@@ -135,11 +126,11 @@ impl Router {
         Plan::Forward(dispatch, assignment)
     }
 
-    /// Edits that hide an untrusted caller's routing overrides from a Dynamo frontend.
+    /// Edits that hide an untrusted caller's routing overrides from the backend.
     fn unheard(&self, request: Option<&Request<'_>>) -> Option<Edits> {
-        match self.pool.trust_clients || self.pool.protocol != Protocol::Direct {
+        match self.pool.trust_clients {
             true => None,
-            false => request.and_then(direct::without_overrides),
+            false => self.pool.engine().without_overrides(request?),
         }
     }
 }

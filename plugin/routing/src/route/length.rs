@@ -5,7 +5,7 @@
 //! SGLang's checks of a request, which add the prompt's tokens to the allowed output tokens.
 
 use super::Refusal;
-use crate::config::Protocol;
+use crate::handoff::Rules;
 use crate::request::{Limit, Request};
 
 /// The shortest prompt, in tokens, for one that was not sent as ids.
@@ -13,11 +13,11 @@ const SHORTEST: u64 = 1;
 
 /// Checks a request to be split against the most tokens that any pair takes.
 pub(super) fn check(
-    protocol: Protocol,
+    rules: &Rules,
     longest: Option<u64>,
     request: &Request<'_>,
 ) -> Result<(), Refusal> {
-    let Some(longest) = longest.filter(|_| refuses(protocol)) else {
+    let Some(longest) = longest.filter(|_| rules.refuses_too_long) else {
         return Ok(());
     };
     let prompt = request.known_tokens().unwrap_or(SHORTEST);
@@ -35,12 +35,4 @@ pub(super) fn check(
             longest,
         }),
     }
-}
-
-/// TensorRT-LLM cuts a limit that is too high, and Dynamo checks by itself.
-fn refuses(protocol: Protocol) -> bool {
-    matches!(
-        protocol,
-        Protocol::Nixl | Protocol::Mooncake | Protocol::Sglang | Protocol::Llmd
-    )
 }

@@ -18,7 +18,6 @@ mod explain;
 mod forward;
 mod handed;
 mod health;
-mod legs;
 mod length;
 mod model_workers;
 mod models;
@@ -45,11 +44,10 @@ mod workers;
 
 pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
 pub use assignment::{Assignment, Fallback};
-pub use binding::Question;
+pub use binding::{Question, queries_workers};
 pub use dispatch::{Dispatch, Patience};
 pub use handed::Lost;
 pub use health::{Ejection, Outcome};
-pub use legs::Staged;
 pub use models::{AboutModels, Model, Models};
 pub use prefill::{MAX_PREFILL_ANSWER, PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
@@ -66,10 +64,12 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use crate::admission::{QueueKey, Waiting};
-use crate::config::{self, Discovery, OnPrefillAbsent, Pool, Protocol};
+use crate::config::{Discovery, OnPrefillAbsent, Pool};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
+use crate::handoff::bootstrap::Binding;
 use crate::handoff::rooms::Rooms;
+use crate::handoff::{HandoffPair, Prefill};
 use crate::load::{Ledger, Load};
 use crate::model_state::{ModelKey, ModelState, ModelStates, Transition};
 use crate::prefix::index::Index;
@@ -77,7 +77,6 @@ use crate::rendezvous::{NotServed, ServingDecision};
 use crate::request::{Generation, Request, check_unread};
 use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
-use binding::Binding;
 use explain::Explained;
 use handed::Noted;
 use health::Health;
@@ -279,7 +278,7 @@ impl Router {
     }
 
     fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
-        if self.pool.protocol == Protocol::Direct {
+        if !self.pool.rules().reaches_workers {
             return Ok((self.through_frontends(Vec::new()), Assignment::default()));
         }
         let decoders = self
@@ -336,8 +335,7 @@ impl Router {
         input: PlanInput<'_>,
     ) -> Result<Plan, Refusal> {
         let generation = match generation {
-            // Of the engines, only SGLang hands over requests of this kind.
-            Generation::Generate if self.pool.protocol != Protocol::Sglang => Generation::Other,
+            Generation::Generate if !self.pool.rules().has_generate_api => Generation::Other,
             known => known,
         };
         if body.is_empty() {
@@ -409,7 +407,7 @@ impl Router {
             ServingDecision::Pair => match split::obstacle(&self.pool, request) {
                 Some(obstacle) => self.plan_whole(context, request, now, obstacle),
                 None => {
-                    length::check(self.pool.protocol, context.model_workers.longest, request)?;
+                    length::check(self.pool.rules(), context.model_workers.longest, request)?;
                     self.plan_pair(context, request, now)
                 }
             },
@@ -480,12 +478,19 @@ impl Router {
         context: &SelectionContext<'_>,
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
-        let (pair, binding) = self.resolved(context)?;
-        match self.pool.protocol.legs() {
-            config::Legs::Elsewhere => Ok(self.forward_pair(pair, context, Some(request))),
-            config::Legs::Sequential | config::Legs::Concurrent => {
-                self.prefill_phase(context, pair, binding, request)
-            }
+        let pair = self.admitted_pair(context)?;
+        let prefill = &pair.prefill.target;
+        let partners = HandoffPair {
+            prefill: Prefill {
+                target: prefill,
+                binding: self.bindings.get(&prefill.worker.id),
+            },
+            decode_rank: pair.decode.target.rank,
+        };
+        let engine = self.pool.engine();
+        match engine.handoff(&partners, request, &mut self.rooms)? {
+            Some(handoff) => Ok(self.prefill_phase(context, pair, handoff, request)),
+            None => Ok(self.forward_pair(pair, context, Some(request))),
         }
     }
 

@@ -6,21 +6,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-use super::binding::Binding;
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
 use super::handed::Allowed;
-use super::legs::{Legs, Staged};
 use super::recovery::{Budget, Recovery, Way};
 use super::retry::RetrySnapshot;
 use super::selection_request::SelectionContext;
 use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router};
 use crate::answer::Verdict;
-use crate::config::{self, OnPrefillFailure};
+use crate::config::OnPrefillFailure;
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
 use crate::handoff::usage;
-use crate::handoff::{HeaderValue, handoff_fields_only};
+use crate::handoff::{Handoff, HeaderValue, LegOrder, Staged, handoff_fields_only};
 use crate::json::Edits;
 use crate::load::PrefillCharge;
 use crate::outcome::{self, Before, Came, Follows, LeftOut, Leg, Meaning, judge};
@@ -41,7 +39,8 @@ pub struct PrefillPhase {
     charge: Option<PrefillCharge>,
     /// Deadline of the call.
     timeout: Duration,
-    legs: Legs,
+    order: LegOrder,
+    handoff: Box<dyn Handoff>,
     /// Edits that turn the client's body into that of an aggregated request.
     whole: Option<Edits>,
 }
@@ -102,15 +101,14 @@ impl fmt::Display for PrefillAnswer<'_> {
 }
 
 impl Router {
-    /// Books a pair, and prepares its legs.
+    /// Books a pair for a hand-off.
     pub(super) fn prefill_phase(
         &mut self,
         context: &SelectionContext<'_>,
         pair: Pair,
-        binding: Option<Binding>,
+        handoff: Box<dyn Handoff>,
         request: &Request<'_>,
-    ) -> Result<Plan, Refusal> {
-        let legs = self.legs(&pair, binding, request)?;
+    ) -> Plan {
         let snapshot = Rc::new(RetrySnapshot::of(context, request));
         let budget = Budget::of(&self.pool.decode);
         snapshot.trail.borrow_mut().placed();
@@ -130,10 +128,11 @@ impl Router {
             prefill: pair.prefill,
             decode: pair.decode,
             others: pair.others,
-            legs,
+            order: self.pool.rules().order,
+            handoff,
             whole: handoff_fields_only(request),
         };
-        Ok(Plan::Prefill(phase, assignment))
+        Plan::Prefill(phase, assignment)
     }
 
     /// Deadline of a call to a prefill worker.
@@ -171,23 +170,23 @@ impl PrefillPhase {
 
     /// The call's body, made from the client's.
     pub fn body(&self, client: &[u8]) -> Vec<u8> {
-        self.legs.prefill().apply(client)
+        self.handoff.prefill().apply(client)
     }
 
     /// Whether the client wants the prompt's logprobs, which only prefill knows.
     pub fn wants_logprobs(&self) -> bool {
-        self.snapshot.wants_logprobs && self.legs.order() == config::Legs::Concurrent
+        self.snapshot.wants_logprobs && self.order == LegOrder::Concurrent
     }
 
     /// Whether decode runs concurrently with prefill, or waits for its answer.
-    pub fn order(&self) -> config::Legs {
-        self.legs.order()
+    pub fn order(&self) -> LegOrder {
+        self.order
     }
 
     /// The decode leg of a concurrent hand-off: due as soon as the call has been made. The room belongs to the first decode
     /// worker that enters it: another one may, as long as none has.
     pub fn decode_beside(&self, router: &mut Router) -> Option<Dispatch> {
-        let edits = self.legs.decode_at_once()?;
+        let edits = self.handoff.decode_at_once()?;
         let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
         dispatch.edits = Some(edits);
         dispatch.patience =
@@ -198,22 +197,20 @@ impl PrefillPhase {
 
     /// The call that aborts the request on the worker after its client has left; none if the engine has no abort.
     pub fn abort_leg(&self) -> Option<AbortLeg> {
-        let rid = self.legs.abort_id()?;
         Some(AbortLeg {
             destination: self.destination()?,
-            path: "/abort_request",
-            body: format!("{{\"rid\":\"{rid}\"}}"),
+            call: self.handoff.abort()?,
         })
     }
 
     /// The same for a second worker while the answer of the first is late; the first good answer counts. None if no other
     /// worker may be called.
     pub fn hedge(&self, router: &mut Router) -> Option<Self> {
-        if self.legs.order() != config::Legs::Sequential {
+        if self.order != LegOrder::Sequential {
             return None;
         }
         let next = self.next_prefill(&[self.prefill.target.worker.id], router)?;
-        let legs = router.renewed(&self.legs, &next.target)?;
+        let handoff = router.renewed(self.handoff.as_ref(), &next.target)?;
         let charge = router.charge_prefill(&next, &self.snapshot.demand);
         Some(Self {
             snapshot: Rc::clone(&self.snapshot),
@@ -222,7 +219,8 @@ impl PrefillPhase {
             prefill: next,
             decode: self.decode.clone(),
             others: self.others.clone(),
-            legs,
+            order: self.order,
+            handoff,
             whole: self.whole.clone(),
         })
     }
@@ -254,7 +252,7 @@ impl PrefillPhase {
         let trail = &self.snapshot.trail;
         let before = Before {
             // The client has left, and the leg can be aborted: the worker was sent an abort.
-            called_off: client == Client::Left && self.legs.abort_id().is_some(),
+            called_off: client == Client::Left && self.handoff.abort().is_some(),
             ..trail.borrow().before(Leg::Prefill)
         };
         let meaning = judge(Leg::Prefill, came, before);
@@ -329,7 +327,7 @@ impl PrefillPhase {
         if !policy.contains(&OnPrefillFailure::RetryOther) {
             return AfterPrefill::Answer;
         }
-        let is_beside = self.legs.order() == config::Legs::Concurrent;
+        let is_beside = self.order == LegOrder::Concurrent;
         match self.again(cause, router) {
             Ok(next) => AfterPrefill::Again(next),
             Err(_) if is_beside => AfterPrefill::AnswerUnlessPair(end),
@@ -341,14 +339,14 @@ impl PrefillPhase {
         if let Some(charge) = self.charge.take() {
             charge.finish(router.ledger.now());
         }
-        if self.legs.order() == config::Legs::Concurrent {
+        if self.order == LegOrder::Concurrent {
             if matches!(Verdict::of_prefill(body), Verdict::Failed(_)) {
                 return self.hands_nothing_over(Came::FailedInside, client, router);
             }
             self.ended(Came::Good, client, router);
             return self.done_beside(body, client, router.pool.block_tokens);
         }
-        let staged = self.legs.staged(body, router.pool.block_tokens);
+        let staged = self.handoff.staged(body, router.pool.block_tokens);
         let Some(staged) = staged else {
             return self.ended_or_failed(body, client, router);
         };
@@ -522,28 +520,30 @@ impl PrefillPhase {
             tried: self.snapshot.trail.borrow().calls(Leg::Prefill),
             cause,
         };
-        match self.legs.order() {
-            config::Legs::Concurrent => AfterPrefill::FailedBeside(refusal, end),
-            config::Legs::Sequential | config::Legs::Elsewhere => AfterPrefill::Refused(refusal),
+        match self.order {
+            LegOrder::Concurrent => AfterPrefill::FailedBeside(refusal, end),
+            LegOrder::Sequential | LegOrder::Backend | LegOrder::NoHandoff => {
+                AfterPrefill::Refused(refusal)
+            }
         }
     }
 
     /// The same on another worker that may hand over to the same decode worker. None if the decode leg is under way: its
     /// room is used up.
     fn again(mut self, cause: PrefillFailure, router: &mut Router) -> Result<Self, Box<Self>> {
-        let under_way =
-            self.legs.order() == config::Legs::Concurrent && cause != PrefillFailure::NotSent;
+        let under_way = self.order == LegOrder::Concurrent && cause != PrefillFailure::NotSent;
         if under_way {
             return Err(Box::new(self));
         }
         let next = self.next_prefill(&[], router);
-        let next = next.and_then(|next| Some((router.renewed(&self.legs, &next.target)?, next)));
-        let Some((legs, next)) = next else {
+        let next = next
+            .and_then(|next| Some((router.renewed(self.handoff.as_ref(), &next.target)?, next)));
+        let Some((handoff, next)) = next else {
             return Err(Box::new(self));
         };
         self.charge = Some(router.charge_prefill(&next, &self.snapshot.demand));
         self.timeout = router.prefill_deadline(next.key());
-        self.legs = legs;
+        self.handoff = handoff;
         self.prefill = next;
         Ok(self)
     }
@@ -573,7 +573,7 @@ impl PrefillPhase {
     /// Runs the request aggregated on the decode worker: only if the configuration allows it, which demands that decode
     /// workers can.
     fn run_whole(&mut self, router: &mut Router) -> Option<AfterPrefill> {
-        if self.legs.order() != config::Legs::Sequential
+        if self.order != LegOrder::Sequential
             || !router.pool.decode.runs_whole_requests
             || !router.fleet.lives(&self.decode.target.worker.incarnation())
         {

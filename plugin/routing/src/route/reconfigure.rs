@@ -32,7 +32,7 @@ impl Router {
         }
         let workers = match &pool.discovery {
             Discovery::Static(list) => static_workers(&list.workers),
-            _ if before.protocol.reaches_workers() == pool.protocol.reaches_workers() => {
+            _ if before.rules().reaches_workers == pool.rules().reaches_workers => {
                 let known = self.fleet.workers();
                 known.map(|worker| (**worker).clone()).collect()
             }

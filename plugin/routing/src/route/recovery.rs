@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::assignment::Assignment;
-use super::legs::Staged;
 use super::retry::RetrySnapshot;
 use super::{Plan, Refusal, Router};
-use crate::config::{DecodeLeg, Protocol};
+use crate::config::DecodeLeg;
 use crate::fleet::{Role, Worker, WorkerId};
+use crate::handoff::Staged;
 use crate::outcome::{Cost, Follows, LeftOut, Leg, Meaning};
 use crate::request::Request;
 
@@ -248,7 +248,7 @@ impl Router {
     /// Direct mode: only frontends that were not tried yet.
     fn to_others(&self, mut plan: Plan, failed: &Failed<'_>) -> Option<Plan> {
         if let Plan::Forward(dispatch, _) = &mut plan
-            && self.pool.protocol == Protocol::Direct
+            && !self.pool.rules().reaches_workers
         {
             dispatch
                 .destinations

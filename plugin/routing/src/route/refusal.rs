@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::excerpt::{MESSAGE, NAME, excerpt};
 use crate::fleet::{Role, WorkerId};
+use crate::handoff::NoHandoff;
 use crate::rendezvous::NotServed;
 use crate::selection::eligibility::Filter;
 
@@ -244,6 +245,15 @@ pub enum PrefillFailure {
     /// A hand-off that names a host in none of the pool's networks.
     #[error("its hand-off named a host that decode may not be sent to")]
     ForeignHost,
+}
+
+impl From<NoHandoff> for Refusal {
+    fn from(why: NoHandoff) -> Self {
+        match why {
+            NoHandoff::Unbound => Self::NotServed(NotServed::Pending),
+            NoHandoff::Field { name, problem } => Self::Field { name, problem },
+        }
+    }
 }
 
 impl Refusal {

@@ -34,7 +34,7 @@ impl Router {
         match decision {
             ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
             ServingDecision::Pair => {
-                let (pair, _) = self.resolved(&context)?;
+                let pair = self.admitted_pair(&context)?;
                 Ok(self.assign_pair(pair, &demand))
             }
             ServingDecision::Whole => {

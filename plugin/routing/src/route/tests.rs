@@ -90,7 +90,7 @@ fn prefill_then_decode_and_each_charge_ends_in_its_time() {
     else {
         panic!("no decode");
     };
-    assert_eq!(staged.blocks(), 2);
+    assert_eq!(staged.blocks, 2);
     assert_eq!(
         (router.total_load().prefills, router.total_load().decodes),
         (0, 1)

@@ -214,7 +214,7 @@ impl Router {
             pool,
             ..
         } = self;
-        let needs_binding = pool.protocol.needs_binding();
+        let needs_binding = pool.engine().binder().is_some();
         let changed = model_states.update(
             fleet,
             |id| !needs_binding || bindings.contains_key(&id),

@@ -1,7 +1,7 @@
 //! Tests that reading a prefill worker's answer holds no more than the answer's length and a little.
 
 use routing::answer::Verdict;
-use routing::handoff::nixl::Handoff;
+use routing::handoff::nixl::TransferParams;
 use routing::handoff::sglang::PromptLogprobs;
 use routing::handoff::terminal::{Form, Terminal};
 use routing::handoff::trtllm::{Context, ContextProblem};
@@ -30,7 +30,7 @@ fn found_b8_block_ids_are_counted_without_being_held() {
         let answer = format!(
             r#"{{"choices":[],"kv_transfer_params":{{"do_remote_prefill":true,"remote_block_ids":{ids}}}}}"#
         );
-        let (peak, handoff) = peak_of(|| Handoff::parse(answer.as_bytes()));
+        let (peak, handoff) = peak_of(|| TransferParams::parse(answer.as_bytes()));
         assert_eq!(handoff.unwrap().blocks(), per_element * count, "{element}");
         assert!(peak < answer.len() + A_LITTLE, "{element}: {peak} bytes");
     }
@@ -42,7 +42,7 @@ fn found_b8_a_hand_off_longer_than_any_prompt_needs_is_none() {
     let nixl = format!(
         r#"{{"kv_transfer_params":{{"do_remote_prefill":true,"remote_block_ids":[{ids}]}}}}"#
     );
-    let (peak, handoff) = peak_of(|| Handoff::parse(nixl.as_bytes()));
+    let (peak, handoff) = peak_of(|| TransferParams::parse(nixl.as_bytes()));
     assert_eq!(handoff, None);
     assert!(peak < A_LITTLE, "{peak} bytes");
 

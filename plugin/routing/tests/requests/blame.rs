@@ -49,7 +49,7 @@ impl World {
                 router.request_ended(&assignment);
                 return false;
             };
-            let leg = assignment.leg(router.pool().protocol);
+            let leg = assignment.leg(router.pool().rules());
             let meaning = router.leg_ended(&mut assignment, came);
             if came == Came::Good {
                 router.answer_begins(&mut assignment);

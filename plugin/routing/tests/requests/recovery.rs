@@ -33,7 +33,7 @@ fn place_again(
     came: Came,
     workers: &[WorkerId],
 ) -> Option<Plan> {
-    let leg = assignment.leg(router.pool().protocol);
+    let leg = assignment.leg(router.pool().rules());
     let meaning = router.leg_ended(assignment, came);
     let failed = Failed {
         leg,

@@ -121,9 +121,9 @@ fn a_request_whose_client_left_can_be_dropped_by_the_id_that_was_sent() {
     let (phase, _assignment) = prefill(ask(&mut sglang, json!({})));
     let sent: Value = serde_json::from_slice(&phase.body(&body(&json!({})))).unwrap();
     let abort = phase.abort_leg().expect("an abort endpoint");
-    let said: Value = serde_json::from_str(&abort.body).unwrap();
+    let said: Value = serde_json::from_str(&abort.call.body).unwrap();
     assert_eq!(
-        (said["rid"].clone(), abort.path),
+        (said["rid"].clone(), abort.call.path),
         (sent["rid"].clone(), "/abort_request")
     );
     assert_eq!(Some(abort.destination), phase.destination());

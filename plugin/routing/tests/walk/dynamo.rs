@@ -1,6 +1,6 @@
 //! Owns Dynamo's tables as inputs: each line's state, event and answer, with both bugs of the first table fixed.
 
-use routing::config::{OnPrefillAbsent, Protocol};
+use routing::config::{OnPrefillAbsent, ProtocolName};
 
 use crate::check::check;
 use crate::oracle::{Setup, remember};
@@ -107,7 +107,7 @@ fn dynamos_tables_are_answered_as_dynamo_does_with_both_bugs_healed() {
     for (before, event, state, answer) in RENDEZVOUS.iter().chain(TARGETS) {
         for whole in [false, true] {
             let setup = Setup {
-                protocol: Protocol::Sglang,
+                protocol: ProtocolName::Sglang,
                 shared_model: false,
                 absent: OnPrefillAbsent::Aggregate,
                 whole,
@@ -143,7 +143,7 @@ fn dynamos_tables_are_answered_as_dynamo_does_with_both_bugs_healed() {
 #[test]
 fn all_orders_of_start_converge() {
     let setup = Setup {
-        protocol: Protocol::Sglang,
+        protocol: ProtocolName::Sglang,
         shared_model: true,
         absent: OnPrefillAbsent::Fail,
         whole: false,

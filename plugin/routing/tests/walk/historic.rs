@@ -3,7 +3,7 @@
 //! A register of half-finished handshakes per namespace. With both bugs fixed it passes all checks, so that any finding of
 //! the checker is the planted bug.
 
-use routing::config::{OnPrefillAbsent, Protocol};
+use routing::config::{OnPrefillAbsent, ProtocolName};
 use routing::fleet::Role;
 use std::collections::BTreeMap;
 
@@ -246,7 +246,7 @@ impl Subject for Historic {
                             role: world.role(at),
                             space: life.space,
                             set: life.set,
-                            bound: self.setup.protocol != Protocol::Sglang,
+                            bound: self.setup.protocol != ProtocolName::Sglang,
                         };
                         self.joined(life.id, member);
                     }

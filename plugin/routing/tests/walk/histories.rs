@@ -1,7 +1,7 @@
 //! Owns long random histories: workers come and go while requests are planned, answered, retried and abandoned.
 
 use proptest::prelude::*;
-use routing::config::{OnPrefillAbsent, Protocol};
+use routing::config::{OnPrefillAbsent, ProtocolName};
 use routing::fleet::{Role, WorkerId};
 use routing::rendezvous::Mode;
 use routing::request::Generation;
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// The configurations of a history, with the policy for a failed prefill.
 fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
-    let protocols = prop_oneof![Just(Protocol::Nixl), Just(Protocol::Sglang)];
+    let protocols = prop_oneof![Just(ProtocolName::Nixl), Just(ProtocolName::Sglang)];
     let absent = prop_oneof![
         Just(OnPrefillAbsent::Aggregate),
         Just(OnPrefillAbsent::Fail)
@@ -77,7 +77,7 @@ fn setups() -> impl Strategy<Value = (Setup, &'static str)> {
     (protocols, any::<bool>(), absent, any::<bool>(), 0..3usize).prop_map(
         |(protocol, shared_model, absent, whole, failure)| {
             // An aggregated run after a failure exists only with nixl: other protocols refuse the configuration.
-            let failures = match whole && protocol == Protocol::Nixl {
+            let failures = match whole && protocol == ProtocolName::Nixl {
                 true => [
                     "[\"retry_other\",\"decode_only\"]",
                     "[\"decode_only\"]",

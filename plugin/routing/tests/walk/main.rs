@@ -21,7 +21,7 @@ mod world;
 
 use std::sync::OnceLock;
 
-use routing::config::{OnPrefillAbsent, Protocol};
+use routing::config::{OnPrefillAbsent, ProtocolName};
 
 use historic::{Bug, Historic};
 use oracle::Setup;
@@ -29,7 +29,7 @@ use search::{Make, Walked, sequences, walk};
 use subject::Real;
 
 const BINDINGS: Setup = Setup {
-    protocol: Protocol::Sglang,
+    protocol: ProtocolName::Sglang,
     shared_model: false,
     absent: OnPrefillAbsent::Fail,
     whole: false,
@@ -71,7 +71,7 @@ fn every_reachable_state_answers_as_the_table_says_with_bindings_and_whole_worke
 fn every_reachable_state_answers_as_the_table_says_without_bindings() {
     for (shared_model, whole) in [(true, false), (false, true)] {
         let setup = Setup {
-            protocol: Protocol::Nixl,
+            protocol: ProtocolName::Nixl,
             shared_model,
             absent: OnPrefillAbsent::Aggregate,
             whole,
@@ -92,7 +92,7 @@ fn every_sequence_of_up_to_five_events_is_answered_as_the_table_says() {
 #[test]
 fn every_sequence_of_up_to_five_events_is_answered_as_the_table_says_without_bindings() {
     let setup = Setup {
-        protocol: Protocol::Nixl,
+        protocol: ProtocolName::Nixl,
         shared_model: true,
         absent: OnPrefillAbsent::Aggregate,
         whole: true,
@@ -113,7 +113,7 @@ fn found_in(bug: Bug, setup: Setup) -> Option<String> {
 #[test]
 fn the_checker_finds_both_historic_bugs_by_the_shortest_way() {
     let plain = Setup {
-        protocol: Protocol::Nixl,
+        protocol: ProtocolName::Nixl,
         ..BINDINGS
     };
     let whole = Setup {

@@ -1,6 +1,6 @@
 //! Owns the right answers: the table, written from the rules and not from the code.
 
-use routing::config::{OnPrefillAbsent, Protocol};
+use routing::config::{OnPrefillAbsent, ProtocolName};
 use routing::fleet::Role;
 use routing::rendezvous::Mode;
 
@@ -9,7 +9,7 @@ use crate::world::{SPACES, World};
 /// The configuration of the answers.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    pub protocol: Protocol,
+    pub protocol: ProtocolName,
     /// Whether both namespaces serve one model, or each its own.
     pub shared_model: bool,
     pub absent: OnPrefillAbsent,
@@ -33,7 +33,7 @@ impl Setup {
     }
 
     pub fn needs_binding(&self) -> bool {
-        self.protocol == Protocol::Sglang
+        self.protocol == ProtocolName::Sglang
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use routing::config::{Config, OnPrefillAbsent, Protocol};
+use routing::config::{Config, OnPrefillAbsent, ProtocolName};
 use routing::fleet::{Fleet, Incarnation, Role, WorkerId};
 use routing::model_state::ModelKey;
 use routing::rendezvous::State;
@@ -69,10 +69,10 @@ pub struct Real {
 
 pub fn pool(setup: &Setup, fields: &str) -> routing::config::Pool {
     let protocol = match setup.protocol {
-        Protocol::Sglang => r#""sglang","bootstrap":"ask""#,
-        Protocol::Nixl => r#""nixl""#,
-        Protocol::Direct => r#""direct","frontends":["127.0.0.1:1"]"#,
-        other => panic!("the walk does not go over {}", other.name()),
+        ProtocolName::Sglang => r#""sglang","bootstrap":"ask""#,
+        ProtocolName::Nixl => r#""nixl""#,
+        ProtocolName::Direct => r#""direct","frontends":["127.0.0.1:1"]"#,
+        other => panic!("the walk does not go over {}", other.rules().name),
     };
     let absent = match setup.absent {
         OnPrefillAbsent::Aggregate => "aggregate",

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::super::document::{Written, parse};
-use crate::config::{ListedWorker, Protocol};
+use crate::config::{ListedWorker, ProtocolName};
 use crate::fleet::Role;
 use crate::topology::Topology;
 
@@ -51,7 +51,7 @@ fn reads(field: &str, value: &Value) -> bool {
     let mut worker = json!({"address": "10.0.0.1:8000", "role": "decode"});
     worker[field] = value.clone();
     let document = json!({ "workers": [worker] }).to_string();
-    parse(document.as_bytes(), Protocol::Nixl).is_ok()
+    parse(document.as_bytes(), ProtocolName::Nixl).is_ok()
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn its_examples_are_read() {
     let examples = schema["examples"].as_array().unwrap();
     assert!(!examples.is_empty());
     for example in examples {
-        let workers = parse(example.to_string().as_bytes(), Protocol::Nixl).unwrap();
+        let workers = parse(example.to_string().as_bytes(), ProtocolName::Nixl).unwrap();
         assert_eq!(workers.len(), example["workers"].as_array().unwrap().len());
     }
 }
