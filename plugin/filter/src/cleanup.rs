@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::fleet::Worker;
-use routing::handoff::fate::{Fate, Handed};
+use routing::route::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
 use crate::calls::{self, Call, ClientRequest, Task};

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::admission::Waiter;
+use routing::answer::usage;
 use routing::budget::{Budget, Share};
 use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::{Incarnation, WorkerId};
-use routing::handoff::fate::Fate;
-use routing::handoff::usage;
+use routing::route::fate::Fate;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 
 use crate::calls::Calls;

@@ -3,14 +3,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use routing::answer::usage;
 use routing::answer::{Form, Reader};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::LegOrder;
-use routing::handoff::fate::{Fate, Handed};
 use routing::handoff::terminal::Terminal;
-use routing::handoff::usage;
 use routing::outcome;
+use routing::route::fate::{Fate, Handed};
 use routing::route::{
     AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillFailure, PrefillPhase,
     Refusal,

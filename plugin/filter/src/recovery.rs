@@ -8,8 +8,8 @@ use std::time::Duration;
 use routing::answer::{Form, Reader, Verdict};
 use routing::budget::Share;
 use routing::fleet::WorkerId;
-use routing::handoff::fate::Handed;
 use routing::outcome::{Came, Follows, Leg, Meaning};
+use routing::route::fate::Handed;
 use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal};
 
 use crate::calls::{self, Call, ClientRequest, Task, headers_for_client};

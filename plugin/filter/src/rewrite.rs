@@ -3,8 +3,8 @@
 
 use std::rc::Rc;
 
+use routing::answer::PromptLogprobs;
 use routing::answer::{EventEdit, Form, Rewriter};
-use routing::handoff::sglang::PromptLogprobs;
 use routing::route::PrefillAnswer;
 
 use crate::host::{self, Buffer, HostError, Map};

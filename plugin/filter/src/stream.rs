@@ -9,9 +9,9 @@ use routing::admission::Waiter;
 use routing::answer::{Form, Reader};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
-use routing::handoff::fate::Handed;
 use routing::ids::Ids;
 use routing::request::Generation;
+use routing::route::fate::Handed;
 use routing::route::{AbortLeg, Assignment, Dispatch, Refusal};
 
 use crate::cleanup;

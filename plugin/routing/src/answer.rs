@@ -9,7 +9,9 @@
 mod event;
 mod lines;
 mod model_name;
+mod prompt_logprobs;
 mod rewriter;
+pub mod usage;
 mod value;
 mod verdict;
 
@@ -18,6 +20,7 @@ mod golden;
 #[cfg(test)]
 mod tests;
 
+pub use prompt_logprobs::PromptLogprobs;
 pub use rewriter::{EventEdit, Rewriter};
 pub use verdict::{End, Verdict, Why};
 

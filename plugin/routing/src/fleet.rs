@@ -1,5 +1,7 @@
 //! Owns the workers, their roles and ranks, as an immutable, versioned [`Fleet`].
 
+pub mod topology;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -7,7 +9,7 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::topology::Topology;
+use topology::Topology;
 
 /// A worker's instance id: a full unsigned 64-bit number, as Dynamo's are. A restarted worker has a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -166,7 +166,7 @@ impl ModelState {
     pub fn decision(
         &self,
         mode: Mode,
-        on_prefill_absent: crate::config::OnPrefillAbsent,
+        on_prefill_absent: crate::rendezvous::OnPrefillAbsent,
     ) -> ServingDecision {
         let rules = Rules {
             on_prefill_absent,
@@ -181,7 +181,7 @@ impl ModelState {
     /// The reason that a request would get.
     pub fn can_serve_requests(
         &self,
-        on_prefill_absent: crate::config::OnPrefillAbsent,
+        on_prefill_absent: crate::rendezvous::OnPrefillAbsent,
     ) -> Result<(), NotServed> {
         match self.decision(Mode::Normal, on_prefill_absent) {
             ServingDecision::Refused(reason) => Err(reason),

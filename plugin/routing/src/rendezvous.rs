@@ -7,7 +7,7 @@
 //! A *set* is the workers of one role that share a set name. Two sets of one role are ambiguous, and are not served until
 //! one is gone: guessing could pick the wrong one.
 
-use crate::config::OnPrefillAbsent;
+use serde::Deserialize;
 
 /// Worker counts of one model in one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -127,6 +127,18 @@ impl Mode {
             Self::QueryOnly => "query-only",
         }
     }
+}
+
+/// What happens to a request while there is no prefill worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "snake_case")]
+pub enum OnPrefillAbsent {
+    /// A worker that can runs it whole; where none can, it fails.
+    #[default]
+    Aggregate,
+    /// It fails with 503.
+    Fail,
 }
 
 /// What decides besides the state.

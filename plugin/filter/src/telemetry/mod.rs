@@ -9,8 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use routing::fleet::{Condition, Role};
-use routing::handoff::fate::Fate;
 use routing::rendezvous::State;
+use routing::route::fate::Fate;
 use routing::route::{Fallback, Refusal, Router};
 use routing::sharing::Totals;
 

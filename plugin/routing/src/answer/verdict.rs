@@ -1,7 +1,7 @@
 //! Owns an answer's verdict: its content so far, and how it ended.
 
 use super::event::{Ends, Facts};
-use crate::handoff::usage;
+use super::usage;
 
 /// State of an answer so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use hashbrown::HashSet;
 
 use crate::fleet::Role;
 use crate::handoff::bootstrap::{Binder, Learned};
-use crate::handoff::{LegOrder, Protocol, Rules};
+use crate::handoff::{LegOrder, Protocol, ProtocolRules};
 use crate::headers;
 
 use super::{
@@ -272,7 +272,7 @@ impl Pool {
     }
 
     /// The rules of that protocol.
-    pub fn rules(&self) -> &'static Rules {
+    pub fn rules(&self) -> &'static ProtocolRules {
         self.protocol.rules()
     }
 

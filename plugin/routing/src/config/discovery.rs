@@ -13,7 +13,7 @@ use super::listed::{
 };
 use super::{ConfigError, ListedWorker, Pool, ProtocolName};
 use crate::fleet::Role;
-use crate::topology::Topology;
+use crate::fleet::topology::Topology;
 
 /// A source of workers.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

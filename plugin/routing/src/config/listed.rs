@@ -9,8 +9,8 @@ use super::check::value;
 use super::{ConfigError, ProtocolName};
 use crate::excerpt::is_line;
 use crate::fleet::Role;
+use crate::fleet::topology::Topology;
 use crate::handoff::LegOrder;
-use crate::topology::Topology;
 
 /// One worker of a list. `docs/workers.schema.json` says the same of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

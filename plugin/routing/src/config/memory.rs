@@ -1,7 +1,7 @@
 //! Owns what the limits of a configuration come to: the most memory that one thread's VM takes for what comes from outside.
 
 use super::{Config, Pool};
-use crate::route::MAX_PREFILL_ANSWER;
+use crate::handoff::MAX_PREFILL_ANSWER;
 
 const MIB: usize = 1024 * 1024;
 

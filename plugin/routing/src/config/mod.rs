@@ -195,18 +195,6 @@ pub struct Pool {
     pub on_empty: OnEmpty,
 }
 
-/// What happens to a request while there is no prefill worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
-#[serde(rename_all = "snake_case")]
-pub enum OnPrefillAbsent {
-    /// A worker that can runs it whole; where none can, it fails.
-    #[default]
-    Aggregate,
-    /// It fails with 503.
-    Fail,
-}
-
 /// What happens where a trusted caller names a worker that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
@@ -397,7 +385,7 @@ fn document_error(path: &str, message: &str) -> ConfigError {
 pub use admission::{
     Admission, Conditional, ConditionalPolicy, DecodeBusy, PrefillBusy, Queue, QueuePolicy,
 };
-pub use destinations::{Destinations, Network, NetworkError, OriginalDst};
+pub use destinations::{Destinations, OriginalDst};
 pub use discovery::{
     Discovery, DocumentDiscovery, DynamoDiscovery, EnvoyClusters, MemberAttributes,
     RegistrationDiscovery, StaticDiscovery, Token,
@@ -408,10 +396,15 @@ pub use health::Health;
 pub use legs::{DecodeLeg, PrefillLeg};
 pub use listed::ListedWorker;
 pub(crate) use listed::{MAX_RANKS, MAX_WORKERS, check_workers, ranks};
-pub use picker::{ModelRewrite, ModelTarget, Objectives, OnEmpty};
+pub use picker::{Objectives, OnEmpty};
 pub use protocol::ProtocolName;
 pub use responses::Responses;
-pub use selection::{KvWeights, PolicyName, PrefixKnowledge, Selection, SessionAffinity};
+pub use selection::{PrefixKnowledge, Selection, SessionAffinity};
+
+pub use crate::network::{Network, NetworkError};
+pub use crate::rendezvous::OnPrefillAbsent;
+pub use crate::request::rename::{ModelRewrite, ModelTarget};
+pub use crate::selection::{KvWeights, PolicyName};
 pub use sharing::Sharing;
 
 #[cfg(test)]

@@ -8,36 +8,10 @@ use serde::Deserialize;
 use super::check::value;
 use super::{ConfigError, Destinations, Pool};
 use crate::handoff::LegOrder;
+use crate::request::rename::ModelRewrite;
 
 /// Priorities by the names of objectives; more is sooner, and below 0 a request is shed where it would have to wait.
 pub type Objectives = BTreeMap<String, i32>;
-
-/// What a model's name is replaced by before a request is routed. The client reads its own name in the answer.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct ModelRewrite {
-    /// The name that clients use; absent: any that no other rewrite names.
-    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
-    pub model: Option<String>,
-    /// The names that workers know, one of which is drawn by its weight.
-    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
-    pub targets: Vec<ModelTarget>,
-}
-
-/// A name that workers know.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct ModelTarget {
-    /// The model's name, or an adapter's.
-    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
-    pub model: String,
-    /// Its share of the requests, beside the other targets' weights.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    #[serde(default = "one")]
-    pub weight: u32,
-}
 
 /// What becomes of a request while the pool has no worker at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -50,10 +24,6 @@ pub enum OnEmpty {
     /// It is forwarded without a destination, so that the cluster's own fallback picks a host (fail open). For pools of workers
     /// that run whole requests: protocol `aggregated`, destinations `members`.
     Pass,
-}
-
-fn one() -> u32 {
-    1
 }
 
 impl Pool {

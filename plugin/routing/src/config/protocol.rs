@@ -3,13 +3,13 @@
 use serde::Deserialize;
 
 use crate::handoff::aggregated::Aggregated;
-use crate::handoff::direct::Direct;
+use crate::handoff::direct::DirectMode;
 use crate::handoff::llmd::Llmd;
 use crate::handoff::mooncake::Mooncake;
 use crate::handoff::nixl::Nixl;
 use crate::handoff::sglang::Sglang;
 use crate::handoff::trtllm::Trtllm;
-use crate::handoff::{Protocol, Rules};
+use crate::handoff::{Protocol, ProtocolRules};
 
 /// How the prefill worker's KV cache gets to the decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -50,13 +50,13 @@ impl ProtocolName {
             Self::Sglang => &Sglang,
             Self::Trtllm => &Trtllm,
             Self::Llmd => &Llmd,
-            Self::Direct => &Direct,
+            Self::Direct => &DirectMode,
             Self::Aggregated => &Aggregated,
         }
     }
 
     /// The rules of that protocol.
-    pub fn rules(self) -> &'static Rules {
+    pub fn rules(self) -> &'static ProtocolRules {
         self.engine().rules()
     }
 }

@@ -1,7 +1,8 @@
 //! Owns engines without a hand-off: each worker runs whole requests, whose bodies stay unchanged.
 
-use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
+use super::protocol::{Handoff, HandoffPair, LegOrder, Protocol, ProtocolRules};
 use super::rooms::Rooms;
+use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
 
 /// Any engine that runs whole requests.
@@ -9,8 +10,8 @@ use crate::request::{Generation, Request};
 pub struct Aggregated;
 
 impl Protocol for Aggregated {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "aggregated",
             order: LegOrder::NoHandoff,
             reaches_workers: true,
@@ -27,7 +28,7 @@ impl Protocol for Aggregated {
         _pair: &HandoffPair<'_>,
         _request: &Request<'_>,
         _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         Ok(None)
     }
 }

@@ -4,11 +4,12 @@
 //! versions the new ones win. A frontend needs both workers or neither: one alone is an error after prefill has run.
 
 use super::HeaderValue;
-use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
+use super::protocol::{Handoff, HandoffPair, LegOrder, Protocol, ProtocolRules};
 use super::rooms::Rooms;
 use crate::fleet::Target;
 use crate::json::{Edits, Object};
-use crate::request::{Generation, Request};
+use crate::refusal::Refusal;
+use crate::request::{Generation, OVERRIDE_FIELDS, Request};
 
 const DECODE: [&str; 2] = ["x-dynamo-worker-instance-id", "x-worker-instance-id"];
 const PREFILL: [&str; 2] = ["x-dynamo-prefill-instance-id", "x-prefill-instance-id"];
@@ -17,11 +18,11 @@ const PREFILL_RANK: [&str; 2] = ["x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"
 
 /// NVIDIA Dynamo frontends in `--router-mode direct`.
 #[derive(Debug)]
-pub struct Direct;
+pub struct DirectMode;
 
-impl Protocol for Direct {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+impl Protocol for DirectMode {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "direct",
             order: LegOrder::Backend,
             reaches_workers: false,
@@ -40,7 +41,7 @@ impl Protocol for Direct {
         _pair: &HandoffPair<'_>,
         _request: &Request<'_>,
         _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         Ok(None)
     }
 
@@ -76,17 +77,6 @@ fn whole(worker: &Target) -> Vec<HeaderValue> {
     headers
 }
 
-/// Fields of `nvext` that are routing overrides; ranks are among them, since the headers name none for a worker with only one.
-pub const STEERING: [&str; 7] = [
-    "annotations",
-    "backend_instance_id",
-    "prefill_worker_id",
-    "decode_worker_id",
-    "dp_rank",
-    "prefill_dp_rank",
-    "allowed_worker_ids",
-];
-
 /// Edits that remove an untrusted caller's routing overrides from `nvext`: a query would make Dynamo skip prefill, and a
 /// rank could differ from the picked one. Other annotations stay. None where there is nothing to remove.
 fn without_overrides(request: &Request<'_>) -> Option<Edits> {
@@ -102,10 +92,10 @@ fn without_overrides(request: &Request<'_>) -> Option<Edits> {
 }
 
 fn cleaned(nvext: &str) -> Option<String> {
-    let object = Object::parse(nvext.as_bytes(), &STEERING).ok()?;
+    let object = Object::parse(nvext.as_bytes(), &OVERRIDE_FIELDS).ok()?;
     let mut edits = object.edit();
     let mut found = false;
-    for name in STEERING {
+    for name in OVERRIDE_FIELDS {
         for member in object
             .all(name)
             .filter(|member| name != "annotations" || asks(member.value))

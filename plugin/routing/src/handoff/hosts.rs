@@ -5,8 +5,8 @@
 
 use std::net::IpAddr;
 
-use crate::config::Network;
 use crate::json::elements;
+use crate::network::Network;
 
 /// The hosts in a JSON value: a string, or a list of strings. A string may be a host alone, `host:port`, or a URL.
 pub fn named(value: &str) -> Vec<String> {

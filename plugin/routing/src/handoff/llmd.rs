@@ -5,10 +5,11 @@
 use std::net::SocketAddr;
 
 use super::HeaderValue;
-use super::protocol::{Handoff, HandoffPair, LegOrder, NoHandoff, Protocol, Rules};
+use super::protocol::{Handoff, HandoffPair, LegOrder, Protocol, ProtocolRules};
 use super::rooms::Rooms;
 use super::unserved;
 use crate::fleet::Target;
+use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
 
 /// llm-d's routing sidecar on decode pods.
@@ -16,8 +17,8 @@ use crate::request::{Generation, Request};
 pub struct Llmd;
 
 impl Protocol for Llmd {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "llmd",
             order: LegOrder::Backend,
             reaches_workers: true,
@@ -39,7 +40,7 @@ impl Protocol for Llmd {
         _pair: &HandoffPair<'_>,
         _request: &Request<'_>,
         _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         Ok(None)
     }
 

@@ -3,7 +3,6 @@
 pub mod aggregated;
 pub mod bootstrap;
 pub mod direct;
-pub mod fate;
 pub mod hosts;
 pub mod llmd;
 pub mod mooncake;
@@ -16,15 +15,12 @@ pub mod staged;
 pub mod terminal;
 pub mod trtllm;
 pub mod unserved;
-pub mod usage;
 
-pub use protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
-};
+pub use protocol::{AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules};
 pub use staged::Staged;
 
 use crate::json::Edits;
-use crate::request::Request;
+use crate::request::{HANDOFF_FIELDS, Request};
 
 /// A header of a leg. Set, never added, so that a client's own value does not remain beside it.
 pub type HeaderValue = (&'static str, String);
@@ -33,21 +29,16 @@ pub type HeaderValue = (&'static str, String);
 /// blocks' ids.
 pub const MAX_HANDOFF: usize = 8 * 1024 * 1024;
 
-/// The fields that hand one leg over to another, in all protocols: a client must not set them.
-pub const FIELDS: [&str; 5] = [
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-];
+/// The most bytes of a prefill worker's answer; a worker that sends more has failed. The answer holds a hand-off, one token,
+/// and the prompt's ids or log-probabilities if requested.
+pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 
 /// Edits that remove an empty hand-off (null or `{}`), for a request that one worker runs; none where the client sent no
 /// such field.
 pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
-    for name in FIELDS {
+    for name in HANDOFF_FIELDS {
         for member in request.body.all(name) {
             edits.remove(member);
             found = true;

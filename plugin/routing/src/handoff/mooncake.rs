@@ -15,13 +15,14 @@ use super::bootstrap::{
 };
 use super::nixl::{self, PARAMS};
 use super::protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
 };
 use super::rooms::Rooms;
 use super::staged::Staged;
-use super::usage;
-use crate::answer::{End, Verdict};
+use crate::answer::{End, Verdict, usage};
 use crate::json::{Edits, quoted};
+use crate::refusal::Refusal;
+use crate::rendezvous::NotServed;
 use crate::request::Request;
 
 pub use super::nixl::{cleanup_edits, decode_edits};
@@ -34,8 +35,8 @@ pub use super::nixl::cleanup_edits as prefill_edits;
 pub struct Mooncake;
 
 impl Protocol for Mooncake {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "mooncake",
             order: LegOrder::Sequential,
             reaches_workers: true,
@@ -56,13 +57,13 @@ impl Protocol for Mooncake {
         pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         let transfer = Transfer::draw(&pair.prefill, rooms);
         Ok(Some(Box::new(MooncakeHandoff {
             prefill: prefill_edits(request),
             decode: decode_edits(request),
             cleanup: cleanup_edits(request),
-            transfer: transfer.ok_or(NoHandoff::Unbound)?,
+            transfer: transfer.ok_or(Refusal::NotServed(NotServed::Pending))?,
         })))
     }
 }

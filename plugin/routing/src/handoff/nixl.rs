@@ -7,13 +7,14 @@
 use std::time::Duration;
 
 use super::protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
 };
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved::{self, Unserved};
 use super::{MAX_HANDOFF, hosts, one_token};
 use crate::json::{Edits, Object, count_numbers};
+use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
 
 pub(super) const PARAMS: &str = "kv_transfer_params";
@@ -49,8 +50,8 @@ pub(super) const APIS: &[Generation] = &[
 pub struct Nixl;
 
 impl Protocol for Nixl {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "nixl",
             order: LegOrder::Sequential,
             reaches_workers: true,
@@ -67,7 +68,7 @@ impl Protocol for Nixl {
         _pair: &HandoffPair<'_>,
         request: &Request<'_>,
         _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         Ok(Some(Box::new(NixlHandoff {
             prefill: prefill_edits(request),
             decode: decode_edits(request),

@@ -9,6 +9,7 @@ use super::staged::Staged;
 use super::unserved::Unserved;
 use crate::fleet::Target;
 use crate::json::Edits;
+use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
 
 /// Who runs the legs of a hand-off, and in which order.
@@ -33,7 +34,7 @@ impl LegOrder {
 
 /// What is fixed about a protocol.
 #[derive(Debug)]
-pub struct Rules {
+pub struct ProtocolRules {
     /// Name in configuration.
     pub name: &'static str,
     /// Who runs the legs, and in which order.
@@ -55,7 +56,7 @@ pub struct Rules {
 /// An engine's protocol: what distinguishes its hand-offs from those of the others.
 pub trait Protocol: fmt::Debug + Sync {
     /// What is fixed about it.
-    fn rules(&self) -> &'static Rules;
+    fn rules(&self) -> &'static ProtocolRules;
 
     /// How prefill workers are bound; none where they are called without a binding.
     fn binder(&self) -> Option<&'static dyn Binder> {
@@ -65,13 +66,13 @@ pub trait Protocol: fmt::Debug + Sync {
     /// The hand-off of one request; none where the router runs no legs itself.
     ///
     /// # Errors
-    /// [`NoHandoff`] where the pair or the request allows none.
+    /// [`Refusal`] where the pair or the request allows none.
     fn handoff(
         &self,
         pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff>;
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal>;
 
     /// Headers by which the backend learns of the pair whose legs it runs.
     fn pair_headers(&self, _prefill: &Target, _decode: &Target) -> Vec<HeaderValue> {
@@ -133,20 +134,4 @@ pub struct AbortCall {
     pub path: &'static str,
     /// The JSON body.
     pub body: String,
-}
-
-/// Why a pair cannot hand a request over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoHandoff {
-    /// The prefill worker is not bound, or not for the picked rank.
-    #[error("the prefill worker is not bound")]
-    Unbound,
-    /// A field of the request asks for more than the engine hands over.
-    #[error("{name}: {problem}")]
-    Field {
-        /// The field at fault.
-        name: &'static str,
-        /// What is wrong.
-        problem: &'static str,
-    },
 }

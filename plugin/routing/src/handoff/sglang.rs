@@ -12,18 +12,16 @@ use super::bootstrap::{
 };
 use super::one_token;
 use super::protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
 };
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved;
 use crate::fleet::Target;
 use crate::json::Edits;
+use crate::refusal::Refusal;
+use crate::rendezvous::NotServed;
 use crate::request::{Generation, Prompts, Request, Sequences};
-
-pub use logprobs::PromptLogprobs;
-
-mod logprobs;
 
 /// The fields of a hand-off.
 const FIELDS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
@@ -45,8 +43,8 @@ const MOST_SEQUENCES: u64 = 1024;
 pub struct Sglang;
 
 impl Protocol for Sglang {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "sglang",
             order: LegOrder::Concurrent,
             reaches_workers: true,
@@ -77,9 +75,11 @@ impl Protocol for Sglang {
         pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         let prefill = pair.prefill;
-        let binding = prefill.binding.ok_or(NoHandoff::Unbound)?;
+        let binding = prefill
+            .binding
+            .ok_or(Refusal::NotServed(NotServed::Pending))?;
         let sequences = request.sequences();
         let count = rooms_needed(sequences)?;
         Ok(Some(Box::new(SglangHandoff {
@@ -208,11 +208,11 @@ impl FieldForm {
 /// Number of rooms that a request needs.
 ///
 /// # Errors
-/// [`NoHandoff::Field`] above [`MOST_SEQUENCES`].
-fn rooms_needed(asked: Sequences) -> Result<usize, NoHandoff> {
+/// [`Refusal::Field`] above [`MOST_SEQUENCES`].
+fn rooms_needed(asked: Sequences) -> Result<usize, Refusal> {
     let count = asked.count();
     if count > MOST_SEQUENCES {
-        return Err(NoHandoff::Field {
+        return Err(Refusal::Field {
             name: if asked.choices > 1 { "n" } else { "prompt" },
             problem: "asks for more than 1024 sequences in one request",
         });
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!((rooms(1), rooms(1024)), (Ok(1), Ok(1024)));
         for n in [1025, u64::MAX] {
             let refusal = rooms(n).unwrap_err();
-            assert!(matches!(refusal, NoHandoff::Field { name: "n", .. }), "{n}");
+            assert!(matches!(refusal, Refusal::Field { name: "n", .. }), "{n}");
         }
     }
 

@@ -7,6 +7,7 @@ mod events;
 
 use crate::answer::{End, Verdict};
 use crate::json::{Object, each_edited, edited};
+use crate::request::AnswerForm;
 
 /// Fields of a transfer, which are not for clients.
 const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"];
@@ -26,34 +27,22 @@ pub struct Terminal {
     pub body: Vec<u8>,
 }
 
-/// The form in which the client requested its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// One JSON document.
-    Whole,
-    /// Server-sent events.
-    Stream {
-        /// Whether the stream ends with the usage.
-        usage: bool,
-    },
-}
-
 impl Terminal {
     /// The complete answer; none where the length limit ended it (then a missing hand-off is a failure), where it is no
     /// answer, or where more than a megabyte would have to be streamed.
-    pub fn read(answer: &[u8], form: Form) -> Option<Self> {
+    pub fn read(answer: &[u8], form: AnswerForm) -> Option<Self> {
         if Verdict::of_prefill(answer) != Verdict::Ended(End::Itself) {
             return None;
         }
         let body = without_transfer(answer)?;
         match form {
-            Form::Whole => Some(Self {
+            AnswerForm::Unstreamed => Some(Self {
                 content_type: "application/json",
                 body: body.into_bytes(),
             }),
             // Conversion holds the answer in memory many times over.
-            Form::Stream { .. } if body.len() > MAX_RETOLD => None,
-            Form::Stream { usage } => Some(Self {
+            AnswerForm::Stream { .. } if body.len() > MAX_RETOLD => None,
+            AnswerForm::Stream { usage } => Some(Self {
                 content_type: "text/event-stream",
                 body: events::of(&serde_json::from_str(&body).ok()?, usage)?.into_bytes(),
             }),
@@ -111,12 +100,12 @@ mod tests {
     const RESPONSE: &str = r#"{"id":"r1","object":"response","status":"completed","output":[{"type":"reasoning","id":"i0","summary":[]},{"type":"message","id":"i1","role":"assistant","content":[{"type":"output_text","text":"No.","annotations":[]}]}],"usage":{"output_tokens":2},"kv_transfer_params":null}"#;
 
     fn whole(answer: &str) -> Option<String> {
-        let terminal = Terminal::read(answer.as_bytes(), Form::Whole)?;
+        let terminal = Terminal::read(answer.as_bytes(), AnswerForm::Unstreamed)?;
         Some(String::from_utf8(terminal.body).unwrap())
     }
 
     fn stream(answer: &str, usage: bool) -> Vec<String> {
-        let terminal = Terminal::read(answer.as_bytes(), Form::Stream { usage }).unwrap();
+        let terminal = Terminal::read(answer.as_bytes(), AnswerForm::Stream { usage }).unwrap();
         assert_eq!(terminal.content_type, "text/event-stream");
         let text = String::from_utf8(terminal.body).unwrap();
         text.split_terminator("\n\n").map(str::to_owned).collect()

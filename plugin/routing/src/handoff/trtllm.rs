@@ -4,14 +4,15 @@
 //! tokenise the prompt again. Ids are numbers up to 2^63 and pass as written. Source: TensorRT-LLM's disaggregated server.
 
 use super::protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, NoHandoff, Prefill, Protocol, Rules,
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
 };
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved;
-use super::{MAX_HANDOFF, hosts, one_token, usage};
-use crate::answer::{End, Verdict};
+use super::{MAX_HANDOFF, hosts, one_token};
+use crate::answer::{End, Verdict, usage};
 use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
+use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
 
 const PARAMS: &str = "disaggregated_params";
@@ -28,8 +29,8 @@ const PROMPT_IDS: &str = "prompt_token_ids";
 pub struct Trtllm;
 
 impl Protocol for Trtllm {
-    fn rules(&self) -> &'static Rules {
-        &Rules {
+    fn rules(&self) -> &'static ProtocolRules {
+        &ProtocolRules {
             name: "trtllm",
             order: LegOrder::Sequential,
             reaches_workers: true,
@@ -53,7 +54,7 @@ impl Protocol for Trtllm {
         _pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, NoHandoff> {
+    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
         Ok(Some(Box::new(TrtllmHandoff {
             prefill: prefill_edits(request),
             decode: GenerationLeg::new(request),

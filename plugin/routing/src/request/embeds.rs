@@ -1,7 +1,7 @@
 //! Owns the prompts of a completion that come as embeddings: their number, and an estimate of their length.
 
 use crate::json::{Object, elements};
-use crate::route::Refusal;
+use crate::refusal::Refusal;
 
 const NAME: &str = "prompt_embeds";
 

@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use super::{Generation, sequences};
 use crate::json::Object;
-use crate::route::Refusal;
+use crate::refusal::Refusal;
 
 const MOST: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 const LEAST: &str = "min_tokens";

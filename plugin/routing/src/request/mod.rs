@@ -3,6 +3,7 @@
 mod buffered;
 mod embeds;
 mod forged;
+mod form;
 mod limits;
 mod nvext;
 pub mod overrides;
@@ -12,7 +13,9 @@ pub mod rename;
 pub mod sequences;
 
 pub use buffered::{BufferedRequest, ParsedRequest};
-pub use forged::check_unread;
+pub use forged::{HANDOFF_FIELDS, check_unread};
+pub use form::AnswerForm;
+pub use nvext::OVERRIDE_FIELDS;
 pub use overrides::{Pin, RoutingOverrides};
 pub use parts::Part;
 pub use sequences::{Prompts, Sequences};
@@ -23,12 +26,10 @@ use std::rc::Rc;
 use memchr::memmem;
 use percent_encoding::percent_decode;
 
-use crate::handoff::direct;
-use crate::handoff::terminal::Form;
 use crate::json::{
     JsonError, MAX_DEPTH, MAX_VALUES, Member, Object, has_more_values_than, is_deeper_than,
 };
-use crate::route::Refusal;
+use crate::refusal::Refusal;
 
 /// A request's line and headers, before its body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -320,13 +321,13 @@ impl Fault {
 
 impl Request<'_> {
     /// The form in which the client requested its answer.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> AnswerForm {
         let stream = self.body.get("stream");
         match stream.is_some_and(|member| parts::is_true(member.value)) {
-            true => Form::Stream {
+            true => AnswerForm::Stream {
                 usage: self.wants_usage(),
             },
-            false => Form::Whole,
+            false => AnswerForm::Unstreamed,
         }
     }
 
@@ -562,7 +563,7 @@ fn check_stream(object: &Object<'_>) -> Result<(), Refusal> {
 /// Routing overrides in `nvext` must be found to be used, or to be removed.
 fn check_nvext(object: &Object<'_>) -> Result<(), Refusal> {
     let repeats = |member: &Member<'_>| {
-        Object::parse(member.value.as_bytes(), &direct::STEERING).err()
+        Object::parse(member.value.as_bytes(), &OVERRIDE_FIELDS).err()
             == Some(JsonError::TooManyRepeats)
     };
     match object.all("nvext").any(repeats) {

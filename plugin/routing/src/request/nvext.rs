@@ -8,6 +8,17 @@ use super::overrides::Hints;
 use crate::json::{JsonError, Object};
 use crate::topology::Constraints;
 
+/// Fields of `nvext` that are routing overrides; ranks are among them, since the headers name none for a worker with only one.
+pub const OVERRIDE_FIELDS: [&str; 7] = [
+    "annotations",
+    "backend_instance_id",
+    "prefill_worker_id",
+    "decode_worker_id",
+    "dp_rank",
+    "prefill_dp_rank",
+    "allowed_worker_ids",
+];
+
 const ID: &str = "must be an unsigned number of 64 bits";
 const RANK: &str = "must be an unsigned number of 32 bits";
 

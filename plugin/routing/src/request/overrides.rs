@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 
 use super::Refusal;
 use super::nvext::Nvext;
-use crate::config::KvWeights;
 use crate::fleet::{Role, WorkerId};
 use crate::rendezvous::Mode;
+use crate::selection::KvWeights;
 use crate::selection::cost::Tracking;
 use crate::topology::Constraints;
 

@@ -3,13 +3,45 @@
 //! A gateway's header takes precedence over a rewrite for the model, and that over a rewrite for any model (gateway
 //! contract, 1.6).
 
-use crate::config::{ModelRewrite, ModelTarget};
+use serde::Deserialize;
+
 use crate::json::{Object, quoted};
 use crate::selection::Random;
 
 const MODEL: &str = "model";
 /// Longest model name, in bytes: a longer one is no real name, so it stays and is not found.
 const LONGEST: usize = 1024;
+
+/// What a model's name is replaced by before a request is routed. The client reads its own name in the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ModelRewrite {
+    /// The name that clients use; absent: any that no other rewrite names.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
+    pub model: Option<String>,
+    /// The names that workers know, one of which is drawn by its weight.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
+    pub targets: Vec<ModelTarget>,
+}
+
+/// A name that workers know.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ModelTarget {
+    /// The model's name, or an adapter's.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
+    pub model: String,
+    /// Its share of the requests, beside the other targets' weights.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[serde(default = "one")]
+    pub weight: u32,
+}
+
+fn one() -> u32 {
+    1
+}
 
 /// A request with a replaced model name.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::limits::whole;
 use super::{Generation, embeds};
 use crate::json::{Object, elements, length};
-use crate::route::Refusal;
+use crate::refusal::Refusal;
 
 /// The prompts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

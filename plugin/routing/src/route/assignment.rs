@@ -11,7 +11,7 @@ use super::recovery::Recovery;
 use super::tally::Facts;
 use super::trail::SharedTrail;
 use crate::fleet::{Role, TargetKey, Worker, WorkerId};
-use crate::handoff::{LegOrder, Rules, Staged};
+use crate::handoff::{LegOrder, ProtocolRules, Staged};
 use crate::load::{DecodeCharge, PrefillCharge};
 use crate::outcome::{Came, Leg, Meaning, judge};
 
@@ -102,7 +102,7 @@ impl Assignment {
     }
 
     /// The leg that the client waits for, under this protocol.
-    pub fn leg(&self, rules: &Rules) -> Leg {
+    pub fn leg(&self, rules: &ProtocolRules) -> Leg {
         match (rules.order, &self.prefill) {
             _ if !rules.reaches_workers => Leg::Frontend,
             (LegOrder::Backend, Some(_)) => Leg::Sidecar,

@@ -5,7 +5,7 @@
 //! SGLang's checks of a request, which add the prompt's tokens to the allowed output tokens.
 
 use super::Refusal;
-use crate::handoff::Rules;
+use crate::handoff::ProtocolRules;
 use crate::request::{Limit, Request};
 
 /// The shortest prompt, in tokens, for one that was not sent as ids.
@@ -13,7 +13,7 @@ const SHORTEST: u64 = 1;
 
 /// Checks a request to be split against the most tokens that any pair takes.
 pub(super) fn check(
-    rules: &Rules,
+    rules: &ProtocolRules,
     longest: Option<u64>,
     request: &Request<'_>,
 ) -> Result<(), Refusal> {

@@ -14,20 +14,18 @@ use super::retry::RetrySnapshot;
 use super::selection_request::SelectionContext;
 use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router};
 use crate::answer::Verdict;
+use crate::answer::usage;
 use crate::config::OnPrefillFailure;
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
-use crate::handoff::usage;
-use crate::handoff::{Handoff, HeaderValue, LegOrder, Staged, handoff_fields_only};
+use crate::handoff::{
+    Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Staged, handoff_fields_only,
+};
 use crate::json::Edits;
 use crate::load::PrefillCharge;
 use crate::outcome::{self, Before, Came, Follows, LeftOut, Leg, Meaning, judge};
 use crate::rendezvous::NotServed;
 use crate::request::Request;
-
-/// The most bytes of a prefill worker's answer; a worker that sends more has failed. The answer holds a hand-off, one token,
-/// and the prompt's ids or log-probabilities if requested.
-pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]

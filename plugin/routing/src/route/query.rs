@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::selection_request::SelectionContext;
 use crate::fleet::Target;
-use crate::handoff::terminal::Form;
+use crate::request::AnswerForm;
 use crate::request::{Generation, Request};
 
 /// An answer given by the router itself.
@@ -54,11 +54,11 @@ pub(super) fn answer(
         fields.insert(name.to_owned(), value);
     }
     match request.form() {
-        Form::Whole => LocalAnswer {
+        AnswerForm::Unstreamed => LocalAnswer {
             content_type: "application/json",
             body: document(request, &nvext, now_s, "message").to_string(),
         },
-        Form::Stream { .. } => LocalAnswer {
+        AnswerForm::Stream { .. } => LocalAnswer {
             content_type: "text/event-stream",
             body: format!(
                 "data: {}\n\ndata: [DONE]\n\n",

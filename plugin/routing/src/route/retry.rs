@@ -8,8 +8,8 @@ use super::dispatch::Patience;
 use super::selection_request::{Admit, Demand, SelectionContext};
 use super::trail::SharedTrail;
 use crate::fleet::WorkerId;
-use crate::handoff::terminal::Form;
 use crate::model_state::ModelKey;
+use crate::request::AnswerForm;
 use crate::request::{Generation, Request, RoutingOverrides};
 
 /// A request that has been placed once.
@@ -18,7 +18,7 @@ pub(super) struct RetrySnapshot {
     pub(super) key: ModelKey,
     pub(super) overrides: RoutingOverrides,
     pub(super) demand: Demand,
-    pub(super) form: Form,
+    pub(super) form: AnswerForm,
     pub(super) generation: Generation,
     /// The most output tokens that the client allows, if it sets a limit.
     pub(super) max_tokens: Option<u64>,
@@ -68,8 +68,8 @@ impl RetrySnapshot {
         let and_reading = |time: Duration| time.saturating_add(reading).max(grace);
         let whole = leg.whole_deadline(self.max_tokens).map(and_reading);
         let (first, total) = match self.form {
-            Form::Whole => (whole, whole),
-            Form::Stream { .. } => (leg.first_token_deadline().map(and_reading), None),
+            AnswerForm::Unstreamed => (whole, whole),
+            AnswerForm::Stream { .. } => (leg.first_token_deadline().map(and_reading), None),
         };
         Patience {
             first,

@@ -12,13 +12,14 @@ mod prefix_hash;
 mod random;
 mod round_robin;
 mod session;
+mod settings;
 
-use crate::config::{KvWeights, PolicyName};
 use crate::fleet::{Fleet, Role, Target, TargetKey};
 use crate::load::{LoadSnapshot, PrefillRate};
 use crate::prefix::Blocks;
 use cost::{DecodeCredit, Terms, Tracking};
 pub use kv::cheapest;
+pub use settings::{KvWeights, PolicyName};
 
 /// The random source, seeded by the caller.
 pub type Random = fastrand::Rng;

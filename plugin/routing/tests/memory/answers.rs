@@ -1,11 +1,12 @@
 //! Tests that reading a prefill worker's answer holds no more than the answer's length and a little.
 
+use routing::answer::PromptLogprobs;
 use routing::answer::Verdict;
+use routing::answer::usage;
 use routing::handoff::nixl::TransferParams;
-use routing::handoff::sglang::PromptLogprobs;
-use routing::handoff::terminal::{Form, Terminal};
+use routing::handoff::terminal::Terminal;
 use routing::handoff::trtllm::{Context, ContextProblem};
-use routing::handoff::usage;
+use routing::request::AnswerForm;
 
 use crate::peak::peak_of;
 
@@ -73,8 +74,8 @@ fn found_b8_what_ended_an_answer_is_told_without_holding_it() {
             assert!(peak < A_LITTLE, "{start}: {peak} bytes");
             let (peak, _) = peak_of(|| Context::parse(answer).ok());
             assert!(peak < answer.len() + A_LITTLE, "{start}: {peak} bytes");
-            let stream = Form::Stream { usage: true };
-            for (form, copies) in [(Form::Whole, 4), (stream, 4)] {
+            let stream = AnswerForm::Stream { usage: true };
+            for (form, copies) in [(AnswerForm::Unstreamed, 4), (stream, 4)] {
                 let (peak, _) = peak_of(|| Terminal::read(answer, form));
                 let most = copies * answer.len() + A_LITTLE;
                 assert!(peak < most, "{start}: {peak} bytes");

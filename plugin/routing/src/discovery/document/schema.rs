@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::document::{Written, parse};
 use crate::config::{ListedWorker, ProtocolName};
 use crate::fleet::Role;
-use crate::topology::Topology;
+use crate::fleet::topology::Topology;
 
 fn schema() -> Value {
     let text = include_str!("../../../../../docs/workers.schema.json");

@@ -1,6 +1,6 @@
 //! Owns the fate of a hand-off: whether the KV blocks held by a prefill worker are known to be free, known to stay, or neither.
 
-use crate::route::PrefillAnswer;
+use super::PrefillAnswer;
 
 /// Fate of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::excerpt::{MESSAGE, NAME, excerpt};
 use crate::fleet::{Role, WorkerId};
-use crate::handoff::NoHandoff;
 use crate::rendezvous::NotServed;
 use crate::selection::eligibility::Filter;
 
@@ -245,15 +244,6 @@ pub enum PrefillFailure {
     /// A hand-off that names a host in none of the pool's networks.
     #[error("its hand-off named a host that decode may not be sent to")]
     ForeignHost,
-}
-
-impl From<NoHandoff> for Refusal {
-    fn from(why: NoHandoff) -> Self {
-        match why {
-            NoHandoff::Unbound => Self::NotServed(NotServed::Pending),
-            NoHandoff::Field { name, problem } => Self::Field { name, problem },
-        }
-    }
 }
 
 impl Refusal {
