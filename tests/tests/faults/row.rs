@@ -4,10 +4,10 @@ use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, chat_body};
 use pd_router_e2e::engines::{Role, in_turns, with};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::stage::{Plot, Stage};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -73,9 +73,9 @@ fn ask(asked: Asked) -> Ask {
     Ask::post(CHAT, body(asked, "a question", TOKENS).to_string())
 }
 
-/// A protocol's stage and what its counters said at the beginning.
+/// A protocol's fixture and what its counters said at the beginning.
 pub struct Row {
-    pub stage: Stage,
+    pub fixture: Fixture,
     pub protocol: Protocol,
     begun: Metrics,
     before: Metrics,
@@ -85,21 +85,22 @@ pub struct Row {
 impl Row {
     /// Two healthy workers of each role, all of whom have answered.
     pub async fn begin(proxy: Proxy, protocol: Protocol) -> Row {
-        let stage = Stage::take(Plot::of(proxy, protocol).pool(pool())).await;
-        let replies = join_all((0..REQUESTS).map(|_| stage.gateway.send(ask(Asked::Whole)))).await;
+        let fixture = Fixture::acquire(FixtureSpec::of(proxy, protocol).pool(pool())).await;
+        let replies =
+            join_all((0..REQUESTS).map(|_| fixture.gateway.send(ask(Asked::Whole)))).await;
         for reply in replies {
             reply.expect_tokens(TOKENS);
         }
-        stage.comes_to_rest().await;
-        let begun = stage.gateway.metrics().await;
+        fixture.comes_to_rest().await;
+        let begun = fixture.gateway.metrics().await;
         Row {
             before: begun.clone(),
             begun,
             requests: [
-                stage.requests(Role::Prefill).await,
-                stage.requests(Role::Decode).await,
+                fixture.requests(Role::Prefill).await,
+                fixture.requests(Role::Decode).await,
             ],
-            stage,
+            fixture,
             protocol,
         }
     }
@@ -112,7 +113,7 @@ impl Row {
         asked: &[Asked],
     ) -> Row {
         let row = Row::begin(proxy, protocol).await;
-        row.stage.one_does(role, fault).await;
+        row.fixture.inject_one(role, fault).await;
         match (protocol, role) {
             (Protocol::Sglang, Role::Prefill) => row.answers_or_breaks_off(asked).await,
             _ => row.answers(asked).await,
@@ -123,17 +124,17 @@ impl Row {
 
     /// From here on is counted anew.
     pub async fn mark(&mut self) {
-        self.stage.comes_to_rest().await;
-        self.before = self.stage.gateway.metrics().await;
+        self.fixture.comes_to_rest().await;
+        self.before = self.fixture.gateway.metrics().await;
         for (role, count) in [Role::Prefill, Role::Decode].into_iter().zip(0..) {
-            self.requests[count] = self.stage.requests(role).await;
+            self.requests[count] = self.fixture.requests(role).await;
         }
     }
 
     /// All workers of this role do this from now on.
     pub async fn with_all(proxy: Proxy, protocol: Protocol, role: Role, fault: &Value) -> Row {
         let row = Row::begin(proxy, protocol).await;
-        row.stage.all_do(role, fault).await;
+        row.fixture.inject_all(role, fault).await;
         row
     }
 
@@ -160,14 +161,14 @@ impl Row {
 
     /// Sends one request; fails where no answer comes.
     pub async fn send(&self, asked: Asked) -> Reply {
-        self.stage.gateway.send(ask(asked)).await
+        self.fixture.gateway.send(ask(asked)).await
     }
 
     /// Sends one request of each kind at the same time; fails where one gets no answer.
     pub async fn replies(&self, asked: &[Asked]) -> Vec<Reply> {
         let sent = asked
             .iter()
-            .map(|asked| self.stage.gateway.send(ask(*asked)));
+            .map(|asked| self.fixture.gateway.send(ask(*asked)));
         join_all(sent).await
     }
 
@@ -180,7 +181,7 @@ impl Row {
 
     /// A client that has written its request.
     pub async fn client(&self, body: &Value) -> Raw {
-        let mut client = Raw::connect(self.stage.gateway.listen).await;
+        let mut client = Raw::connect(self.fixture.gateway.listen).await;
         let request = raw::post(CHAT, &[], body.to_string().as_bytes());
         client.write(&request).await;
         client
@@ -205,9 +206,9 @@ impl Row {
             Role::Decode | Role::Aggregated => &self.requests[1],
         };
         let mut more = Vec::new();
-        for (post, before) in self.stage.posts(role).iter().zip(before) {
-            let all = match post.lives() {
-                true => post.engine().requests().await.len(),
+        for (slot, before) in self.fixture.slots(role).iter().zip(before) {
+            let all = match slot.is_running() {
+                true => slot.engine().requests().await.len(),
                 false => *before,
             };
             more.push(all - before);
@@ -222,7 +223,7 @@ impl Row {
 
     /// What this counter has grown by since the mark, over all labels.
     pub async fn counted(&self, name: &str) -> f64 {
-        let now = self.stage.gateway.metrics().await;
+        let now = self.fixture.gateway.metrics().await;
         self.since_the_mark(&now, name, &[])
     }
 
@@ -244,7 +245,7 @@ impl Row {
     pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
         // One page for both: a worker may be ejected between two.
-        let now = self.stage.gateway.metrics().await;
+        let now = self.fixture.gateway.metrics().await;
         let prefill = self.since_the_mark(&now, name, &[("role", "prefill")]);
         [prefill, self.since_the_mark(&now, name, &[]) - prefill]
     }
@@ -280,15 +281,15 @@ impl Row {
 
     /// The same where all workers are dead that a hand-off could be asked of.
     pub async fn ends_with_refusals(self) {
-        self.stage.comes_to_rest().await;
-        let state = self.stage.state().await;
+        self.fixture.comes_to_rest().await;
+        let state = self.fixture.state().await;
         assert_eq!(state.recomputed, 0, "{state:?}");
-        self.stage.leave();
+        self.fixture.release();
     }
 
     /// Hand-offs of which the gateway knows that they are left, and those that may be.
     async fn leaked(&self) -> [u64; 2] {
-        let now = self.stage.gateway.metrics().await;
+        let now = self.fixture.gateway.metrics().await;
         let names = [
             "pd_router_kv_leaked_handoffs_total",
             "pd_router_kv_unknown_handoffs_total",
@@ -300,11 +301,11 @@ impl Row {
     }
 
     async fn rests(self, is_right: impl Fn(u64, u64, u64) -> bool) {
-        self.stage.comes_to_rest().await;
-        self.stage.assert_good_hand_offs().await;
+        self.fixture.comes_to_rest().await;
+        self.fixture.assert_good_hand_offs().await;
         if self.protocol.is_sequential() {
             eventually("what nobody pulled is counted", GENEROUS, || async {
-                let state = self.stage.state().await;
+                let state = self.fixture.state().await;
                 let [known, unknown] = self.leaked().await;
                 // An engine that was killed takes its counts along.
                 let left = state.issued.saturating_sub(state.pulled);
@@ -317,7 +318,7 @@ impl Row {
             })
             .await;
         }
-        self.stage.leave();
+        self.fixture.release();
     }
 }
 

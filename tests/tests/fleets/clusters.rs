@@ -10,9 +10,9 @@ use pd_router_e2e::engines::{Engine, FAST, Fleet, MODEL, Role, config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::names::Names;
 use pd_router_e2e::plan::Plan;
-use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::traffic::Traffic;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 
 use crate::rig::{INTERVAL, pairs, tally, until_all_say, until_answered_with};

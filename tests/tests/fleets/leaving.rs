@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -26,24 +26,24 @@ const AT_ONCE: Duration = Duration::from_secs(15);
 const WATCHED: Duration = Duration::from_secs(2);
 
 pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
     gateway.answers().await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     for round in 0..count(2, 10) {
         for role in [Role::Prefill, Role::Decode] {
             let at = round % 2;
-            crew.dismiss_one(role, at);
+            engines.unlist_one(role, at);
             sleep(INTERVAL + SLACK).await;
-            let before = crew.posts(role)[at].state().await.requests;
+            let before = engines.slots(role)[at].state().await.requests;
             sleep(WATCHED).await;
-            let after = crew.posts(role)[at].state().await.requests;
+            let after = engines.slots(role)[at].state().await.requests;
             assert_eq!(before, after, "a worker that is gone got requests");
-            crew.list_one(role, at);
+            engines.list_one(role, at);
             eventually("who comes is used", INTERVAL + SLACK, || async {
-                let now = crew.posts(role)[at].state().await.requests;
+                let now = engines.slots(role)[at].state().await.requests;
                 match now > after {
                     true => Ok(()),
                     false => Err(format!("{now} requests")),
@@ -60,26 +60,26 @@ pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
 }
 
 /// A gateway over one worker of each role, with places for another.
-async fn open(proxy: Proxy) -> (Crew, Gateway) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
-    crew.start(Role::Prefill).await;
-    crew.start(Role::Decode).await;
-    crew.list_one(Role::Prefill, 0);
-    crew.list_one(Role::Decode, 0);
+async fn open(proxy: Proxy) -> (EngineSet, Gateway) {
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+    engines.start(Role::Prefill).await;
+    engines.start(Role::Decode).await;
+    engines.list_one(Role::Prefill, 0);
+    engines.list_one(Role::Decode, 0);
     let pool = json!({
         "prefill": {"timeout_ms": DEADLINE_MS, "base_timeout_ms": DEADLINE_MS},
         "decode": {"first_token_timeout_ms": DEADLINE_MS},
         "health": {"cold_timeout_ms": 0},
     });
-    let gateway = crew.gateway(proxy, pool).await;
+    let gateway = engines.gateway(proxy, pool).await;
     gateway.is_ready().await;
-    (crew, gateway)
+    (engines, gateway)
 }
 
 /// Sends a request that hangs at the only worker of this role, which then gives way to another; the answer.
-async fn outlives(role: Role, ask: Ask, crew: &mut Crew, gateway: &Gateway) -> Reply {
+async fn outlives(role: Role, ask: Ask, engines: &mut EngineSet, gateway: &Gateway) -> Reply {
     let leg = json!({"kind": "hang", "leg": role.as_str()});
-    let hangs = &crew.posts(role)[0];
+    let hangs = &engines.slots(role)[0];
     hangs.engine().fault(&leg).await;
     let before = hangs.state().await.requests;
     let asked = tokio::spawn(client::try_send(gateway.listen, ask));
@@ -91,11 +91,11 @@ async fn outlives(role: Role, ask: Ask, crew: &mut Crew, gateway: &Gateway) -> R
         }
     })
     .await;
-    crew.list_one(role, 1);
-    until_listed(gateway, &crew.posts(role)[1].name(), true).await;
+    engines.list_one(role, 1);
+    until_listed(gateway, &engines.slots(role)[1].name(), true).await;
     assert!(!asked.is_finished(), "it was to hang");
     let left = Instant::now();
-    crew.dismiss_one(role, 0);
+    engines.unlist_one(role, 0);
     let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
     let reply = outcome.unwrap_or_else(|failure| panic!("{failure}"));
     let took = left.elapsed();
@@ -104,40 +104,40 @@ async fn outlives(role: Role, ask: Ask, crew: &mut Crew, gateway: &Gateway) -> R
 }
 
 /// The answer is whole and comes from the other worker, and nothing is left.
-async fn judge(role: Role, reply: Reply, crew: &Crew, gateway: &Gateway) {
+async fn judge(role: Role, reply: Reply, engines: &EngineSet, gateway: &Gateway) {
     let pair = reply.expect_tokens(4).pair();
     let named = match role {
         Role::Prefill => pair.prefill,
         Role::Decode | Role::Aggregated => pair.decode,
     };
-    assert_eq!(named, crew.posts(role)[1].name());
+    assert_eq!(named, engines.slots(role)[1].name());
     // The engine that hangs would keep a call for as long as its deadline.
-    crew.posts(role)[0].engine().clear_faults().await;
+    engines.slots(role)[0].engine().clear_faults().await;
     gateway.assert_comes_to_rest().await;
-    let decode = crew.total(Role::Decode).await;
+    let decode = engines.total(Role::Decode).await;
     assert_eq!(decode.refused(), 0, "{decode:?}");
 }
 
 pub async fn a_request_whose_prefill_worker_leaves_goes_to_another_at_once(proxy: Proxy) {
-    let (mut crew, gateway) = open(proxy).await;
+    let (mut engines, gateway) = open(proxy).await;
     let ask = Ask::chat("hello");
-    let reply = outlives(Role::Prefill, ask, &mut crew, &gateway).await;
-    judge(Role::Prefill, reply, &crew, &gateway).await;
+    let reply = outlives(Role::Prefill, ask, &mut engines, &gateway).await;
+    judge(Role::Prefill, reply, &engines, &gateway).await;
 }
 
 pub async fn a_request_whose_decode_worker_leaves_goes_to_another_at_once(proxy: Proxy) {
-    let (mut crew, gateway) = open(proxy).await;
+    let (mut engines, gateway) = open(proxy).await;
     let ask = Ask::chat("hello");
-    let reply = outlives(Role::Decode, ask, &mut crew, &gateway).await;
-    judge(Role::Decode, reply, &crew, &gateway).await;
+    let reply = outlives(Role::Decode, ask, &mut engines, &gateway).await;
+    judge(Role::Decode, reply, &engines, &gateway).await;
 }
 
 pub async fn a_stream_whose_decode_worker_leaves_before_its_first_byte_goes_to_another_at_once(
     proxy: Proxy,
 ) {
-    let (mut crew, gateway) = open(proxy).await;
+    let (mut engines, gateway) = open(proxy).await;
     // What has been computed for it is there on the prefill worker, who stays.
     let ask = Ask::chat_stream("hello");
-    let reply = outlives(Role::Decode, ask, &mut crew, &gateway).await;
-    judge(Role::Decode, reply, &crew, &gateway).await;
+    let reply = outlives(Role::Decode, ask, &mut engines, &gateway).await;
+    judge(Role::Decode, reply, &engines, &gateway).await;
 }

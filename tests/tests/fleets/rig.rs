@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pd_router_e2e::client::{Ask, Pair};
 use pd_router_e2e::gateway::{Gateway, worker};
-use pd_router_e2e::roster::INTERVAL_MS;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::INTERVAL_MS;
 use serde_json::Value;
 
 /// So many new connections meet both threads: all on one is seen once in 30,000 times.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Pair, crowd};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Fleet, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -84,22 +84,22 @@ async fn until_ambiguous(gateway: &Gateway) {
 
 pub async fn two_sets_of_one_role_are_ambiguous_until_one_is_gone(proxy: Proxy) {
     for role in [Role::Prefill, Role::Decode] {
-        let mut crew = Crew::hire(2, 2, FAST).await;
-        crew.describe(role, |at| json!({"set": format!("set-{at}")}));
-        crew.bring(Role::Prefill).await;
-        crew.bring(Role::Decode).await;
-        let gateway = crew.gateway(proxy, json!({})).await;
+        let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+        engines.describe(role, |at| json!({"set": format!("set-{at}")}));
+        engines.start_and_list(Role::Prefill).await;
+        engines.start_and_list(Role::Decode).await;
+        let gateway = engines.gateway(proxy, json!({})).await;
         until_ambiguous(&gateway).await;
         gateway.send(Ask::get("/pd-router/ready")).await.expect(503);
-        assert_eq!(crew.total(Role::Decode).await.requests, 0);
+        assert_eq!(engines.total(Role::Decode).await.requests, 0);
 
-        crew.dismiss_one(role, 0);
+        engines.unlist_one(role, 0);
         gateway.answers().await;
-        crew.list_one(role, 0);
+        engines.list_one(role, 0);
         until_ambiguous(&gateway).await;
-        crew.dismiss_one(role, 1);
+        engines.unlist_one(role, 1);
         gateway.answers().await;
-        assert_eq!(crew.total(Role::Decode).await.refused(), 0);
+        assert_eq!(engines.total(Role::Decode).await.refused(), 0);
         gateway.assert_comes_to_rest().await;
     }
 }

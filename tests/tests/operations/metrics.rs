@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pd_router_e2e::client::{self, Ask, chat_body};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Fleet, MODEL, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::metrics::Metrics;
@@ -229,12 +229,12 @@ pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
 }
 
 pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 2, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 2, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
     gateway.answers().await;
-    let leaver = crew.posts(Role::Decode)[0].name();
+    let leaver = engines.slots(Role::Decode)[0].name();
     let of_leaver = [("worker", leaver.as_str())];
     let blocks =
         |metrics: &Metrics| metrics.sum_where("pd_router_worker_decode_blocks", &of_leaver);
@@ -257,7 +257,7 @@ pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
         }
     })
     .await;
-    crew.dismiss_one(Role::Decode, 0);
+    engines.unlist_one(Role::Decode, 0);
     eventually("its figure is 0", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         let listed = metrics.sum_where("pd_router_fleet_workers", &[("role", "decode")]);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Reply, chat_body};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::plain::{Bootstrap, Plain};
@@ -161,23 +161,23 @@ pub async fn a_header_of_anybody_is_nothing(proxy: Proxy) {
 
 /// gateway-api-inference-extension #2117: a subset that was made candidates of while nobody was there, and kept.
 pub async fn a_subset_is_asked_anew_while_a_request_waits(proxy: Proxy) {
-    let mut crew = Crew::hire_as((Role::Prefill, Role::Aggregated), (0, 2), QUICK).await;
-    crew.start(Role::Aggregated).await;
-    crew.describe(Role::Aggregated, |_| json!({"role": "aggregated"}));
+    let mut engines = EngineSet::with_roles((Role::Prefill, Role::Aggregated), (0, 2), QUICK).await;
+    engines.start(Role::Aggregated).await;
+    engines.describe(Role::Aggregated, |_| json!({"role": "aggregated"}));
     let pool = json!({
         "protocol": "aggregated",
         "trust_clients": true,
         "admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": 120_000}},
     });
-    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
-    let [busy, comes] = [0, 1].map(|at: usize| crew.decode[at].address.to_string());
+    let gateway = engines.gateway_on_one_thread(proxy, pool).await;
+    let [busy, comes] = [0, 1].map(|at: usize| engines.decode[at].address.to_string());
     let only = |subset: &str| Ask::chat("hello").header(SUBSET, subset);
     // Nobody is there, and nothing is kept of it.
     let reply = gateway.send(only(&busy)).await;
     reply.expect_error(503);
     assert_eq!(reply.header(REASON), Some("rejected-no-endpoints"));
 
-    crew.list_one(Role::Aggregated, 0);
+    engines.list_one(Role::Aggregated, 0);
     gateway.is_ready().await;
     // The one that is there allows nothing to the other's.
     gateway
@@ -202,11 +202,11 @@ pub async fn a_subset_is_asked_anew_while_a_request_waits(proxy: Proxy) {
             .ok_or(status.to_string())
     })
     .await;
-    crew.list_one(Role::Aggregated, 1);
+    engines.list_one(Role::Aggregated, 1);
     let reply = waits.await.unwrap_or_else(|error| panic!("{error}"));
     let reply = reply.unwrap_or_else(|failure| panic!("no answer: {failure}"));
     reply.expect_tokens(4);
-    assert_eq!(crew.decode[1].engine().requests().await.len(), 1);
+    assert_eq!(engines.decode[1].engine().requests().await.len(), 1);
     drop(first);
     gateway.assert_comes_to_rest().await;
 }

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Engine, FAST, Fleet, MODEL, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -102,16 +102,16 @@ pub async fn a_dead_pool_does_not_touch_the_other(proxy: Proxy) {
     rig.gateway.assert_comes_to_rest().await;
 }
 
-/// Two crews, each with a list of its own that the gateway asks for.
+/// Two pools: one discovered through a document, one listed in the configuration.
 pub async fn workers_of_one_pool_come_and_go_and_the_other_never_notices(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, FAST).await;
+    let mut engines = EngineSet::with_slots(1, 1, FAST).await;
     let steady = Fleet::start(1, 1, FAST).await;
     let first = with(
         pool(ONE, "nixl", Vec::new()),
-        json!({"discovery": {"document": crew.roster.source()}}),
+        json!({"discovery": {"document": engines.document.source()}}),
     );
     let second = pool(TWO, "nixl", steady.engines().map(Engine::listed).collect());
-    let members = crew.members().into_iter();
+    let members = engines.members().into_iter();
     let members: Vec<String> = members.map(|member| format!("{ONE}-{member}")).collect();
     let members = members.iter().flat_map(|member| ["--member", member]);
     let arguments: Vec<&str> = ROUTES.into_iter().chain(members).collect();
@@ -122,11 +122,11 @@ pub async fn workers_of_one_pool_come_and_go_and_the_other_never_notices(proxy: 
     let version = pool_of(&gateway.whole_status().await, TWO)["fleet_version"].clone();
 
     for _ in 0..2 {
-        crew.bring(Role::Prefill).await;
-        crew.bring(Role::Decode).await;
+        engines.start_and_list(Role::Prefill).await;
+        engines.start_and_list(Role::Decode).await;
         until_status(&gateway, 200).await;
-        crew.remove(Role::Prefill).await;
-        crew.remove(Role::Decode).await;
+        engines.remove(Role::Prefill).await;
+        engines.remove(Role::Decode).await;
         until_status(&gateway, 503).await;
         for reply in many(&gateway, &chat(TO_TWO, MODEL)).await {
             reply.expect_tokens(4);

@@ -156,7 +156,7 @@ pub async fn c06_unknown_fields_and_tools_survive_both_legs(proxy: Proxy) {
 /// No engine has got anything.
 async fn assert_nobody_was_asked(rig: &Rig) {
     for role in [Role::Prefill, Role::Decode] {
-        let got = rig.stage.requests(role).await;
+        let got = rig.fixture.requests(role).await;
         assert!(
             got.iter().all(|got| *got == 0),
             "{}: {got:?}",
@@ -185,14 +185,14 @@ pub async fn c07_several_choices_are_refused_before_any_leg(proxy: Proxy) {
             (COMPLETIONS, prompt(r#"["one","two"]"#), "prompt"),
             (COMPLETIONS, prompt("[[1,2],[3]]"), "prompt"),
         ] {
-            let reply = rig.stage.gateway.send(Ask::post(path, body)).await;
+            let reply = rig.fixture.gateway.send(Ask::post(path, body)).await;
             let message = reply.expect_error(400);
             assert!(message.starts_with(field), "{field}: {message}");
         }
         assert_nobody_was_asked(&rig).await;
         for members in [r#","n":1"#, r#","n":null"#] {
             let ask = Ask::post(CHAT, chat_with(members));
-            rig.stage.gateway.send(ask).await.expect(200);
+            rig.fixture.gateway.send(ask).await.expect(200);
         }
         rig.ends().await;
     }
@@ -214,17 +214,17 @@ pub async fn c08_a_hand_off_of_the_clients_is_refused(proxy: Proxy) {
         json!("x"),
     ] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{forged}"));
-        let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
         let message = reply.expect_error(400);
         assert!(message.contains("kv_transfer_params"), "{message}");
     }
     assert_nobody_was_asked(&rig).await;
     for empty in [json!(null), json!({})] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{empty}"));
-        let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
         reply.expect(200);
     }
-    for leg in rig.stage.recorded(Role::Decode).await {
+    for leg in rig.fixture.recorded(Role::Decode).await {
         let hand_offs = values_of(leg.text(), "kv_transfer_params");
         let parsed: Vec<Value> = hand_offs
             .iter()

@@ -89,9 +89,9 @@ async fn no_prefill_is_wasted(proxy: Proxy) {
     ] {
         let body =
             format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"hi"}}],{member}}}"#);
-        let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
         assert_eq!(reply.status, 400, "{member}: {}", reply.text());
-        let state = rig.stage.state().await;
+        let state = rig.fixture.state().await;
         assert_eq!(state.issued, 0, "{member}: {state:?}");
     }
     rig.ends().await;

@@ -53,8 +53,8 @@ pub async fn nixl_legs_are_golden(proxy: Proxy) {
         let hand_off: Value = serde_json::from_str(&hand_off).unwrap_or_default();
         assert_eq!(hand_off["do_remote_prefill"], true, "{hand_off}");
         assert!(hand_off["remote_block_ids"].is_array(), "{hand_off}");
-        let prefills = rig.stage.crew.prefill.iter();
-        let mut hosts = prefills.map(|post| post.address.ip().to_string());
+        let prefills = rig.fixture.engines.prefill.iter();
+        let mut hosts = prefills.map(|slot| slot.address.ip().to_string());
         assert!(
             hosts.any(|host| hand_off["remote_host"] == host),
             "{hand_off}"
@@ -75,8 +75,8 @@ pub async fn mooncake_legs_are_golden(proxy: Proxy) {
         assert_eq!(sent["transfer"], found["transfer"]);
         let transfer = number(&sent, "transfer");
         assert!(transfers.insert(transfer), "{transfer} is used twice");
-        let prefills = &rig.stage.crew.prefill;
-        let servers = prefills.iter().filter_map(|post| post.bootstrap);
+        let prefills = &rig.fixture.engines.prefill;
+        let servers = prefills.iter().filter_map(|slot| slot.bootstrap);
         let servers: Vec<String> = servers.map(|at| at.to_string()).collect();
         assert!(
             servers.contains(&found["bootstrap"]),
@@ -106,8 +106,8 @@ pub async fn sglang_legs_are_golden(proxy: Proxy) {
         let room = number(&one, "room");
         assert!(room <= i64::MAX.unsigned_abs(), "{room}");
         assert!(rooms.insert(room), "{room} is used twice");
-        let prefills = &rig.stage.crew.prefill;
-        let servers = prefills.iter().filter_map(|post| post.bootstrap);
+        let prefills = &rig.fixture.engines.prefill;
+        let servers = prefills.iter().filter_map(|slot| slot.bootstrap);
         let servers: Vec<String> = servers.map(|at| at.to_string()).collect();
         let named = format!("{}:{}", one["host"], one["port"]);
         assert!(servers.contains(&named), "{named} of {servers:?}");
@@ -154,8 +154,8 @@ pub async fn trtllm_legs_are_golden(proxy: Proxy) {
 
 pub async fn llmd_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Llmd).await;
-    let prefills = rig.stage.crew.prefill.iter();
-    let prefills: Vec<String> = prefills.map(|post| post.address.to_string()).collect();
+    let prefills = rig.fixture.engines.prefill.iter();
+    let prefills: Vec<String> = prefills.map(|slot| slot.address.to_string()).collect();
     for asked in all() {
         let legs = rig.legs_of(asked.ask()).await;
         let leg = legs.only();

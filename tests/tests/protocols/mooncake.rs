@@ -7,11 +7,11 @@ use std::time::Duration;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::{Engine, Role, static_config, with};
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::roster::own_loopback;
-use pd_router_e2e::stage::Plot;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -22,8 +22,8 @@ const OPTIONS: [&str; 4] = ["--dialect", "mooncake", "--speedup", "50"];
 
 pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
     const RANKS: u64 = 3;
-    let plot = Plot::of(proxy, Protocol::Mooncake);
-    let mut rig = Rig::on(plot.engines(&["--dp-size", "3"], json!({"dp_size": RANKS}))).await;
+    let spec = FixtureSpec::of(proxy, Protocol::Mooncake);
+    let mut rig = Rig::on(spec.engines(&["--dp-size", "3"], json!({"dp_size": RANKS}))).await;
     let mut pairs = BTreeSet::new();
     for _ in 0..12 {
         let legs = rig.legs_of(CHATS[0].ask()).await;

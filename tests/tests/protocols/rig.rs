@@ -1,10 +1,10 @@
-//! A stage, and the legs that each request makes on it.
+//! A fixture, and the legs that each request makes on it.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
 use pd_router_e2e::engines::{Recorded, Role};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::stage::{Plot, Stage};
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const TOKEN: &str = "Bearer the-clients-own";
@@ -37,18 +37,18 @@ impl Legs {
 }
 
 pub struct Rig {
-    pub stage: Stage,
+    pub fixture: Fixture,
     asked: u64,
 }
 
 impl Rig {
     pub async fn start(proxy: Proxy, protocol: Protocol) -> Rig {
-        Rig::on(Plot::of(proxy, protocol)).await
+        Rig::on(FixtureSpec::of(proxy, protocol)).await
     }
 
-    pub async fn on(plot: Plot) -> Rig {
+    pub async fn on(spec: FixtureSpec) -> Rig {
         Rig {
-            stage: Stage::take(plot).await,
+            fixture: Fixture::acquire(spec).await,
             asked: 0,
         }
     }
@@ -80,11 +80,11 @@ impl Rig {
     /// Sends the request as it is and gives the legs.
     pub async fn legs_of_bare(&self, ask: Ask) -> Legs {
         let before = [
-            self.stage.requests(Role::Prefill).await,
-            self.stage.requests(Role::Decode).await,
+            self.fixture.requests(Role::Prefill).await,
+            self.fixture.requests(Role::Decode).await,
         ];
-        let reply = self.stage.gateway.send(ask).await;
-        self.stage.comes_to_rest().await;
+        let reply = self.fixture.gateway.send(ask).await;
+        self.fixture.comes_to_rest().await;
         let [prefill, decode] = before;
         Legs {
             reply,
@@ -95,8 +95,8 @@ impl Rig {
 
     async fn since(&self, role: Role, before: &[usize]) -> Vec<Recorded> {
         let mut new = Vec::new();
-        for (post, before) in self.stage.posts(role).iter().zip(before) {
-            let requests = post.engine().requests().await;
+        for (slot, before) in self.fixture.slots(role).iter().zip(before) {
+            let requests = slot.engine().requests().await;
             new.extend(requests.into_iter().skip(*before));
         }
         new
@@ -104,10 +104,10 @@ impl Rig {
 
     /// Fails where an engine refused a hand-off, computed a prompt again, or holds one that nobody pulled.
     pub async fn ends(self) {
-        self.stage.comes_to_rest().await;
-        self.stage.assert_good_hand_offs().await;
-        let state = self.stage.state().await;
+        self.fixture.comes_to_rest().await;
+        self.fixture.assert_good_hand_offs().await;
+        let state = self.fixture.state().await;
         assert_eq!(state.issued, state.pulled, "{state:?}");
-        self.stage.leave();
+        self.fixture.release();
     }
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::Recorded;
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::golden::{front, holes, number};
 use pd_router_e2e::json_text::values_of;
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::stage::Plot;
 use serde_json::{Value, json};
 
 use crate::asked::{CHAT, COMPLETIONS};
@@ -148,8 +148,8 @@ pub async fn generate_is_handed_off_like_the_rest(proxy: Proxy) {
 
 pub async fn ranks_are_named_on_both_legs(proxy: Proxy) {
     const RANKS: u64 = 4;
-    let plot = Plot::of(proxy, Protocol::Sglang);
-    let mut rig = Rig::on(plot.engines(&["--dp-size", "4"], json!({"dp_size": RANKS}))).await;
+    let spec = FixtureSpec::of(proxy, Protocol::Sglang);
+    let mut rig = Rig::on(spec.engines(&["--dp-size", "4"], json!({"dp_size": RANKS}))).await;
     let mut seen = BTreeSet::new();
     for _ in 0..12 {
         let legs = rig.legs_of(Ask::post(CHAT, chat(""))).await;

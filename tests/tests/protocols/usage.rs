@@ -2,9 +2,9 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::Answer;
-use pd_router_e2e::stage::Plot;
 use serde_json::{Value, json};
 
 use crate::asked::CHAT;
@@ -136,8 +136,8 @@ pub async fn cached_tokens_are_decodes_where_nothing_is_configured(proxy: Proxy)
 /// Those that wait for prefill's answer.
 pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: Proxy) {
     for protocol in [Protocol::Nixl, Protocol::Mooncake, Protocol::Trtllm] {
-        let plot = Plot::of(proxy, protocol).pool(json!({"report_cached_tokens": true}));
-        let rig = Rig::on(plot).await;
+        let spec = FixtureSpec::of(proxy, protocol).pool(json!({"report_cached_tokens": true}));
+        let rig = Rig::on(spec).await;
         for stream in [false, true] {
             let body = json!({
                 "model": "sim",
@@ -153,7 +153,7 @@ pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: P
                 false => body,
             };
             let reply = rig
-                .stage
+                .fixture
                 .gateway
                 .send(Ask::post(CHAT, body.to_string()))
                 .await;

@@ -10,8 +10,8 @@ use pd_router_e2e::engines::{Engine, MODEL, Role, with};
 use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
-use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 
 /// As in the bootstrap that is shipped.

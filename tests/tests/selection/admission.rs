@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Failure, Reply, chat_body};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Fleet, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
@@ -221,20 +221,20 @@ async fn until_prefill_runs(fleet: &Fleet) {
 }
 
 pub async fn nobody_waits_where_there_is_no_worker(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, QUICK).await;
+    let mut engines = EngineSet::with_slots(1, 1, QUICK).await;
     let pool = one_answer_at_a_time(json!({"deadline_ms": 120_000}));
-    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
+    let gateway = engines.gateway_on_one_thread(proxy, pool).await;
     let reply = gateway.send(Ask::chat("hello")).await;
     reply.expect_error(503);
     assert!(reply.header("retry-after").is_some(), "{reply:?}");
 
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
     gateway.is_ready().await;
     let first = occupy(&gateway).await;
     let waits = wait_in_line(&gateway, "the second", 1).await;
-    // The only worker leaves the roster: what waited for it is told.
-    crew.dismiss(Role::Decode);
+    // The only worker is unlisted: requests that wait for it are answered.
+    engines.unlist(Role::Decode);
     answer(waits).await.expect_error(503);
     until_waiting(&gateway, 0).await;
     drop(first);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Fleet, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -51,10 +51,10 @@ pub async fn conversations_stick_to_their_prefill_workers(proxy: Proxy) {
 }
 
 pub async fn a_worker_that_dies_or_leaves_loses_its_prefixes(proxy: Proxy) {
-    let mut crew = Crew::hire(3, 1, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway_on_one_thread(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(3, 1, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway_on_one_thread(proxy, json!({})).await;
     gateway.is_ready().await;
     let mut conversation = Conversation::about("the moon", Spelling::Text);
     let first = stays(&mut conversation, &gateway).await;
@@ -62,9 +62,9 @@ pub async fn a_worker_that_dies_or_leaves_loses_its_prefixes(proxy: Proxy) {
     let held = worker(&status, &first)["prefix_blocks"].as_u64();
     assert!(held.is_some_and(|blocks| blocks > 30), "{status}");
 
-    // It dies, and is on the roster all the same.
-    let at = place(&crew, &first);
-    crew.prefill[at].kill().await;
+    // A killed engine that is still listed.
+    let at = place(&engines, &first);
+    engines.prefill[at].kill().await;
     let second = stays(&mut conversation, &gateway).await;
     assert_ne!(first, second);
     let status = gateway.status().await;
@@ -76,18 +76,18 @@ pub async fn a_worker_that_dies_or_leaves_loses_its_prefixes(proxy: Proxy) {
     assert_eq!(retries().await, 1.0, "it was tried once, when it died");
 
     // The next one leaves, and comes back as it was.
-    let at = place(&crew, &second);
-    crew.dismiss_one(Role::Prefill, at);
+    let at = place(&engines, &second);
+    engines.unlist_one(Role::Prefill, at);
     until_listed(&gateway, &second, false).await;
-    let before = crew.prefill[at].state().await.requests;
+    let before = engines.prefill[at].state().await.requests;
     let third = stays(&mut conversation, &gateway).await;
     assert!(![first, second.clone()].contains(&third), "{third}");
-    crew.list_one(Role::Prefill, at);
+    engines.list_one(Role::Prefill, at);
     until_listed(&gateway, &second, true).await;
     let status = gateway.status().await;
     assert_eq!(worker(&status, &second)["prefix_blocks"], 0, "{status}");
     assert_eq!(stays(&mut conversation, &gateway).await, third);
-    assert_eq!(crew.prefill[at].state().await.requests, before);
+    assert_eq!(engines.prefill[at].state().await.requests, before);
     gateway.assert_comes_to_rest().await;
 }
 
@@ -100,8 +100,8 @@ async fn stays(conversation: &mut Conversation, gateway: &Gateway) -> String {
     first
 }
 
-fn place(crew: &Crew, name: &str) -> usize {
-    let names = crew.names(Role::Prefill);
+fn place(engines: &EngineSet, name: &str) -> usize {
+    let names = engines.names(Role::Prefill);
     let at = names.iter().position(|one| one == name);
     at.unwrap_or_else(|| panic!("{name} is none of {names:?}"))
 }

@@ -4,8 +4,8 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{Engine, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::json;
 use std::net::SocketAddr;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, MODEL, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -135,10 +135,10 @@ const NO_DECODE: Expected = Expected::Waiting {
 };
 
 /// Every answer went through one hand-off, and no decode engine was sent anything without.
-async fn judge(crew: &Crew, gateway: &mut Gateway, traffic: Traffic, processes: &[u32]) {
+async fn judge(engines: &EngineSet, gateway: &mut Gateway, traffic: Traffic, processes: &[u32]) {
     let tally = traffic.stop().await;
-    let prefill = crew.total(Role::Prefill).await;
-    let decode = crew.total(Role::Decode).await;
+    let prefill = engines.total(Role::Prefill).await;
+    let decode = engines.total(Role::Decode).await;
     let seen = format!("{tally:?}\nprefill: {prefill:?}\ndecode: {decode:?}");
     assert!(tally.answered > 0, "{seen}");
     assert_eq!(decode.refused(), 0, "{seen}");
@@ -148,29 +148,31 @@ async fn judge(crew: &Crew, gateway: &mut Gateway, traffic: Traffic, processes: 
 }
 
 pub async fn decode_comes_first_and_leaves_and_returns_and_then_prefill_comes(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
-    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+    let mut gateway = engines.gateway(proxy, json!({})).await;
     let processes = gateway.processes();
     until(&gateway, Expected::Nobody).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     for _ in 0..count(2, 5) {
-        crew.bring(Role::Decode).await;
+        engines.start_and_list(Role::Decode).await;
         until(&gateway, NO_PREFILL).await;
-        crew.remove(Role::Decode).await;
+        engines.remove(Role::Decode).await;
         until(&gateway, Expected::Nobody).await;
-        crew.bring(Role::Decode).await;
+        engines.start_and_list(Role::Decode).await;
         until(&gateway, NO_PREFILL).await;
-        let untouched = crew.total(Role::Decode).await;
+        let untouched = engines.total(Role::Decode).await;
         assert_eq!(untouched.refused(), 0, "{untouched:?}");
-        crew.bring(Role::Prefill).await;
+        engines.start_and_list(Role::Prefill).await;
         until(&gateway, Expected::Serving).await;
-        traffic.until_answered_by(&crew.names(Role::Decode)).await;
-        crew.remove(Role::Prefill).await;
+        traffic
+            .until_answered_by(&engines.names(Role::Decode))
+            .await;
+        engines.remove(Role::Prefill).await;
         until(&gateway, NO_PREFILL).await;
-        crew.remove(Role::Decode).await;
+        engines.remove(Role::Decode).await;
         until(&gateway, Expected::Nobody).await;
     }
-    judge(&crew, &mut gateway, traffic, &processes).await;
+    judge(&engines, &mut gateway, traffic, &processes).await;
     let metrics = gateway.metrics().await;
     let transitions = metrics.expect("pd_router_transitions_total");
     // Each of at least six steps is one.
@@ -178,25 +180,27 @@ pub async fn decode_comes_first_and_leaves_and_returns_and_then_prefill_comes(pr
 }
 
 pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 2, FAST).await;
-    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 2, FAST).await;
+    let mut gateway = engines.gateway(proxy, json!({})).await;
     let processes = gateway.processes();
     until(&gateway, Expected::Nobody).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
-    crew.bring(Role::Prefill).await;
+    engines.start_and_list(Role::Prefill).await;
     until(&gateway, NO_DECODE).await;
-    let state = crew.total(Role::Prefill).await;
+    let state = engines.total(Role::Prefill).await;
     assert_eq!(state.requests, 0, "nothing to prefill for: {state:?}");
-    crew.bring(Role::Decode).await;
+    engines.start_and_list(Role::Decode).await;
     until(&gateway, Expected::Serving).await;
-    traffic.until_answered_by(&crew.names(Role::Decode)).await;
-    judge(&crew, &mut gateway, traffic, &processes).await;
+    traffic
+        .until_answered_by(&engines.names(Role::Decode))
+        .await;
+    judge(&engines, &mut gateway, traffic, &processes).await;
     let metrics = gateway.metrics().await;
     let active = metrics.sum_where("pd_router_places", &[("state", "active")]);
     assert_eq!(active, Some(1.0), "one model in one namespace");
     // Nobody ever left, so each answer has one prefill, and each prefill its answer.
-    let prefill = crew.total(Role::Prefill).await;
-    let decode = crew.total(Role::Decode).await;
+    let prefill = engines.total(Role::Prefill).await;
+    let decode = engines.total(Role::Decode).await;
     let counts = [
         prefill.requests,
         prefill.handoffs_issued,
@@ -207,10 +211,10 @@ pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
 }
 
 pub async fn a_roster_that_cannot_be_read_changes_nothing(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 1, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
     until(&gateway, Expected::Serving).await;
     for page in [
         "",
@@ -219,11 +223,11 @@ pub async fn a_roster_that_cannot_be_read_changes_nothing(proxy: Proxy) {
         r#"{"workers": 7}"#,
         r#"{"workers": [{"address": 3}]}"#,
     ] {
-        crew.roster.say(page);
+        engines.document.publish_text(page);
         // The page has been read when it has been asked for once more.
-        crew.roster.until_asked(3).await;
+        engines.document.until_polled(3).await;
         gateway.send(Ask::chat("hello")).await.expect(200);
     }
-    crew.remove(Role::Prefill).await;
+    engines.remove(Role::Prefill).await;
     until(&gateway, NO_PREFILL).await;
 }

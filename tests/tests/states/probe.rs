@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Failure, Reply, try_send};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Engine, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -28,21 +28,23 @@ const PROBE_LIMIT: Duration = Duration::from_millis(200);
 const BUSY_HEALTH_MS: u64 = 10_000;
 
 pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, &SLOW_DECODE).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(2, 2, &SLOW_DECODE).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let mut gateway = engines.gateway(proxy, json!({})).await;
     gateway.answers().await;
     let processes = gateway.processes();
-    let before = crew.total(Role::Prefill).await;
+    let before = engines.total(Role::Prefill).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
-    traffic.until_answered_by(&crew.names(Role::Decode)).await;
+    traffic
+        .until_answered_by(&engines.names(Role::Decode))
+        .await;
     let mut asked = 0;
     for _ in 0..count(1, 3) {
         let probed = async {
-            for at in 0..crew.decode.len() {
-                until_busy(crew.decode[at].engine()).await;
-                probe(&mut crew, at).await;
+            for at in 0..engines.decode.len() {
+                until_busy(engines.decode[at].engine()).await;
+                probe(&mut engines, at).await;
             }
         };
         let (replies, ()) = tokio::join!(burst(&gateway), probed);
@@ -50,12 +52,14 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
         for reply in replies {
             assert_fit(&reply);
         }
-        traffic.until_answered_by(&crew.names(Role::Decode)).await;
+        traffic
+            .until_answered_by(&engines.names(Role::Decode))
+            .await;
     }
     let mut tally = traffic.stop().await;
     tally.asked += asked;
-    judge(&crew, &tally).await;
-    judge_prefills(&crew, &gateway, &tally, &before).await;
+    judge(&engines, &tally).await;
+    judge_prefills(&engines, &gateway, &tally, &before).await;
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
@@ -104,13 +108,13 @@ async fn until_busy(engine: &Engine) {
 }
 
 /// Asks for its health and does what such probes do.
-async fn probe(crew: &mut Crew, at: usize) {
-    let health = try_send(crew.decode[at].address, Ask::get("/health"));
+async fn probe(engines: &mut EngineSet, at: usize) {
+    let health = try_send(engines.decode[at].address, Ask::get("/health"));
     let healthy =
         matches!(timeout(PROBE_LIMIT, health).await, Ok(Ok(reply)) if reply.status == 200);
     assert!(!healthy, "the engine was to look dead");
-    crew.decode[at].kill().await;
-    crew.dismiss_one(Role::Decode, at);
-    crew.decode[at].start().await;
-    crew.list_one(Role::Decode, at);
+    engines.decode[at].kill().await;
+    engines.unlist_one(Role::Decode, at);
+    engines.decode[at].start().await;
+    engines.list_one(Role::Decode, at);
 }

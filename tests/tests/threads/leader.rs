@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Role};
 use pd_router_e2e::gateway::{Build, Gateway, worker};
 use pd_router_e2e::paths;
-use pd_router_e2e::roster::INTERVAL_MS;
 use pd_router_e2e::threads::{Thread, told_apart};
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::INTERVAL_MS;
 use serde_json::json;
 
 use crate::clients::Clients;
@@ -27,7 +27,7 @@ const SLACK: Duration = Duration::from_secs(4);
 const CLIENTS_EACH: usize = 2;
 
 struct Company {
-    crew: Crew,
+    engines: EngineSet,
     gateway: Gateway,
     threads: Vec<Thread>,
 }
@@ -37,20 +37,20 @@ impl Company {
     async fn open(proxy: Proxy) -> Company {
         // 20 ms between two tokens: an endless stream floods nobody.
         let options = [FAST, &["--token-ms", "1000"]].concat();
-        let mut crew = Crew::hire(2, 3, &options).await;
-        crew.bring(Role::Prefill).await;
-        crew.start(Role::Decode).await;
-        crew.list_one(Role::Decode, 0);
-        crew.list_one(Role::Decode, 1);
+        let mut engines = EngineSet::with_slots(2, 3, &options).await;
+        engines.start_and_list(Role::Prefill).await;
+        engines.start(Role::Decode).await;
+        engines.list_one(Role::Decode, 0);
+        engines.list_one(Role::Decode, 1);
         let build = Build {
             plugin: paths::trap_plugin(),
             ..Build::on_threads(THREADS)
         };
-        let gateway = crew.gateway_of(proxy, &build, json!({})).await;
+        let gateway = engines.gateway_of(proxy, &build, json!({})).await;
         gateway.is_ready().await;
         let threads = told_apart(&gateway, THREADS.into()).await;
         Company {
-            crew,
+            engines,
             gateway,
             threads,
         }
@@ -107,10 +107,10 @@ impl Company {
 
     /// A worker joins and another leaves, and all threads know.
     async fn a_change_is_adopted_by_all(&mut self) {
-        let names = self.crew.names(Role::Decode);
-        self.crew.list_one(Role::Decode, 2);
+        let names = self.engines.names(Role::Decode);
+        self.engines.list_one(Role::Decode, 2);
         self.until_all_know(&names[2], true).await;
-        self.crew.dismiss_one(Role::Decode, 0);
+        self.engines.unlist_one(Role::Decode, 0);
         self.until_all_know(&names[0], false).await;
     }
 }

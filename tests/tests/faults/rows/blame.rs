@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// One worker of this role always fails, until it is ejected: no other one is, and all clients are answered.
 async fn alone_is_blamed(proxy: Proxy, protocol: Protocol, role: Role) {
     let row = Row::begin(proxy, protocol).await;
-    row.stage.one_does(role, &status(500)).await;
+    row.fixture.inject_one(role, &status(500)).await;
     eventually("it is ejected", GENEROUS, || async {
         for asked in [Asked::Whole, Asked::Streamed] {
             row.send(asked).await.expect_tokens(TOKENS);

@@ -14,7 +14,7 @@ async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value))
         let client = row.client(&body(*asked, "a question", 4)).await;
         row.until_asked(role).await;
         drop(client);
-        row.stage.comes_to_rest().await;
+        row.fixture.comes_to_rest().await;
         assert_eq!(row.tried_again().await, [0.0; 3], "for nobody");
         row.blames_nobody().await;
         row.ends_with_resets().await;
@@ -43,7 +43,7 @@ pub async fn client_leaves_a_stream(proxy: Proxy, protocol: Protocol) {
         let mut client = row.client(&body(*asked, "a long story", 2000)).await;
         client.read_until("data:", 3).await;
     }
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     row.blames_nobody().await;
     row.ends().await;

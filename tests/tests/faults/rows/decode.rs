@@ -30,9 +30,9 @@ async fn is_told(row: &mut Row, fault: &Value, asked: &[Asked]) -> Vec<Reply> {
 /// The same after so many tries.
 async fn is_told_after(row: &mut Row, fault: &Value, asked: &[Asked]) -> (Vec<Reply>, f64) {
     row.mark().await;
-    row.stage.all_do(Role::Decode, fault).await;
+    row.fixture.inject_all(Role::Decode, fault).await;
     let replies = row.replies(asked).await;
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let [_, _, recoveries] = row.tried_again().await;
     row.blames_only(Role::Decode).await;
     (replies, recoveries)
@@ -40,7 +40,7 @@ async fn is_told_after(row: &mut Row, fault: &Value, asked: &[Asked]) -> (Vec<Re
 
 pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
     let mut row = Row::begin(proxy, protocol).await;
-    row.stage.crew.decode[0].kill().await;
+    row.fixture.engines.decode[0].kill().await;
     row.answers(BOTH).await;
     let [prefills, decodes, recoveries] = row.tried_again().await;
     assert!(decodes > 0.0, "the next one of the list was asked");
@@ -52,7 +52,7 @@ pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
     }
     row.blames_only(Role::Decode).await;
 
-    row.stage.crew.kill(Role::Decode).await;
+    row.fixture.engines.kill(Role::Decode).await;
     row.mark().await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(503, "unreachable");
@@ -65,7 +65,7 @@ pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
 pub async fn decode_answers_4xx(proxy: Proxy, protocol: Protocol) {
     let row = Row::with_all(proxy, protocol, Role::Decode, &status(422)).await;
     row.replies_are_the_engines(422, BOTH).await;
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let fetched = fetched_for_no_client(&row, BOTH);
     assert_eq!(row.got_in_all(Role::Decode).await, BOTH.len() + fetched);
     assert_eq!(row.tried_again().await, [0.0; 3]);
@@ -178,7 +178,7 @@ pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {
     for reply in row.replies(BOTH).await {
         reply.expect_code(503, "broken_off");
     }
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     row.blames_only(Role::Decode).await;
     row.ends_with_resets().await;

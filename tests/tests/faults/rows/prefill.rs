@@ -29,7 +29,7 @@ async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
 
 /// Decode knows of prefills that went well only.
 async fn assert_decode_left_alone(row: &Row) {
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let got = row.got_in_all(Role::Decode).await;
     if row.protocol.is_sequential() {
         assert_eq!(got, 0, "requests to decode engines");
@@ -47,7 +47,7 @@ async fn is_done_by_the_other(proxy: Proxy, protocol: Protocol, fault: &Value) -
 /// All prefill workers do this: the client is told so.
 async fn is_told(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
     row.mark().await;
-    row.stage.all_do(Role::Prefill, fault).await;
+    row.fixture.inject_all(Role::Prefill, fault).await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(status, code);
     }
@@ -64,7 +64,7 @@ const FAILED: (u16, &str) = (503, "prefill_failed");
 
 pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     let mut row = Row::begin(proxy, protocol).await;
-    row.stage.crew.prefill[0].kill().await;
+    row.fixture.engines.prefill[0].kill().await;
     match protocol {
         Protocol::Sglang => row.answers_or_breaks_off(BOTH).await,
         _ => row.answers(BOTH).await,
@@ -76,7 +76,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     assert_eq!(decodes, 0.0);
     row.blames_only(Role::Prefill).await;
 
-    row.stage.crew.kill(Role::Prefill).await;
+    row.fixture.engines.kill(Role::Prefill).await;
     row.mark().await;
     for reply in row.replies(BOTH).await {
         reply.expect_error(FAILED.0);
@@ -102,7 +102,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
 pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
     let row = Row::with_all(proxy, protocol, Role::Prefill, &status(422)).await;
     row.replies_are_the_engines(422, BOTH).await;
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let got = row.got_in_all(Role::Prefill).await;
     assert_eq!(got, BOTH.len(), "a refusal is not tried again");
     assert_decode_left_alone(&row).await;
@@ -116,9 +116,9 @@ pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
     for code in [429, 404] {
         let mut row = is_done_by_the_other(proxy, protocol, &status(code)).await;
         row.mark().await;
-        row.stage.all_do(Role::Prefill, &status(code)).await;
+        row.fixture.inject_all(Role::Prefill, &status(code)).await;
         row.replies_are_the_engines(code, BOTH).await;
-        row.stage.comes_to_rest().await;
+        row.fixture.comes_to_rest().await;
         let got = row.got_in_all(Role::Prefill).await;
         assert_eq!(got, 2 * BOTH.len(), "one other is asked");
         assert_decode_left_alone(&row).await;
@@ -184,7 +184,7 @@ pub async fn prefill_ends_the_answer(proxy: Proxy, protocol: Protocol) {
     let row = Row::begin(proxy, protocol).await;
     for asked in BOTH {
         let body = body(*asked, "this one <|end|>", TOKENS).to_string();
-        let reply = row.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = row.fixture.gateway.send(Ask::post(CHAT, body)).await;
         let reply = reply.expect(200);
         let (text, reason) = ending(&reply);
         assert!(!text.is_empty() && reason == "stop", "{reply:?}");
@@ -201,8 +201,8 @@ pub async fn prefill_ends_the_answer(proxy: Proxy, protocol: Protocol) {
 
 pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
     let row = Row::begin(proxy, protocol).await;
-    row.stage
-        .all_do(Role::Decode, &json!({"kind": "slow_drip", "ms": 50}))
+    row.fixture
+        .inject_all(Role::Decode, &json!({"kind": "slow_drip", "ms": 50}))
         .await;
     // More than a minute of tokens: it does not end by itself.
     let body = body(Asked::Streamed, "this one <|fail-prefill-late|>", 2000);
@@ -215,7 +215,7 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
     assert!(error.is_some(), "an event says why: {text}");
     assert!(error > chunk, "nothing follows it: {text}");
     assert_torn_text(&text);
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     eventually("the reset is counted", GENEROUS, || async {
         match row.counted("pd_router_resets_total").await {

@@ -20,7 +20,7 @@ async fn torn(proxy: Proxy, protocol: Protocol, fault: &Value) -> Duration {
     let took = begun.elapsed();
     assert!(text.contains("token0"), "the first token came: {text}");
     assert_torn_text(&text);
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     assert_eq!(row.counted("pd_router_resets_total").await, 1.0);
     row.blames_only(Role::Decode).await;
