@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::Proxy;
 use crate::engines::{Engine, Role, State, with};
-use crate::gateway::{Build, Gateway};
+use crate::gateway::{Gateway, GatewayParts};
 use crate::wait::{GENEROUS, eventually};
 use crate::worker_document::{WorkerDocument, own_loopback};
 
@@ -175,11 +175,12 @@ impl EngineSet {
 
     /// The same with one worker thread.
     pub async fn gateway_on_one_thread(&self, proxy: Proxy, pool: Value) -> Gateway {
-        self.gateway_of(proxy, &Build::on_threads(1), pool).await
+        self.gateway_of(proxy, &GatewayParts::on_threads(1), pool)
+            .await
     }
 
     /// The same with other parts.
-    pub async fn gateway_of(&self, proxy: Proxy, build: &Build, pool: Value) -> Gateway {
+    pub async fn gateway_of(&self, proxy: Proxy, build: &GatewayParts, pool: Value) -> Gateway {
         let members = self.members();
         let config = self.document.config(pool);
         Gateway::build(proxy, build, &config, &arguments(&members)).await

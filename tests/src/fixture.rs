@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::Proxy;
 use crate::client::Ask;
 use crate::engine_set::{EngineSet, EngineSlot};
-use crate::engines::{FAST, MODEL, Recorded, Role, State, with};
+use crate::engines::{FAST, MODEL, RecordedRequest, Role, State, with};
 use crate::gateway::Gateway;
 use crate::protocols::Protocol;
 use crate::wait::{GENEROUS, eventually};
@@ -219,7 +219,7 @@ impl Fixture {
     }
 
     /// All requests to the living engines of this role, engine by engine.
-    pub async fn recorded(&self, role: Role) -> Vec<Recorded> {
+    pub async fn recorded(&self, role: Role) -> Vec<RecordedRequest> {
         let mut all = Vec::new();
         for slot in self.slots(role).iter().filter(|slot| slot.is_running()) {
             all.extend(slot.engine().requests().await);

@@ -13,7 +13,7 @@ use crate::client::{self, Ask};
 use crate::engines::{Role, in_turns, static_config, with};
 use crate::metrics::Metrics;
 use crate::paths;
-use crate::process::Guarded;
+use crate::process::ProcessGroup;
 use crate::wait::eventually;
 
 /// Model name of the engines.
@@ -73,7 +73,7 @@ pub struct Engine {
     /// Address of the engine.
     pub address: SocketAddr,
     kv: KvRole,
-    process: Mutex<Option<Guarded>>,
+    process: Mutex<Option<ProcessGroup>>,
 }
 
 impl fmt::Debug for Engine {
@@ -95,7 +95,7 @@ impl Engine {
 
     /// Starts the engine and waits until it serves. Fails with the end of its log if it ends first.
     pub async fn start(&self) {
-        let process = Guarded::start(&serve(self.kv, self.address.port()), &self.name).await;
+        let process = ProcessGroup::start(&serve(self.kv, self.address.port()), &self.name).await;
         self.hold(Some(process));
         self.wait_until_it_serves().await;
     }
@@ -150,7 +150,7 @@ impl Engine {
         Some(lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n"))
     }
 
-    fn hold(&self, process: Option<Guarded>) {
+    fn hold(&self, process: Option<ProcessGroup>) {
         let mut held = self
             .process
             .lock()

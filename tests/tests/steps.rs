@@ -9,7 +9,7 @@ use pd_router_e2e::client::{self, Ask};
 use pd_router_e2e::engines::{MODEL, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ const TICK: &str = "proxy_on_tick";
 struct Rig {
     gateway: Gateway,
     said: Arc<Mutex<[Answer; 2]>>,
-    _workers: [Scripted; 2],
+    _workers: [ScriptedWorker; 2],
 }
 
 impl Rig {
@@ -39,7 +39,7 @@ impl Rig {
         let said = Arc::new(Mutex::new([good_prefill(), good_decode()]));
         let says = |at: usize| {
             let said = Arc::clone(&said);
-            Scripted::start(move |_| {
+            ScriptedWorker::start(move |_| {
                 said.lock().unwrap_or_else(PoisonError::into_inner)[at].clone()
             })
         };
@@ -315,7 +315,7 @@ async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they
     ];
     let page = Arc::new(Mutex::new(String::new()));
     let shown = Arc::clone(&page);
-    let worker = Scripted::start(move |_| {
+    let worker = ScriptedWorker::start(move |_| {
         Answer::json(shown.lock().unwrap_or_else(PoisonError::into_inner).clone())
     })
     .await;

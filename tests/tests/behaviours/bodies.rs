@@ -2,7 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet, Recorded};
+use pd_router_e2e::engines::{FAST, Fleet, RecordedRequest};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::json_text::{members_without, spliced_member, values_of};
 use pd_router_e2e::raw::{self, Raw};
@@ -40,8 +40,8 @@ const NEWER_LIMIT: &str = r#"{"model":"sim","max_completion_tokens":3,"messages"
 const BODIES: [&str; 3] = [AWKWARD, BARE, NEWER_LIMIT];
 
 struct Legs {
-    prefill: Recorded,
-    decode: Recorded,
+    prefill: RecordedRequest,
+    decode: RecordedRequest,
 }
 
 struct Pair {
@@ -63,7 +63,7 @@ impl Pair {
     }
 
     async fn last_legs(&self) -> Legs {
-        let last = |requests: Vec<Recorded>| {
+        let last = |requests: Vec<RecordedRequest>| {
             let last = requests.last().cloned();
             last.unwrap_or_else(|| panic!("the engine got nothing"))
         };

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, named, static_config, with};
+use pd_router_e2e::engines::{
+    FAST, Fleet, RecordedRequest, Role, in_turns, named, static_config, with,
+};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
@@ -48,7 +50,7 @@ fn asked(content_type: &str, prompt: &str) -> Ask {
     Ask::post(CHAT, body.to_string()).content_type(content_type)
 }
 
-fn assert_is_a_calls(got: &Recorded) {
+fn assert_is_a_calls(got: &RecordedRequest) {
     for (name, value) in ALONG {
         assert_eq!(got.values(name), [value], "{name} in {got:?}");
     }
@@ -96,7 +98,7 @@ pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
     // It has an answer without anything that prefill has computed.
     let event = r#"{"choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#;
     let good = Answer::stream([format!("data: {event}\n\n"), "data: [DONE]\n\n".to_owned()]);
-    let decode = Scripted::start(move |_| good.clone()).await;
+    let decode = ScriptedWorker::start(move |_| good.clone()).await;
     let mut workers = named(&fleet.prefill, "p", 1);
     workers.push(decode.listed(Role::Decode));
     let pool = json!({"protocol": "sglang", "bootstrap": {"port": 1}});
@@ -138,7 +140,7 @@ pub async fn found_b17_grpc_in_a_content_type_lets_no_dead_worker_in(proxy: Prox
 }
 
 /// The one id that all legs of a request have.
-fn only_id(legs: &[Recorded]) -> String {
+fn only_id(legs: &[RecordedRequest]) -> String {
     let ids: BTreeSet<String> = legs
         .iter()
         .map(|leg| leg.values("x-request-id").join(","))
@@ -161,7 +163,7 @@ pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(
         fleet.prefill[0].requests().await,
         fleet.decode[0].requests().await,
     ];
-    let ids = |legs: &[Recorded]| -> BTreeSet<String> {
+    let ids = |legs: &[RecordedRequest]| -> BTreeSet<String> {
         let ids = legs.iter().map(|leg| only_id(std::slice::from_ref(leg)));
         ids.collect()
     };
@@ -233,7 +235,7 @@ pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
 }
 
 /// What a worker answers that is well: with headers of its own, some of them about its connection.
-fn a_workers_answer(got: &Recorded) -> Answer {
+fn a_workers_answer(got: &RecordedRequest) -> Answer {
     let said = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#;
     let event =
         r#"{"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"yes"}}]}"#;
@@ -278,7 +280,7 @@ fn lasting(reply: &Reply) -> BTreeSet<(String, String)> {
 pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy: Proxy) {
     for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
         let asked = Arc::new(AtomicUsize::new(0));
-        let script = |got: &Recorded, before: usize| match before {
+        let script = |got: &RecordedRequest, before: usize| match before {
             0 => Answer::json("{}").status(500),
             _ => a_workers_answer(got),
         };
@@ -286,7 +288,9 @@ pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy:
         for _ in 0..2 {
             let asked = Arc::clone(&asked);
             let next = move || asked.fetch_add(1, Ordering::SeqCst);
-            workers.push(Scripted::start(move |got: &Recorded| script(got, next())).await);
+            workers.push(
+                ScriptedWorker::start(move |got: &RecordedRequest| script(got, next())).await,
+            );
         }
         let listed = workers.iter().map(|worker| worker.listed(Role::Aggregated));
         let config = static_config(listed.collect(), json!({"protocol": "aggregated"}));

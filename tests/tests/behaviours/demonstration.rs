@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, crowd};
 use pd_router_e2e::engines::state_of;
-use pd_router_e2e::gateway::{Gateway, Simulated};
+use pd_router_e2e::gateway::{Gateway, SimulatedEngine};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use tokio::net::TcpStream;
 
 pub async fn a_simulated_fleet_answers_without_a_configuration(proxy: Proxy) {
     let gateway = Gateway::simulated(proxy, "2x2").await;
-    let of_role = |role: &str| -> Vec<Simulated> {
+    let of_role = |role: &str| -> Vec<SimulatedEngine> {
         let engines = gateway.engines.iter().filter(|engine| engine.role == role);
         engines.cloned().collect()
     };

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{Role, static_config};
-use pd_router_e2e::gateway::{Build, Gateway};
+use pd_router_e2e::gateway::{Gateway, GatewayParts};
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
-use pd_router_e2e::trailing::Trailing;
+use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
+use pd_router_e2e::trailer_worker::TrailerWorker;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -27,13 +27,13 @@ const TRAILERS: &str = "http_protocol_options: { enable_trailers: true }";
 const LATE: usize = 40;
 
 /// A prefill worker that fails when decode is through.
-async fn fails_late() -> Scripted {
+async fn fails_late() -> ScriptedWorker {
     let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
-    Scripted::start(move |_| late.clone()).await
+    ScriptedWorker::start(move |_| late.clone()).await
 }
 
 /// A pool of a prefill and a decode worker that are called at once.
-fn side_by_side(prefill: &Scripted, decode: Value) -> Value {
+fn side_by_side(prefill: &ScriptedWorker, decode: Value) -> Value {
     let workers = vec![prefill.listed(Role::Prefill), decode];
     static_config(
         workers,
@@ -42,7 +42,7 @@ fn side_by_side(prefill: &Scripted, decode: Value) -> Value {
 }
 
 /// The shipped bootstrap, which speaks so with workers.
-fn speaking(options: &str) -> Build {
+fn speaking(options: &str) -> GatewayParts {
     let plain = "explicit_http_config: { http_protocol_options: {} }";
     let shipped = std::fs::read_to_string(paths::bootstrap())
         .unwrap_or_else(|error| panic!("no bootstrap: {error}"));
@@ -51,9 +51,9 @@ fn speaking(options: &str) -> Build {
     let file = paths::scratch().join(format!("{}.yaml", unique_name("trailers")));
     std::fs::write(&file, shipped.replace(plain, &spoken))
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
-    Build {
+    GatewayParts {
         bootstrap: file,
-        ..Build::on_threads(2)
+        ..GatewayParts::on_threads(2)
     }
 }
 
@@ -74,7 +74,7 @@ async fn assert_no_good_end(gateway: &Gateway, case: &str) {
 pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(proxy: Proxy) {
     let speaks = |answer: Answer| {
         let here = Ipv4Addr::LOCALHOST.into();
-        Scripted::start_at(here, Speaks::Http2, move |_| answer.clone())
+        ScriptedWorker::start_at(here, HttpVersion::Http2, move |_| answer.clone())
     };
     let build = speaking("http2_protocol_options: {}");
     let ping = Answer::stream([": ping\n\n".to_owned()]).trailer("x-end", "1");
@@ -96,7 +96,7 @@ pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(p
 }
 
 pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy) {
-    let empty = Trailing::start(": ping\n\n").await;
+    let empty = TrailerWorker::start(": ping\n\n").await;
     let config = static_config(
         vec![empty.listed(Role::Aggregated)],
         json!({"protocol": "aggregated"}),
@@ -106,7 +106,7 @@ pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy)
     reply.expect_code(502, "empty_answer");
 
     let prefill = fails_late().await;
-    let good = Trailing::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
+    let good = TrailerWorker::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
     let config = side_by_side(&prefill, good.listed(Role::Decode));
     let gateway = Gateway::build(proxy, &speaking(TRAILERS), &config, &[]).await;
     assert_no_good_end(&gateway, "trailers").await;
@@ -131,7 +131,7 @@ pub async fn found_b12_no_part_of_a_good_end_passes_before_prefill_is_good(proxy
         ),
     ] {
         let prefill = fails_late().await;
-        let decode = Scripted::start(move |_| answer.clone()).await;
+        let decode = ScriptedWorker::start(move |_| answer.clone()).await;
         let config = side_by_side(&prefill, decode.listed(Role::Decode));
         let gateway = Gateway::start(proxy, &config, &[]).await;
         assert_no_good_end(&gateway, case).await;
@@ -147,14 +147,14 @@ pub async fn found_b12_a_recovered_answer_waits_for_its_own_prefill(proxy: Proxy
         let calls = Arc::new(AtomicUsize::new(0));
         let prefill = || {
             let (calls, second) = (Arc::clone(&calls), second.clone());
-            Scripted::start(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+            ScriptedWorker::start(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
                 0 => Answer::json("{}").status(500),
                 _ => second.clone(),
             })
         };
         let prefills = [prefill().await, prefill().await];
         let answer = Answer::stream([format!("{TOKEN}\n\n{DONE}\n\n")]);
-        let decode = Scripted::start(move |_| answer.clone()).await;
+        let decode = ScriptedWorker::start(move |_| answer.clone()).await;
         let [one, other] = &prefills;
         let workers = [one, other].map(|worker| worker.listed(Role::Prefill));
         let workers = [workers.as_slice(), &[decode.listed(Role::Decode)]].concat();
@@ -184,9 +184,9 @@ pub async fn found_w2_another_worker_answers_where_one_says_nothing(proxy: Proxy
             "usage": {"completion_tokens": 0}}),
     ] {
         let said = empty.to_string();
-        let mute = Scripted::start(move |_| Answer::json(said.clone())).await;
+        let mute = ScriptedWorker::start(move |_| Answer::json(said.clone())).await;
         let said = good.to_string();
-        let other = Scripted::start(move |_| Answer::json(said.clone())).await;
+        let other = ScriptedWorker::start(move |_| Answer::json(said.clone())).await;
         let workers = vec![
             mute.listed(Role::Aggregated),
             other.listed(Role::Aggregated),

@@ -28,16 +28,16 @@ const REQUESTS: usize = 8;
 
 /// How a client asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum AnswerMode {
     /// For an answer in one piece.
-    Whole,
+    Unstreamed,
     /// For a stream.
     Streamed,
 }
 
-pub const BOTH: &[Asked] = &[Asked::Whole, Asked::Streamed];
-pub const WHOLE: &[Asked] = &[Asked::Whole];
-pub const STREAMED: &[Asked] = &[Asked::Streamed];
+pub const BOTH: &[AnswerMode] = &[AnswerMode::Unstreamed, AnswerMode::Streamed];
+pub const UNSTREAMED: &[AnswerMode] = &[AnswerMode::Unstreamed];
+pub const STREAMED: &[AnswerMode] = &[AnswerMode::Streamed];
 
 /// Short limits, and blame that comes quickly.
 fn pool() -> Value {
@@ -55,22 +55,22 @@ fn pool() -> Value {
 
 /// A status that an engine gives before any work, with a body of its own.
 pub fn status(status: u16) -> Value {
-    json!({"kind": "status", "status": status, "headers": {"retry-after": "7"}, "body": said(status)})
+    json!({"kind": "status", "status": status, "headers": {"retry-after": "7"}, "body": error_body(status)})
 }
 
 /// The body of that status.
-fn said(status: u16) -> String {
+fn error_body(status: u16) -> String {
     format!("{{\"error\": {{ \"message\":\"the engine says {status}\",\"code\":{status} }} }}")
 }
 
 /// A body of a chat request.
-pub fn body(asked: Asked, content: &str, tokens: u64) -> Value {
-    let fields = json!({"max_tokens": tokens, "stream": asked == Asked::Streamed});
+pub fn body(mode: AnswerMode, content: &str, tokens: u64) -> Value {
+    let fields = json!({"max_tokens": tokens, "stream": mode == AnswerMode::Streamed});
     with(chat_body(content), fields)
 }
 
-fn ask(asked: Asked) -> Ask {
-    Ask::post(CHAT, body(asked, "a question", TOKENS).to_string())
+fn ask(mode: AnswerMode) -> Ask {
+    Ask::post(CHAT, body(mode, "a question", TOKENS).to_string())
 }
 
 /// A protocol's fixture and what its counters said at the beginning.
@@ -87,7 +87,8 @@ impl Row {
     pub async fn begin(proxy: Proxy, protocol: Protocol) -> Row {
         let fixture = Fixture::acquire(FixtureSpec::of(proxy, protocol).pool(pool())).await;
         let replies =
-            join_all((0..REQUESTS).map(|_| fixture.gateway.send(ask(Asked::Whole)))).await;
+            join_all((0..REQUESTS).map(|_| fixture.gateway.send(ask(AnswerMode::Unstreamed))))
+                .await;
         for reply in replies {
             reply.expect_tokens(TOKENS);
         }
@@ -110,13 +111,13 @@ impl Row {
         proxy: Proxy,
         protocol: Protocol,
         (role, fault): (Role, &Value),
-        asked: &[Asked],
+        modes: &[AnswerMode],
     ) -> Row {
         let row = Row::begin(proxy, protocol).await;
         row.fixture.inject_one(role, fault).await;
         match (protocol, role) {
-            (Protocol::Sglang, Role::Prefill) => row.answers_or_breaks_off(asked).await,
-            _ => row.answers(asked).await,
+            (Protocol::Sglang, Role::Prefill) => row.answers_or_breaks_off(modes).await,
+            _ => row.answers(modes).await,
         }
         row.blames_only(role).await;
         row
@@ -139,16 +140,16 @@ impl Row {
     }
 
     /// Sends many requests at once, all of which must be answered.
-    pub async fn answers(&self, asked: &[Asked]) {
-        let many: Vec<Asked> = asked.iter().copied().cycle().take(REQUESTS).collect();
+    pub async fn answers(&self, modes: &[AnswerMode]) {
+        let many: Vec<AnswerMode> = modes.iter().copied().cycle().take(REQUESTS).collect();
         for reply in self.replies(&many).await {
             reply.expect_tokens(TOKENS);
         }
     }
 
     /// The same where decode may break off with its prefill, and be heard first: then the client is told so.
-    pub async fn answers_or_breaks_off(&self, asked: &[Asked]) {
-        let many: Vec<Asked> = asked.iter().copied().cycle().take(REQUESTS).collect();
+    pub async fn answers_or_breaks_off(&self, modes: &[AnswerMode]) {
+        let many: Vec<AnswerMode> = modes.iter().copied().cycle().take(REQUESTS).collect();
         let mut answered = 0;
         for reply in self.replies(&many).await {
             match reply.status {
@@ -160,22 +161,22 @@ impl Row {
     }
 
     /// Sends one request; fails where no answer comes.
-    pub async fn send(&self, asked: Asked) -> Reply {
-        self.fixture.gateway.send(ask(asked)).await
+    pub async fn send(&self, mode: AnswerMode) -> Reply {
+        self.fixture.gateway.send(ask(mode)).await
     }
 
     /// Sends one request of each kind at the same time; fails where one gets no answer.
-    pub async fn replies(&self, asked: &[Asked]) -> Vec<Reply> {
-        let sent = asked
+    pub async fn replies(&self, modes: &[AnswerMode]) -> Vec<Reply> {
+        let sent = modes
             .iter()
-            .map(|asked| self.fixture.gateway.send(ask(*asked)));
+            .map(|mode| self.fixture.gateway.send(ask(*mode)));
         join_all(sent).await
     }
 
     /// Sends one request of each kind; the answers must be what all engines of a role say with [`status`].
-    pub async fn replies_are_the_engines(&self, status: u16, asked: &[Asked]) {
-        for reply in self.replies(asked).await {
-            assert_said(reply, status);
+    pub async fn replies_are_the_engines(&self, status: u16, modes: &[AnswerMode]) {
+        for reply in self.replies(modes).await {
+            assert_engine_error(reply, status);
         }
     }
 
@@ -188,7 +189,7 @@ impl Row {
     }
 
     /// Waits until engines of this role have got a request since the mark.
-    pub async fn until_asked(&self, role: Role) {
+    pub async fn until_requested(&self, role: Role) {
         eventually("an engine is asked", GENEROUS, || async {
             let got = self.got(role).await;
             if got.iter().sum::<usize>() > 0 {
@@ -323,9 +324,9 @@ impl Row {
 }
 
 /// Fails where this is not what an engine says with [`status`].
-pub fn assert_said(reply: Reply, status: u16) {
+pub fn assert_engine_error(reply: Reply, status: u16) {
     let reply = reply.expect(status);
-    assert_eq!(reply.text(), said(status));
+    assert_eq!(reply.text(), error_body(status));
     assert_eq!(reply.header("retry-after"), Some("7"), "{reply:?}");
     let content = reply.header("content-type").unwrap_or_default();
     assert!(content.starts_with("application/json"), "{reply:?}");

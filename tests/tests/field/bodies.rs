@@ -2,9 +2,9 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{Recorded, Role, static_config};
+use pd_router_e2e::engines::{RecordedRequest, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -12,16 +12,16 @@ const CHAT: &str = "/v1/chat/completions";
 /// A worker that runs whole requests and answers so, behind a gateway.
 async fn over(
     proxy: Proxy,
-    answer: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
-) -> (Scripted, Gateway) {
-    let worker = Scripted::start(answer).await;
+    answer: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+) -> (ScriptedWorker, Gateway) {
+    let worker = ScriptedWorker::start(answer).await;
     let pool = json!({"protocol": "aggregated"});
     let config = static_config(vec![worker.listed(Role::Aggregated)], pool);
     let gateway = Gateway::start(proxy, &config, &[]).await;
     (worker, gateway)
 }
 
-fn short_answer(_: &Recorded) -> Answer {
+fn short_answer(_: &RecordedRequest) -> Answer {
     Answer::json(
         r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#,
     )

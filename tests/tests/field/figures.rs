@@ -2,9 +2,9 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{Recorded, Role, static_config};
+use pd_router_e2e::engines::{RecordedRequest, Role, static_config};
 use pd_router_e2e::gateway::{self, Gateway};
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
@@ -12,8 +12,8 @@ use serde_json::json;
 const ENOUGH: usize = 8;
 
 /// A worker that says it has this share of its KV cache in use, and so many requests before those of this gateway.
-async fn worker(share: f64, requests: u64) -> Scripted {
-    Scripted::start(move |got: &Recorded| match got.path.as_str() {
+async fn worker(share: f64, requests: u64) -> ScriptedWorker {
+    ScriptedWorker::start(move |got: &RecordedRequest| match got.path.as_str() {
         "/metrics" => Answer::json(format!(
             "vllm:kv_cache_usage_perc {share}\nvllm:num_requests_running {requests}\nvllm:num_requests_waiting {requests}\nvllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"1000\"}} 1\n"
         )),
@@ -23,7 +23,7 @@ async fn worker(share: f64, requests: u64) -> Scripted {
 }
 
 /// How many requests of clients it has had.
-fn served(worker: &Scripted) -> usize {
+fn served(worker: &ScriptedWorker) -> usize {
     let requests = worker.requests();
     requests.iter().filter(|got| got.method == "POST").count()
 }

@@ -3,10 +3,12 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, named, static_config, with};
+use pd_router_e2e::engines::{
+    FAST, Fleet, RecordedRequest, Role, in_turns, named, static_config, with,
+};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -165,8 +167,8 @@ pub async fn found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its
 }
 
 /// A decode worker of which a sidecar runs prefill: 502 without a word where that worker cannot be reached.
-async fn sidecar(dead: String) -> Scripted {
-    Scripted::start(move |got: &Recorded| {
+async fn sidecar(dead: String) -> ScriptedWorker {
+    ScriptedWorker::start(move |got: &RecordedRequest| {
         let prefill = got.values("x-prefiller-host-port");
         match prefill.first() {
             Some(address) if *address == dead => Answer::json("").status(502),

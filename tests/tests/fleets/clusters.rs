@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
+use pd_router_e2e::dns_server::DnsServer;
 use pd_router_e2e::endpoints::{Endpoints, Health};
 use pd_router_e2e::engines::{Engine, FAST, Fleet, MODEL, Role, config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::names::Names;
-use pd_router_e2e::plan::Plan;
+use pd_router_e2e::gateway_builder::GatewayBuilder;
 use pd_router_e2e::traffic::Traffic;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use pd_router_e2e::worker_document::own_loopback;
@@ -50,9 +50,9 @@ fn addresses(engines: &[Engine]) -> Vec<SocketAddr> {
 /// A gateway over two files of endpoints.
 async fn start(proxy: Proxy, prefill: &Endpoints, decode: &Endpoints) -> Gateway {
     let config = config(pool());
-    let plan = Plan::new(proxy, &config).admin_cluster(ADMIN);
-    let plan = plan.eds("prefill", prefill.path());
-    plan.eds("decode", decode.path()).start().await
+    let builder = GatewayBuilder::new(proxy, &config).admin_cluster(ADMIN);
+    let builder = builder.eds("prefill", prefill.path());
+    builder.eds("decode", decode.path()).start().await
 }
 
 /// Waits until all threads list exactly these.
@@ -171,17 +171,17 @@ pub async fn the_addresses_of_a_name_are_the_fleet(proxy: Proxy) {
     let at = SocketAddr::from((second, port));
     let mut other = Engine::start_at(at, Role::Decode, FAST).await;
 
-    let names = Names::start();
+    let dns = DnsServer::start();
     let IpAddr::V4(of_prefill) = prefill.address.ip() else {
         panic!("not an IPv4 address: {}", prefill.address);
     };
-    names.set("prefill.test", &[of_prefill]);
-    names.set("decode.test", &[first]);
+    dns.set("prefill.test", &[of_prefill]);
+    dns.set("decode.test", &[first]);
     let config = config(pool());
-    let plan = Plan::new(proxy, &config).admin_cluster(ADMIN);
-    let plan = plan.dns_server(names.address);
-    let plan = plan.dns("prefill", "prefill.test", prefill.address.port());
-    let gateway = plan.dns("decode", "decode.test", port).start().await;
+    let builder = GatewayBuilder::new(proxy, &config).admin_cluster(ADMIN);
+    let builder = builder.dns_server(dns.address);
+    let builder = builder.dns("prefill", "prefill.test", prefill.address.port());
+    let gateway = builder.dns("decode", "decode.test", port).start().await;
     gateway.is_ready().await;
     let listed = |engines: &[&Engine]| -> Vec<String> {
         let addresses = engines.iter().map(|engine| engine.address.to_string());
@@ -190,9 +190,9 @@ pub async fn the_addresses_of_a_name_are_the_fleet(proxy: Proxy) {
     until_workers_are(&gateway, &listed(&[&prefill, &one])).await;
     pairs(&gateway, 4).await;
 
-    names.set("decode.test", &[first, second]);
+    dns.set("decode.test", &[first, second]);
     until_both(&gateway, &listed(&[&one, &other])).await;
-    names.set("decode.test", &[second]);
+    dns.set("decode.test", &[second]);
     until_workers_are(&gateway, &listed(&[&prefill, &other])).await;
     let before = one.state().await.requests;
     pairs(&gateway, REQUESTS).await;

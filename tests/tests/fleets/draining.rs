@@ -27,16 +27,16 @@ async fn open(proxy: Proxy) -> (EngineSet, Gateway) {
     (engines, gateway)
 }
 
-type Asked = JoinHandle<Result<Reply, Failure>>;
+type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
 /// Begins a stream that ends by itself, and finds its decode worker.
-async fn begin(engines: &EngineSet, gateway: &Gateway) -> (Asked, usize) {
+async fn begin(engines: &EngineSet, gateway: &Gateway) -> (PendingReply, usize) {
     let body = with(
         chat_body("a long story"),
         json!({"stream": true, "max_tokens": TOKENS}),
     );
     let ask = Ask::post(CHAT, body.to_string());
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     let at = eventually("a decode worker runs", GENEROUS, || async {
         for (at, slot) in engines.decode.iter().enumerate() {
             if slot.state().await.running > 0 {
@@ -45,18 +45,18 @@ async fn begin(engines: &EngineSet, gateway: &Gateway) -> (Asked, usize) {
         }
         Err("none".to_owned())
     });
-    (asked, at.await)
+    (pending, at.await)
 }
 
-async fn whole(asked: Asked) -> Reply {
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+async fn whole(pending: PendingReply) -> Reply {
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     let reply = outcome.unwrap_or_else(|failure| panic!("{failure}"));
     reply.expect_tokens(TOKENS)
 }
 
 pub async fn a_draining_worker_gets_nothing_new_and_finishes_what_it_has(proxy: Proxy) {
     let (mut engines, gateway) = open(proxy).await;
-    let (asked, at) = begin(&engines, &gateway).await;
+    let (pending, at) = begin(&engines, &gateway).await;
     let before = version(&gateway).await;
     engines.set_draining(Role::Decode, at, true);
     engines.set_draining(Role::Prefill, 0, true);
@@ -66,7 +66,7 @@ pub async fn a_draining_worker_gets_nothing_new_and_finishes_what_it_has(proxy: 
     let seen = tally(&seen);
     assert!(!seen.contains_key(decode.as_str()), "{seen:?}");
     assert!(!seen.contains_key(prefill.as_str()), "{seen:?}");
-    assert_eq!(whole(asked).await.pair().decode, decode);
+    assert_eq!(whole(pending).await.pair().decode, decode);
 
     let before = version(&gateway).await;
     engines.set_draining(Role::Decode, at, false);
@@ -86,7 +86,7 @@ pub async fn a_draining_worker_gets_nothing_new_and_finishes_what_it_has(proxy: 
 
 pub async fn a_draining_worker_alone_is_as_good_as_none(proxy: Proxy) {
     let (mut engines, gateway) = open(proxy).await;
-    let (asked, _) = begin(&engines, &gateway).await;
+    let (pending, _) = begin(&engines, &gateway).await;
     for (role, code) in [
         (Role::Decode, "no_decode_worker"),
         (Role::Prefill, "prefill_not_activated"),
@@ -107,6 +107,6 @@ pub async fn a_draining_worker_alone_is_as_good_as_none(proxy: Proxy) {
         gateway.send(Ask::chat("hello")).await.expect(200);
         engines.set_draining(role, 0, false);
     }
-    whole(asked).await;
+    whole(pending).await;
     gateway.assert_comes_to_rest().await;
 }

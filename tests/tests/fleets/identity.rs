@@ -33,7 +33,7 @@ fn credit(reply: &Reply, name: &str) -> f64 {
 async fn explained(conversation: &mut Conversation, gateway: &Gateway) -> Reply {
     let ask = conversation.ask().header(EXPLAIN, "1");
     let reply = gateway.send(ask).await.expect(200);
-    conversation.hear(&reply);
+    conversation.append_reply(&reply);
     reply
 }
 

@@ -82,7 +82,7 @@ async fn outlives(role: Role, ask: Ask, engines: &mut EngineSet, gateway: &Gatew
     let hangs = &engines.slots(role)[0];
     hangs.engine().fault(&leg).await;
     let before = hangs.state().await.requests;
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     eventually("the request hangs", GENEROUS, || async {
         let state = hangs.state().await;
         match state.requests > before {
@@ -93,10 +93,10 @@ async fn outlives(role: Role, ask: Ask, engines: &mut EngineSet, gateway: &Gatew
     .await;
     engines.list_one(role, 1);
     until_listed(gateway, &engines.slots(role)[1].name(), true).await;
-    assert!(!asked.is_finished(), "it was to hang");
+    assert!(!pending.is_finished(), "it was to hang");
     let left = Instant::now();
     engines.unlist_one(role, 0);
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     let reply = outcome.unwrap_or_else(|failure| panic!("{failure}"));
     let took = left.elapsed();
     assert!(took < AT_ONCE, "it took {took:?}: {reply:?}");

@@ -11,7 +11,7 @@ use pd_router_e2e::engines::{Engine, Role, with};
 use pd_router_e2e::gateway::worker;
 use pd_router_e2e::plain::{Bootstrap, Plain};
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
+use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -241,8 +241,8 @@ pub async fn http_route_multiple_gateways_different_pools(_: Proxy) {
 
 /// Upstream: InferencePoolAppProtocol.
 pub async fn inference_pool_app_protocol(_: Proxy) {
-    let http1 = Pods::that_speak(Speaks::Http1, &hosts(2)).await;
-    let h2c = Pods::that_speak(Speaks::Http2, &hosts(2)).await;
+    let http1 = Pods::speaking(HttpVersion::Http1, &hosts(2)).await;
+    let h2c = Pods::speaking(HttpVersion::Http2, &hosts(2)).await;
     let mut bootstrap = two_pools(&http1, &h2c);
     let options = &mut bootstrap.cluster("two")["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
     // `kubernetes.io/h2c`; without an app protocol the shipped bootstrap's HTTP/1.1.
@@ -264,7 +264,7 @@ pub async fn inference_pool_app_protocol(_: Proxy) {
 /// Upstream: InferencePoolInvalidEPPService; its data-plane half.
 pub async fn inference_pool_invalid_epp_service(_: Proxy) {
     // The picker cannot be had from where it should be: what comes is something else.
-    let store = Scripted::start(|_| Answer::json("this is no picker")).await;
+    let store = ScriptedWorker::start(|_| Answer::json("this is no picker")).await;
     let pods = Pods::on(&hosts(1)).await;
     let config = configuration(vec![pool("one", pods.listed(), json!({}))]);
     let mut bootstrap = Bootstrap::shipped("bootstrap.yaml", &config);

@@ -48,11 +48,11 @@ async fn occupy(gateway: &Gateway) -> Raw {
     client
 }
 
-type Asked = JoinHandle<Result<Reply, Failure>>;
+type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
 /// Sends a request that waits, as the `place`th one.
-async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> Asked {
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> PendingReply {
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     eventually(&format!("{place} wait"), GENEROUS, || async {
         let status = gateway.status().await;
         (status["waiting"] == place)
@@ -60,11 +60,11 @@ async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> Asked {
             .ok_or(status.to_string())
     })
     .await;
-    asked
+    pending
 }
 
-async fn answer(asked: Asked) -> Reply {
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+async fn answer(pending: PendingReply) -> Reply {
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
@@ -109,7 +109,7 @@ pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Prox
     let both = both.header("x-gateway-inference-objective", "urgent");
     assert_shed(&gateway.send(both).await);
 
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     let waits = |objective| Ask::chat("waits").header(OBJECTIVE, objective);
     // One that the pool does not know, and one that says nothing, are as none.
     for (ask, place) in [
@@ -118,7 +118,7 @@ pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Prox
         (waits("nobody-knows"), 3),
         (waits(""), 4),
     ] {
-        asked.push(wait_in_line(&gateway, ask, place).await);
+        pending.push(wait_in_line(&gateway, ask, place).await);
     }
     assert_eq!(
         fleet.prefill_total().await.requests,
@@ -126,8 +126,8 @@ pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Prox
         "nobody was let in"
     );
     drop(first);
-    for asked in asked {
-        answer(asked).await.expect_tokens(4);
+    for pending in pending {
+        answer(pending).await.expect_tokens(4);
     }
     for engine in fleet.engines() {
         for got in engine.requests().await {
@@ -144,7 +144,7 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, true).await;
     let first = occupy(&gateway).await;
     let of = |content: &str, flow: &str| Ask::chat(content).header(FLOW, flow);
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for (ask, place) in [
         (of("greedy 1", "greedy"), 1),
         (of("greedy 2", "greedy"), 2),
@@ -152,11 +152,11 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
         (of("modest", "modest"), 4),
         (of("urgent", "greedy").header(OBJECTIVE, "urgent"), 5),
     ] {
-        asked.push(wait_in_line(&gateway, ask, place).await);
+        pending.push(wait_in_line(&gateway, ask, place).await);
     }
     drop(first);
-    for asked in asked {
-        answer(asked).await.expect_tokens(4);
+    for pending in pending {
+        answer(pending).await.expect_tokens(4);
     }
     let order = served(&fleet).await;
     assert_eq!(order[0], "urgent");
@@ -173,7 +173,7 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
 pub async fn what_anybody_says_of_its_worth_is_nothing(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, false).await;
     let first = occupy(&gateway).await;
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     let forged = |content: &str, objective: &str| {
         let ask = Ask::chat(content)
             .header(OBJECTIVE, objective)
@@ -186,11 +186,11 @@ pub async fn what_anybody_says_of_its_worth_is_nothing(proxy: Proxy) {
         (forged("2", "batch"), 2),
         (forged("3", "urgent"), 3),
     ] {
-        asked.push(wait_in_line(&gateway, ask, place).await);
+        pending.push(wait_in_line(&gateway, ask, place).await);
     }
     drop(first);
-    for asked in asked {
-        answer(asked).await.expect_tokens(4);
+    for pending in pending {
+        answer(pending).await.expect_tokens(4);
     }
     assert_eq!(served(&fleet).await, ["1", "2", "3"]);
     for engine in fleet.engines() {

@@ -3,10 +3,10 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::engines::{Recorded, Role, static_config, with};
+use pd_router_e2e::engines::{RecordedRequest, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::json_text::members_without;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use serde_json::{Value, json};
 
 use crate::rig::CHAT;
@@ -29,8 +29,8 @@ const AT_ONCE: usize = 24;
 
 /// A prefill and a decode worker; decode answers by the number in the request.
 struct Scene {
-    prefill: Scripted,
-    decode: Scripted,
+    prefill: ScriptedWorker,
+    decode: ScriptedWorker,
     gateway: Gateway,
 }
 
@@ -38,12 +38,12 @@ impl Scene {
     async fn start(
         proxy: Proxy,
         pool: Value,
-        answer: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+        answer: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
     ) -> Scene {
-        let prefill = Scripted::start(|_| Answer::json(whole(PARAMS))).await;
-        let decode = Scripted::start(answer).await;
+        let prefill = ScriptedWorker::start(|_| Answer::json(whole(PARAMS))).await;
+        let decode = ScriptedWorker::start(answer).await;
         // They serve any model: which name they are asked for is what is looked at.
-        let listed = |worker: &Scripted, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
+        let listed = |worker: &ScriptedWorker, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
         let workers = vec![
             listed(&prefill, Role::Prefill),
             listed(&decode, Role::Decode),
@@ -57,7 +57,7 @@ impl Scene {
     }
 }
 
-fn as_asked(got: &Recorded) -> Answer {
+fn as_asked(got: &RecordedRequest) -> Answer {
     match is_streamed(got.text()) {
         true => Answer::stream([stream()]),
         false => Answer::json(whole(r#""z":9007199254740993"#)),
@@ -131,7 +131,7 @@ fn rewritten() -> Value {
     json!({"model_rewrites": [{"model": CLIENTS, "targets": [{"model": WORKERS}]}]})
 }
 
-fn assert_length_is_right(got: &Recorded) {
+fn assert_length_is_right(got: &RecordedRequest) {
     assert_eq!(got.values("content-length"), [got.body_bytes.to_string()]);
     assert!(got.values("transfer-encoding").is_empty(), "{got:?}");
 }
@@ -175,7 +175,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
 
 /// A worker that runs whole requests gets every byte but the name.
 pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
-    let worker = Scripted::start(as_asked).await;
+    let worker = ScriptedWorker::start(as_asked).await;
     let listed = json!({"address": worker.address.to_string(), "role": "aggregated"});
     let pool = with(rewritten(), json!({"protocol": "aggregated"}));
     let gateway = Gateway::start(proxy, &static_config(vec![listed], pool), &[]).await;
@@ -197,7 +197,7 @@ pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
 }
 
 /// The number in a request, by which its answer is cut.
-fn cut_at(got: &Recorded) -> usize {
+fn cut_at(got: &RecordedRequest) -> usize {
     let number = got.text().split("cut at ").nth(1);
     let digits = number.and_then(|rest| rest.split('.').next());
     let number = digits.and_then(|digits| digits.parse().ok());

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use pd_router_e2e::client::{self, Ask, Reply};
 use pd_router_e2e::engines::with;
-use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
+use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
 use serde_json::{Value, json};
 
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -32,7 +32,7 @@ pub fn ask() -> Ask {
 
 /// Workers that run whole requests and answer 200 with the port that they listen on.
 pub struct Pods {
-    pods: Vec<Scripted>,
+    pods: Vec<ScriptedWorker>,
 }
 
 impl Pods {
@@ -43,17 +43,17 @@ impl Pods {
 
     /// One on each of these hosts.
     pub async fn on(hosts: &[IpAddr]) -> Pods {
-        Pods::that_speak(Speaks::Http1, hosts).await
+        Pods::speaking(HttpVersion::Http1, hosts).await
     }
 
     /// The same, of this protocol alone.
-    pub async fn that_speak(speaks: Speaks, hosts: &[IpAddr]) -> Pods {
+    pub async fn speaking(version: HttpVersion, hosts: &[IpAddr]) -> Pods {
         let mut pods = Vec::new();
         for host in hosts {
             let answer = json!({"object": "text_completion", "choices": [{"text": "hello"}]});
             let answer = answer.to_string();
             let script = move |_: &_| Answer::json(answer.clone());
-            pods.push(Scripted::start_at(*host, speaks, script).await);
+            pods.push(ScriptedWorker::start_at(*host, version, script).await);
         }
         Pods { pods }
     }
@@ -83,7 +83,7 @@ impl Pods {
     }
 
     /// The one of that number.
-    pub fn pod(&self, number: usize) -> &Scripted {
+    pub fn pod(&self, number: usize) -> &ScriptedWorker {
         &self.pods[number]
     }
 

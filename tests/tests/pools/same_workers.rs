@@ -4,8 +4,8 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::conversation::{CHAT, Conversation};
 use pd_router_e2e::engines::{Fleet, named};
-use pd_router_e2e::gateway::{Build, Gateway, worker};
-use pd_router_e2e::threads::{Thread, endless, told_apart};
+use pd_router_e2e::gateway::{Gateway, GatewayParts, worker};
+use pd_router_e2e::threads::{Thread, connections_by_thread, endless};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -55,8 +55,8 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
         })
     };
     let config = configuration(vec![pool(ONE), pool(TWO)]);
-    let gateway = Gateway::build(proxy, &Build::on_threads(THREADS), &config, &ROUTES).await;
-    let threads = told_apart(&gateway, THREADS.into()).await;
+    let gateway = Gateway::build(proxy, &GatewayParts::on_threads(THREADS), &config, &ROUTES).await;
+    let threads = connections_by_thread(&gateway, THREADS.into()).await;
 
     // What is said in the one is held by its worker there, as every thread hears, and not in the other.
     let mut first = Conversation::alone("the one");
@@ -81,17 +81,17 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
     let mut again = Conversation::alone("the one");
     let ask = again.ask().to(TO_TWO).header("x-prefill-instance-id", id);
     let reply = gateway.send(ask).await.expect(200);
-    again.hear(&reply);
+    again.append_reply(&reply);
     until_all_say(&threads, "the second pool's prefixes", |page| {
         held(page, TWO) > 20
     })
     .await;
     for _ in 0..4 {
         let reply = gateway.send(again.ask().to(TO_TWO)).await.expect(200);
-        again.hear(&reply);
+        again.append_reply(&reply);
         assert_eq!(reply.pair().prefill, elsewhere);
         let reply = gateway.send(first.ask().to(TO_ONE)).await.expect(200);
-        first.hear(&reply);
+        first.append_reply(&reply);
         assert_eq!(reply.pair().prefill, stays);
     }
 

@@ -8,7 +8,7 @@ use pd_router_e2e::json_text::{members_without, values_of};
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::asked::{CHAT, CHATS, COMPLETIONS};
+use crate::client_requests::{CHAT, CHATS, COMPLETIONS};
 use crate::rig::Rig;
 use crate::scene::{Scene, answer, as_asked, usage};
 

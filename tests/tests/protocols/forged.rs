@@ -8,7 +8,7 @@ use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::asked::{CHAT, CHATS, COMPLETIONS};
+use crate::client_requests::{CHAT, CHATS, COMPLETIONS};
 use crate::rig::Rig;
 
 fn chat_with(field: &str, value: &Value) -> String {

@@ -7,13 +7,13 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::Answer;
 use serde_json::json;
 
-use crate::asked::CHAT;
+use crate::client_requests::CHAT;
 use crate::rig::Rig;
 use crate::scene::{Scene, answer, as_asked, asking, case_of, usage};
 
 /// Prefill answers the members of the case that is asked for.
 async fn scene(proxy: Proxy, cases: &'static [&'static str]) -> Scene {
-    let prefill = |got: &pd_router_e2e::engines::Recorded| {
+    let prefill = |got: &pd_router_e2e::engines::RecordedRequest| {
         Answer::json(answer("one", &usage(), cases[case_of(got)]))
     };
     Scene::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await

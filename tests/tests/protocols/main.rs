@@ -2,7 +2,7 @@
 //! engine's protocol demands.
 #![forbid(unsafe_code)]
 
-mod asked;
+mod client_requests;
 mod contract;
 mod forged;
 mod handoffs;

@@ -15,7 +15,7 @@ use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::asked::CHATS;
+use crate::client_requests::CHATS;
 use crate::rig::Rig;
 
 const OPTIONS: [&str; 4] = ["--dialect", "mooncake", "--speedup", "50"];

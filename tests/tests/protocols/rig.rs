@@ -2,7 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::engines::{Recorded, Role};
+use pd_router_e2e::engines::{RecordedRequest, Role};
 use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::protocols::Protocol;
 
@@ -12,14 +12,14 @@ const TOKEN: &str = "Bearer the-clients-own";
 /// What the engines got of one request.
 pub struct Legs {
     pub reply: Reply,
-    pub prefill: Vec<Recorded>,
-    pub decode: Vec<Recorded>,
+    pub prefill: Vec<RecordedRequest>,
+    pub decode: Vec<RecordedRequest>,
 }
 
 impl Legs {
     /// The two legs; fails where there are more or fewer.
     #[track_caller]
-    pub fn pair(&self) -> (&Recorded, &Recorded) {
+    pub fn pair(&self) -> (&RecordedRequest, &RecordedRequest) {
         match (self.prefill.as_slice(), self.decode.as_slice()) {
             ([prefill], [decode]) => (prefill, decode),
             (prefill, decode) => panic!("not one leg of each: {prefill:?} {decode:?}"),
@@ -28,7 +28,7 @@ impl Legs {
 
     /// The one leg, to an engine that does both or that others help; fails where there are more.
     #[track_caller]
-    pub fn only(&self) -> &Recorded {
+    pub fn only(&self) -> &RecordedRequest {
         match (self.prefill.as_slice(), self.decode.as_slice()) {
             ([], [decode]) => decode,
             (prefill, decode) => panic!("not one leg: {prefill:?} {decode:?}"),
@@ -38,7 +38,7 @@ impl Legs {
 
 pub struct Rig {
     pub fixture: Fixture,
-    asked: u64,
+    requests: u64,
 }
 
 impl Rig {
@@ -49,15 +49,15 @@ impl Rig {
     pub async fn on(spec: FixtureSpec) -> Rig {
         Rig {
             fixture: Fixture::acquire(spec).await,
-            asked: 0,
+            requests: 0,
         }
     }
 
     /// Sends the request, under an id, a trace and a token of the client's, and gives the legs. Each must have the trace and the
     /// token, and all the same id of the gateway's.
     pub async fn legs_of(&mut self, ask: Ask) -> Legs {
-        self.asked += 1;
-        let id = format!("request-{}", self.asked);
+        self.requests += 1;
+        let id = format!("request-{}", self.requests);
         let ask = ask
             .header("x-request-id", &id)
             .header("traceparent", TRACE)
@@ -93,7 +93,7 @@ impl Rig {
         }
     }
 
-    async fn since(&self, role: Role, before: &[usize]) -> Vec<Recorded> {
+    async fn since(&self, role: Role, before: &[usize]) -> Vec<RecordedRequest> {
         let mut new = Vec::new();
         for (slot, before) in self.fixture.slots(role).iter().zip(before) {
             let requests = slot.engine().requests().await;

@@ -2,16 +2,16 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::engines::{Recorded, Role, static_config};
+use pd_router_e2e::engines::{RecordedRequest, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use serde_json::{Value, json};
 
-use crate::asked::CHAT;
+use crate::client_requests::CHAT;
 
 pub struct Scene {
-    pub prefill: Scripted,
-    pub decode: Scripted,
+    pub prefill: ScriptedWorker,
+    pub decode: ScriptedWorker,
     pub gateway: Gateway,
 }
 
@@ -20,11 +20,11 @@ impl Scene {
     pub async fn start(
         proxy: Proxy,
         pool: Value,
-        prefill: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
-        decode: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
+        prefill: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+        decode: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
     ) -> Scene {
-        let prefill = Scripted::start(prefill).await;
-        let decode = Scripted::start(decode).await;
+        let prefill = ScriptedWorker::start(prefill).await;
+        let decode = ScriptedWorker::start(decode).await;
         let workers = vec![prefill.listed(Role::Prefill), decode.listed(Role::Decode)];
         let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
         gateway.is_ready().await;
@@ -50,7 +50,7 @@ pub fn asking(case: usize, streamed: bool) -> String {
 }
 
 /// The number of the case that is asked for.
-pub fn case_of(got: &Recorded) -> usize {
+pub fn case_of(got: &RecordedRequest) -> usize {
     let number = got.text().split(['<', '>']).nth(1);
     let number = number.and_then(|number| number.parse().ok());
     number.unwrap_or_else(|| panic!("no case in {got:?}"))
@@ -85,7 +85,7 @@ pub fn event(text: &str) -> String {
 pub const DONE: &str = "data: [DONE]\n\n";
 
 /// An answer as it was asked for: whole, or these events.
-pub fn as_asked(got: &Recorded, text: &str) -> Answer {
+pub fn as_asked(got: &RecordedRequest, text: &str) -> Answer {
     match got.text().contains("\"stream\":true") {
         true => Answer::stream([event(text), event("more"), DONE.to_owned()]),
         false => Answer::json(answer(text, &usage(), "")),

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::Recorded;
+use pd_router_e2e::engines::RecordedRequest;
 use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::golden::{front, holes, number};
 use pd_router_e2e::json_text::values_of;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::asked::{CHAT, COMPLETIONS};
+use crate::client_requests::{CHAT, COMPLETIONS};
 use crate::rig::Rig;
 
 const GENERATE: &str = "/generate";
@@ -23,7 +23,7 @@ fn chat(members: &str) -> String {
 }
 
 /// The rooms of a leg, of which there must be so many, each in the same list's place as its host and port.
-fn rooms(leg: &Recorded, sequences: usize) -> Vec<u64> {
+fn rooms(leg: &RecordedRequest, sequences: usize) -> Vec<u64> {
     let body = leg.json();
     for field in ["bootstrap_host", "bootstrap_port", "bootstrap_room"] {
         let list = body[field].as_array().map(Vec::len);
@@ -154,7 +154,7 @@ pub async fn ranks_are_named_on_both_legs(proxy: Proxy) {
     for _ in 0..12 {
         let legs = rig.legs_of(Ask::post(CHAT, chat(""))).await;
         let (prefill, decode) = legs.pair();
-        let rank = |leg: &Recorded, name: &str| {
+        let rank = |leg: &RecordedRequest, name: &str| {
             let values = values_of(leg.text(), name);
             let rank = values.first().and_then(|rank| rank.parse::<u64>().ok());
             assert!(

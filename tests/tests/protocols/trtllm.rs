@@ -2,12 +2,12 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::Recorded;
+use pd_router_e2e::engines::RecordedRequest;
 use pd_router_e2e::golden::front;
 use pd_router_e2e::scripted::Answer;
 use serde_json::json;
 
-use crate::asked::{CHAT, COMPLETIONS};
+use crate::client_requests::{CHAT, COMPLETIONS};
 use crate::scene::{Scene, answer, as_asked, usage};
 
 /// What a context engine says: an id of its own, numbers that no float holds, escapes, white space.
@@ -25,7 +25,7 @@ fn params(request_type: &str) -> String {
     format!("{before}\"{request_type}\"{after}")
 }
 
-fn context_answer(got: &Recorded) -> Answer {
+fn context_answer(got: &RecordedRequest) -> Answer {
     let choice = match got.path.as_str() {
         COMPLETIONS => r#""text":"one""#,
         _ => r#""message":{"role":"assistant","content":"one"}"#,
@@ -63,7 +63,7 @@ pub async fn the_context_answer_reaches_generation_byte_for_byte(proxy: Proxy) {
 pub async fn a_context_answer_without_ids_is_a_failure(proxy: Proxy) {
     let pool = json!({"protocol": "trtllm"});
     // An answer that ended at the limit, without the object or the ids.
-    let script = |_: &Recorded| Answer::json(answer("one", &usage(), ""));
+    let script = |_: &RecordedRequest| Answer::json(answer("one", &usage(), ""));
     let scene = Scene::start(proxy, pool, script, |got| as_asked(got, "two")).await;
     for streamed in [false, true] {
         let reply = scene.ask(0, streamed).await;

@@ -7,7 +7,7 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::Answer;
 use serde_json::{Value, json};
 
-use crate::asked::CHAT;
+use crate::client_requests::CHAT;
 use crate::rig::Rig;
 use crate::scene::{DONE, Scene, answer, case_of, event, usage};
 

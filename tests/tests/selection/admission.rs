@@ -50,18 +50,18 @@ async fn occupy(gateway: &Gateway) -> Raw {
     client
 }
 
-type Asked = JoinHandle<Result<Reply, Failure>>;
+type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
 /// Sends a request that waits, as the `place`th one.
-async fn wait_in_line(gateway: &Gateway, content: &str, place: u64) -> Asked {
+async fn wait_in_line(gateway: &Gateway, content: &str, place: u64) -> PendingReply {
     let ask = Ask::chat(content);
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     until_waiting(gateway, place).await;
-    asked
+    pending
 }
 
-async fn answer(asked: Asked) -> Reply {
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+async fn answer(pending: PendingReply) -> Reply {
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
@@ -77,9 +77,9 @@ pub async fn requests_wait_for_a_busy_decode_worker_and_are_served_in_order(prox
     let pool = one_answer_at_a_time(json!({"deadline_ms": 120_000}));
     let (fleet, gateway) = start(proxy, pool, QUICK).await;
     let first = occupy(&gateway).await;
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for (content, place) in [("the second", 1), ("the third", 2), ("the fourth", 3)] {
-        asked.push(wait_in_line(&gateway, content, place).await);
+        pending.push(wait_in_line(&gateway, content, place).await);
     }
     eventually("all three are in the queue", GENEROUS, || async {
         let waiting = gateway.metrics().await.expect("pd_router_queue_requests");
@@ -92,7 +92,7 @@ pub async fn requests_wait_for_a_busy_decode_worker_and_are_served_in_order(prox
         "who waits is not prefilled"
     );
     drop(first);
-    for reply in join_all(asked.into_iter().map(answer)).await {
+    for reply in join_all(pending.into_iter().map(answer)).await {
         reply.expect(200);
     }
     let legs = fleet.decode[0].requests().await;

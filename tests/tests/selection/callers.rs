@@ -101,7 +101,7 @@ async fn an_answer_tells_why(fleet: &Fleet, gateway: &Gateway) {
     for turn in 0..3 {
         let ask = conversation.ask().header(EXPLAIN, "1");
         let reply = gateway.send(ask).await.expect(200);
-        conversation.hear(&reply);
+        conversation.append_reply(&reply);
         let pair = reply.pair();
         let prefill = choice(&reply, "prefill");
         assert_eq!(picked(&prefill), pair.prefill);

@@ -68,7 +68,7 @@ impl Rig {
         let body = with(conversation.body(), json!({"model": model}));
         let reply = self.gateway.send(Ask::post(CHAT, body.to_string())).await;
         let reply = reply.expect(200);
-        conversation.hear(&reply);
+        conversation.append_reply(&reply);
         let prefilled = self.prefills(model).await - before;
         let decode = reply.header("x-pd-router-decode").unwrap_or_default();
         (decode.to_owned(), went(&reply, prefilled))

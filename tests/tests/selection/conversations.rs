@@ -40,7 +40,7 @@ pub async fn conversations_stick_to_their_prefill_workers(proxy: Proxy) {
         let mut conversation = Conversation::about(name, Spelling::Alternating);
         let first = conversation.ask().header("x-prefill-instance-id", id);
         let reply = gateway.send(first).await.expect(200);
-        conversation.hear(&reply);
+        conversation.append_reply(&reply);
         assert_eq!(reply.pair().prefill, name);
         for _ in 0..2 {
             assert_eq!(conversation.turn(&gateway).await.pair().prefill, name);

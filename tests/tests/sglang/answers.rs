@@ -50,7 +50,7 @@ pub async fn chats_and_completions_are_answered_by_both_legs(proxy: Proxy) {
 }
 
 pub async fn a_prefill_worker_is_asked_for_its_bootstrap_port(proxy: Proxy) {
-    let rig = Rig::start_with(proxy, QUICK, (2, 2), Ports::Asked, json!({})).await;
+    let rig = Rig::start_with(proxy, QUICK, (2, 2), Ports::Fetched, json!({})).await;
     assert_answers(&rig).await;
 }
 
@@ -61,7 +61,7 @@ pub async fn a_prefill_worker_that_does_not_tell_is_pending_until_it_does(proxy:
     let mut prefill = Engine::start_at(anywhere, Role::Prefill, QUICK).await;
     prefill.kill();
     let workers = vec![prefill.listed(), decode.listed()];
-    let config = static_config(workers, pool(Ports::Asked));
+    let config = static_config(workers, pool(Ports::Fetched));
     let gateway = Gateway::start(proxy, &config, &[]).await;
     for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
         let reply = gateway.send(ask).await;

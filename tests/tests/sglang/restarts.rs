@@ -17,7 +17,7 @@ async fn restarted(proxy: Proxy, role: Role) {
     let mut engines = EngineSet::with_slots(2, 2, QUICK).await;
     engines.start_and_list(Role::Prefill).await;
     engines.start_and_list(Role::Decode).await;
-    let mut gateway = engines.gateway(proxy, pool(Ports::Asked)).await;
+    let mut gateway = engines.gateway(proxy, pool(Ports::Fetched)).await;
     gateway.answers().await;
     let processes = gateway.processes();
     let traffic = Traffic::start(gateway.listen, CLIENTS);

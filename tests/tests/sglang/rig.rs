@@ -16,7 +16,7 @@ pub enum Ports {
     /// From the list of workers.
     Listed,
     /// From the workers.
-    Asked,
+    Fetched,
 }
 
 pub struct Rig {
@@ -80,7 +80,7 @@ pub fn pool(ports: Ports) -> Value {
     let bootstrap = match ports {
         // Nobody listens at the default, so every worker's own must be used.
         Ports::Listed => json!({"port": 1}),
-        Ports::Asked => json!("ask"),
+        Ports::Fetched => json!("ask"),
     };
     json!({"protocol": "sglang", "bootstrap": bootstrap, "trust_clients": true})
 }

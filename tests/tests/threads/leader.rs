@@ -6,9 +6,9 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Role};
-use pd_router_e2e::gateway::{Build, Gateway, worker};
+use pd_router_e2e::gateway::{Gateway, GatewayParts, worker};
 use pd_router_e2e::paths;
-use pd_router_e2e::threads::{Thread, told_apart};
+use pd_router_e2e::threads::{Thread, connections_by_thread};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use pd_router_e2e::worker_document::INTERVAL_MS;
 use serde_json::json;
@@ -42,13 +42,13 @@ impl Company {
         engines.start(Role::Decode).await;
         engines.list_one(Role::Decode, 0);
         engines.list_one(Role::Decode, 1);
-        let build = Build {
+        let build = GatewayParts {
             plugin: paths::trap_plugin(),
-            ..Build::on_threads(THREADS)
+            ..GatewayParts::on_threads(THREADS)
         };
         let gateway = engines.gateway_of(proxy, &build, json!({})).await;
         gateway.is_ready().await;
-        let threads = told_apart(&gateway, THREADS.into()).await;
+        let threads = connections_by_thread(&gateway, THREADS.into()).await;
         Company {
             engines,
             gateway,

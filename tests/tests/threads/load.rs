@@ -8,7 +8,7 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::with;
-use pd_router_e2e::threads::{Asked, Thread, endless_ask};
+use pd_router_e2e::threads::{PendingReply, Thread, endless_ask};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -27,13 +27,13 @@ fn long_prompt(number: u64) -> String {
 }
 
 /// Begins the long streams on one thread, all on the first two decode workers.
-async fn load_half(scene: &Scene, thread: &Thread) -> Vec<Asked> {
+async fn load_half(scene: &Scene, thread: &Thread) -> Vec<PendingReply> {
     let half = scene.only(&[0, 1]);
     let one = |number| {
         let ask = endless_ask(&long_prompt(number)).header(SUBSET, &half);
         thread.ask(ask)
     };
-    let streams: Vec<Asked> = (0..LONG_STREAMS).map(one).collect();
+    let streams: Vec<PendingReply> = (0..LONG_STREAMS).map(one).collect();
     thread.until_decodes(LONG_STREAMS).await;
     let counts = running(scene).await;
     assert_eq!(counts[0] + counts[1], LONG_STREAMS, "{counts:?}");
@@ -71,7 +71,7 @@ async fn next_requests_elsewhere(scene: &Scene) -> Vec<Vec<String>> {
     join_all(others.map(next_requests)).await
 }
 
-async fn leave(scene: &Scene, streams: Vec<Asked>) {
+async fn leave(scene: &Scene, streams: Vec<PendingReply>) {
     for stream in streams {
         stream.abort();
     }

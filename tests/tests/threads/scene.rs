@@ -2,8 +2,8 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engines::{Fleet, named, static_config, with};
-use pd_router_e2e::gateway::{Build, Gateway};
-use pd_router_e2e::threads::{Thread, told_apart};
+use pd_router_e2e::gateway::{Gateway, GatewayParts};
+use pd_router_e2e::threads::{Thread, connections_by_thread};
 use serde_json::{Value, json};
 
 pub const THREADS: u16 = 4;
@@ -38,8 +38,8 @@ impl Scene {
         ];
         let config = static_config(workers.concat(), json!({"trust_clients": true}));
         let config = with(config, json!({"sharing": sharing}));
-        let gateway = Gateway::build(proxy, &Build::on_threads(THREADS), &config, &[]).await;
-        let threads = told_apart(&gateway, THREADS.into()).await;
+        let gateway = Gateway::build(proxy, &GatewayParts::on_threads(THREADS), &config, &[]).await;
+        let threads = connections_by_thread(&gateway, THREADS.into()).await;
         Scene {
             fleet,
             gateway,

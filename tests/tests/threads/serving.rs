@@ -8,10 +8,10 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::{Fleet, Role, named, static_config, with};
-use pd_router_e2e::gateway::{Build, Gateway};
+use pd_router_e2e::gateway::{Gateway, GatewayParts};
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
-use pd_router_e2e::threads::{Asked, Thread, endless, told_apart};
+use pd_router_e2e::threads::{PendingReply, Thread, connections_by_thread, endless};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
@@ -80,14 +80,14 @@ impl Theatre {
             "trust_clients": true,
             "admission": {"decode": {"blocks": BUSY_BLOCKS}, "queue": {"deadline_ms": 120_000}},
         });
-        let build = Build {
+        let build = GatewayParts {
             threads: THREADS,
             plugin: paths::trap_plugin(),
             bootstrap: impatient_bootstrap(),
         };
         let config = static_config(workers.concat(), pool);
         let gateway = Gateway::build(proxy, &build, &config, &[]).await;
-        let threads = told_apart(&gateway, THREADS.into()).await;
+        let threads = connections_by_thread(&gateway, THREADS.into()).await;
         fleet.prefill[HANGS].fault(&json!({"kind": "hang"})).await;
         Theatre {
             fleet,
@@ -112,7 +112,7 @@ impl Theatre {
     }
 
     /// On the thread whose VM will die: a stream that flows, one that waits its turn, two that pause for their prefill.
-    async fn occupy_the_victim(&self) -> (Vec<Asked>, Vec<Asked>) {
+    async fn occupy_the_victim(&self) -> (Vec<PendingReply>, Vec<PendingReply>) {
         let victim = &self.threads[VICTIM];
         let busy = self.subset(&[0, 1], &[IS_BUSY]);
         let hanging = self.subset(&[HANGS], &[0, 1]);
@@ -167,7 +167,7 @@ impl Theatre {
     }
 
     /// A stream on each thread but the victim that ends by itself, much later.
-    fn long_answers(&self) -> Vec<Asked> {
+    fn long_answers(&self) -> Vec<PendingReply> {
         let body = with(
             chat_body("a long story"),
             json!({"stream": true, "max_tokens": TOKENS}),
@@ -183,9 +183,9 @@ impl Theatre {
 }
 
 /// Fails where one of these has not ended soon after its idle timeout.
-async fn assert_end_in_time(since: Instant, asked: Vec<Asked>) {
+async fn assert_end_in_time(since: Instant, pending: Vec<PendingReply>) {
     let limit = IDLE + SLACK;
-    for outcome in join_all(asked).await {
+    for outcome in join_all(pending).await {
         // How they end is up to the proxy. Whatever it says, it is no whole answer.
         let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
         if let Ok(reply) = outcome {

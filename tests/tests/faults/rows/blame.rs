@@ -8,7 +8,7 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use tokio::time::sleep;
 
-use crate::row::{Asked, Row, TOKENS, status};
+use crate::row::{AnswerMode, Row, TOKENS, status};
 
 /// Between two requests: one that has failed is passed over for a second.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -18,8 +18,8 @@ async fn alone_is_blamed(proxy: Proxy, protocol: Protocol, role: Role) {
     let row = Row::begin(proxy, protocol).await;
     row.fixture.inject_one(role, &status(500)).await;
     eventually("it is ejected", GENEROUS, || async {
-        for asked in [Asked::Whole, Asked::Streamed] {
-            row.send(asked).await.expect_tokens(TOKENS);
+        for mode in [AnswerMode::Unstreamed, AnswerMode::Streamed] {
+            row.send(mode).await.expect_tokens(TOKENS);
             sleep(PAUSE).await;
         }
         let ejected = row.ejections().await;

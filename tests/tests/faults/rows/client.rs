@@ -9,10 +9,10 @@ use crate::row::{BOTH, Row, STREAMED, body};
 
 /// A client of each kind leaves once an engine of this role has its request, and all ends.
 async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value)) {
-    for asked in BOTH {
+    for mode in BOTH {
         let row = Row::with_all(proxy, protocol, role, fault).await;
-        let client = row.client(&body(*asked, "a question", 4)).await;
-        row.until_asked(role).await;
+        let client = row.client(&body(*mode, "a question", 4)).await;
+        row.until_requested(role).await;
         drop(client);
         row.fixture.comes_to_rest().await;
         assert_eq!(row.tried_again().await, [0.0; 3], "for nobody");
@@ -39,8 +39,8 @@ pub async fn client_leaves_before_the_first_token(proxy: Proxy, protocol: Protoc
 pub async fn client_leaves_a_stream(proxy: Proxy, protocol: Protocol) {
     let slow = json!({"kind": "slow_drip", "ms": 50});
     let row = Row::with_all(proxy, protocol, Role::Decode, &slow).await;
-    for asked in STREAMED {
-        let mut client = row.client(&body(*asked, "a long story", 2000)).await;
+    for mode in STREAMED {
+        let mut client = row.client(&body(*mode, "a long story", 2000)).await;
         client.read_until("data:", 3).await;
     }
     row.fixture.comes_to_rest().await;

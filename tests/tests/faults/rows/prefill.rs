@@ -7,7 +7,7 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
-use crate::row::{Asked, BOTH, CHAT, Row, TOKENS, assert_torn_text, body, status};
+use crate::row::{AnswerMode, BOTH, CHAT, Row, TOKENS, assert_torn_text, body, status};
 
 /// Each prefill that failed was made up for by another one, before its decode or together with it.
 async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
@@ -37,7 +37,7 @@ async fn assert_decode_left_alone(row: &Row) {
 }
 
 /// One of two prefill workers does this: the other one is asked.
-async fn is_done_by_the_other(proxy: Proxy, protocol: Protocol, fault: &Value) -> Row {
+async fn other_prefill_answers(proxy: Proxy, protocol: Protocol, fault: &Value) -> Row {
     let row = Row::with_one(proxy, protocol, (Role::Prefill, fault), BOTH).await;
     let failed = row.got(Role::Prefill).await[0];
     assert_prefill_was_tried_again(&row, failed).await;
@@ -45,7 +45,7 @@ async fn is_done_by_the_other(proxy: Proxy, protocol: Protocol, fault: &Value) -
 }
 
 /// All prefill workers do this: the client is told so.
-async fn is_told(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
+async fn error_reaches_client(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
     row.mark().await;
     row.fixture.inject_all(Role::Prefill, fault).await;
     for reply in row.replies(BOTH).await {
@@ -114,7 +114,7 @@ pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
 /// Another one may take what this one will not: one is asked, and no more.
 pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
     for code in [429, 404] {
-        let mut row = is_done_by_the_other(proxy, protocol, &status(code)).await;
+        let mut row = other_prefill_answers(proxy, protocol, &status(code)).await;
         row.mark().await;
         row.fixture.inject_all(Role::Prefill, &status(code)).await;
         row.replies_are_the_engines(code, BOTH).await;
@@ -128,29 +128,29 @@ pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
 }
 
 pub async fn prefill_answers_5xx(proxy: Proxy, protocol: Protocol) {
-    let mut row = is_done_by_the_other(proxy, protocol, &status(500)).await;
-    is_told(&mut row, &status(500), FAILED).await;
+    let mut row = other_prefill_answers(proxy, protocol, &status(500)).await;
+    error_reaches_client(&mut row, &status(500), FAILED).await;
     row.ends().await;
 }
 
 pub async fn prefill_passes_its_deadline(proxy: Proxy, protocol: Protocol) {
     let hangs = json!({"kind": "hang"});
-    let mut row = is_done_by_the_other(proxy, protocol, &hangs).await;
-    is_told(&mut row, &hangs, FAILED).await;
+    let mut row = other_prefill_answers(proxy, protocol, &hangs).await;
+    error_reaches_client(&mut row, &hangs, FAILED).await;
     row.ends().await;
 }
 
 pub async fn prefill_breaks_off(proxy: Proxy, protocol: Protocol) {
     for kind in ["reset_before_headers", "reset_after_headers"] {
-        let row = is_done_by_the_other(proxy, protocol, &json!({"kind": kind})).await;
+        let row = other_prefill_answers(proxy, protocol, &json!({"kind": kind})).await;
         row.ends().await;
     }
 }
 
 pub async fn prefill_hands_nothing_off(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "no_handoff"});
-    let mut row = is_done_by_the_other(proxy, protocol, &fault).await;
-    is_told(&mut row, &fault, (502, "prefill_no_handoff")).await;
+    let mut row = other_prefill_answers(proxy, protocol, &fault).await;
+    error_reaches_client(&mut row, &fault, (502, "prefill_no_handoff")).await;
     row.ends().await;
 }
 
@@ -182,8 +182,8 @@ fn ending(reply: &Reply) -> (String, Value) {
 
 pub async fn prefill_ends_the_answer(proxy: Proxy, protocol: Protocol) {
     let row = Row::begin(proxy, protocol).await;
-    for asked in BOTH {
-        let body = body(*asked, "this one <|end|>", TOKENS).to_string();
+    for mode in BOTH {
+        let body = body(*mode, "this one <|end|>", TOKENS).to_string();
         let reply = row.fixture.gateway.send(Ask::post(CHAT, body)).await;
         let reply = reply.expect(200);
         let (text, reason) = ending(&reply);
@@ -205,7 +205,7 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
         .inject_all(Role::Decode, &json!({"kind": "slow_drip", "ms": 50}))
         .await;
     // More than a minute of tokens: it does not end by itself.
-    let body = body(Asked::Streamed, "this one <|fail-prefill-late|>", 2000);
+    let body = body(AnswerMode::Streamed, "this one <|fail-prefill-late|>", 2000);
     let mut client = row.client(&body).await;
     client.read_until("data:", 1).await;
     let text = client.read_rest().await;

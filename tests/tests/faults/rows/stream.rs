@@ -7,13 +7,13 @@ use pd_router_e2e::engines::Role;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::row::{Asked, LIMIT_MS, Row, assert_torn_text, body};
+use crate::row::{AnswerMode, LIMIT_MS, Row, assert_torn_text, body};
 
 /// All decode workers do this in the middle of a stream: gives what the client saw, and how long it took.
 async fn torn(proxy: Proxy, protocol: Protocol, fault: &Value) -> Duration {
     let row = Row::with_all(proxy, protocol, Role::Decode, fault).await;
     let begun = Instant::now();
-    let body = body(Asked::Streamed, "a long story", 2000);
+    let body = body(AnswerMode::Streamed, "a long story", 2000);
     let mut client = row.client(&body).await;
     client.read_until("data:", 1).await;
     let text = client.read_rest().await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A running server over UDP. Ends when dropped.
-pub struct Names {
+pub struct DnsServer {
     /// Address of the server.
     pub address: SocketAddr,
     known: Arc<Mutex<BTreeMap<String, Vec<Ipv4Addr>>>>,
@@ -22,20 +22,20 @@ const A: [u8; 2] = [0, 1];
 /// Interval at which the server checks for its end.
 const LOOK: Duration = Duration::from_millis(100);
 
-impl Names {
+impl DnsServer {
     /// A server without names.
-    pub fn start() -> Names {
+    pub fn start() -> DnsServer {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket))
             .unwrap_or_else(|error| panic!("no port for a DNS server: {error}"));
         let address = socket.local_addr();
         let address = address.unwrap_or_else(|error| panic!("no address: {error}"));
-        let names = Names {
+        let server = DnsServer {
             address,
             known: Arc::default(),
             over: Arc::default(),
         };
-        let (known, over) = (Arc::clone(&names.known), Arc::clone(&names.over));
+        let (known, over) = (Arc::clone(&server.known), Arc::clone(&server.over));
         std::thread::spawn(move || {
             let mut question = [0; 512];
             while !over.load(Ordering::Relaxed) {
@@ -48,7 +48,7 @@ impl Names {
                 }
             }
         });
-        names
+        server
     }
 
     /// Sets the addresses of the name.
@@ -58,7 +58,7 @@ impl Names {
     }
 }
 
-impl Drop for Names {
+impl Drop for DnsServer {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
     }

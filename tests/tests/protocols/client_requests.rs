@@ -9,7 +9,7 @@ pub const RESPONSES: &str = "/v1/responses";
 
 /// A request, and what the one-token edits make of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct ClientRequest {
     pub path: &'static str,
     /// As the client sends it.
     pub body: &'static str,
@@ -19,7 +19,7 @@ pub struct Asked {
     pub lacks: Option<&'static str>,
 }
 
-impl Asked {
+impl ClientRequest {
     /// The body with these members and the hand-off's at the front, one token asked for.
     pub fn one_token_with(&self, members: &str) -> String {
         match self.lacks {
@@ -60,14 +60,14 @@ impl Asked {
 }
 
 /// One prompt each, in every form, with everything that re-writing JSON loses.
-pub const CHATS: &[Asked] = &[
-    Asked {
+pub const CHATS: &[ClientRequest] = &[
+    ClientRequest {
         path: CHAT,
         body: r#"{"model":"sim","messages":[{"role":"user","content":"one"}],"max_tokens":4}"#,
         one: r#"{"model":"sim","messages":[{"role":"user","content":"one"}],"max_tokens":1}"#,
         lacks: None,
     },
-    Asked {
+    ClientRequest {
         path: CHAT,
         body: concat!(
             " {\n\"messages\" : [ {\"role\":\"user\",\"content\":\"caf\\u00e9 \\/ \u{e9} two\"} ],\r\n\t\"model\":\"sim\",",
@@ -81,7 +81,7 @@ pub const CHATS: &[Asked] = &[
         ),
         lacks: None,
     },
-    Asked {
+    ClientRequest {
         path: CHAT,
         body: r#"{"messages":[{"role":"user","content":[{"type":"text","text":"three"}]}],"model":"sim"}"#,
         one: r#"{"messages":[{"role":"user","content":[{"type":"text","text":"three"}]}],"model":"sim"}"#,
@@ -90,10 +90,10 @@ pub const CHATS: &[Asked] = &[
 ];
 
 /// The prompt of a completion, as written, and the completion.
-pub const COMPLETED: &[(&str, Asked)] = &[
+pub const COMPLETED: &[(&str, ClientRequest)] = &[
     (
         r#""Once upon a time""#,
-        Asked {
+        ClientRequest {
             path: COMPLETIONS,
             body: r#"{"model":"sim","prompt":"Once upon a time","max_tokens":4}"#,
             one: r#"{"model":"sim","prompt":"Once upon a time","max_tokens":1}"#,
@@ -102,7 +102,7 @@ pub const COMPLETED: &[(&str, Asked)] = &[
     ),
     (
         "[11, 12,13,14,15,16]",
-        Asked {
+        ClientRequest {
             path: COMPLETIONS,
             body: r#"{"model":"sim","prompt":[11, 12,13,14,15,16],"max_tokens":4,"stream":true}"#,
             one: r#"{"model":"sim","prompt":[11, 12,13,14,15,16],"max_tokens":1,"stream":false}"#,
@@ -111,7 +111,7 @@ pub const COMPLETED: &[(&str, Asked)] = &[
     ),
     (
         r#"["a list of one"]"#,
-        Asked {
+        ClientRequest {
             path: COMPLETIONS,
             body: r#"{"model":"sim","stream":true,"prompt":["a list of one"]}"#,
             one: r#"{"model":"sim","stream":false,"prompt":["a list of one"]}"#,
@@ -120,20 +120,20 @@ pub const COMPLETED: &[(&str, Asked)] = &[
     ),
 ];
 
-pub const RESPONDED: &[Asked] = &[
-    Asked {
+pub const RESPONDED: &[ClientRequest] = &[
+    ClientRequest {
         path: RESPONSES,
         body: r#"{"model":"sim","input":"Tell me","max_output_tokens":4}"#,
         one: r#"{"model":"sim","input":"Tell me","max_output_tokens":1}"#,
         lacks: None,
     },
-    Asked {
+    ClientRequest {
         path: RESPONSES,
         body: r#"{"model":"sim","input":"Tell me more"}"#,
         one: r#"{"model":"sim","input":"Tell me more"}"#,
         lacks: Some(r#""max_output_tokens":1"#),
     },
-    Asked {
+    ClientRequest {
         path: RESPONSES,
         body: r#"{"model":"sim","stream":true,"input":"Tell me all","max_output_tokens":4}"#,
         one: r#"{"model":"sim","stream":false,"input":"Tell me all","max_output_tokens":1}"#,
