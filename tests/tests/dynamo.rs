@@ -201,7 +201,7 @@ async fn until_these_answer(gateway: &Gateway, dynamo: &Dynamo) {
 }
 
 /// Waits until the gateway itself tells clients, again and again, that it cannot serve.
-async fn until_the_client_is_told(gateway: &Gateway, codes: &[&str]) {
+async fn until_clients_get_503(gateway: &Gateway, codes: &[&str]) {
     eventually("the client is told", GENEROUS, || async {
         for number in 0..8 {
             let reply = gateway.try_send(ask(&body(number))).await;
@@ -286,11 +286,11 @@ async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &m
     for _ in 0..count(1, 5) {
         let old = dynamo.prefill_ids().await;
         dynamo.remove(Role::Prefill).await;
-        until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
+        until_clients_get_503(&gateway, &["prefill_not_activated"]).await;
         dynamo.remove(Role::Decode).await;
-        until_nobody_is_known(&gateway).await;
+        until_no_worker_is_known(&gateway).await;
         dynamo.add(Role::Decode).await;
-        until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
+        until_clients_get_503(&gateway, &["prefill_not_activated"]).await;
         dynamo.add(Role::Prefill).await;
         dynamo.wait_until_ready().await;
         let new = dynamo.prefill_ids().await;
@@ -302,7 +302,7 @@ async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &m
 }
 
 /// Waits until the gateway knows that all workers have left: the model is unknown, or nobody serves it.
-async fn until_nobody_is_known(gateway: &Gateway) {
+async fn until_no_worker_is_known(gateway: &Gateway) {
     eventually("nobody is known", GENEROUS, || async {
         let reply = gateway.try_send(ask(&body(0))).await;
         let reply = reply.map_err(|failure| failure.to_string())?;

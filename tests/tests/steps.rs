@@ -27,23 +27,23 @@ const PER_REQUEST: u64 = 2_000_000;
 
 const TICK: &str = "proxy_on_tick";
 
-/// A gateway that counts, and what its workers say.
+/// A gateway that counts its steps, and the answers of its two workers.
 struct Rig {
     gateway: Gateway,
-    said: Arc<Mutex<[Answer; 2]>>,
+    answers: Arc<Mutex<[Answer; 2]>>,
     _workers: [ScriptedWorker; 2],
 }
 
 impl Rig {
     async fn start() -> Rig {
-        let said = Arc::new(Mutex::new([good_prefill(), good_decode()]));
-        let says = |at: usize| {
-            let said = Arc::clone(&said);
+        let answers = Arc::new(Mutex::new([good_prefill(), good_decode()]));
+        let scripted_at = |at: usize| {
+            let answers = Arc::clone(&answers);
             ScriptedWorker::start(move |_| {
-                said.lock().unwrap_or_else(PoisonError::into_inner)[at].clone()
+                answers.lock().unwrap_or_else(PoisonError::into_inner)[at].clone()
             })
         };
-        let workers = [says(0).await, says(1).await];
+        let workers = [scripted_at(0).await, scripted_at(1).await];
         let listed = [
             workers[0].listed(Role::Prefill),
             workers[1].listed(Role::Decode),
@@ -54,14 +54,14 @@ impl Rig {
         let gateway = Gateway::start_on_one_thread(Proxy::Wasmtime, &config, &counting).await;
         Rig {
             gateway,
-            said,
+            answers,
             _workers: workers,
         }
     }
 
-    /// The workers say this from now on.
-    fn says(&self, prefill: Answer, decode: Answer) {
-        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = [prefill, decode];
+    /// Sets the answers of both workers.
+    fn set_answers(&self, prefill: Answer, decode: Answer) {
+        *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = [prefill, decode];
     }
 
     async fn reset(&self) {
@@ -246,7 +246,7 @@ async fn found_b8_a_prefill_answer_costs_a_constant_for_each_byte_whatever_they_
         for (before, repeated, after) in shapes {
             let answer = long(before, repeated, after, length);
             for status in [200, 400, 500] {
-                rig.says(Answer::json(answer.clone()).status(status), good_decode());
+                rig.set_answers(Answer::json(answer.clone()).status(status), good_decode());
                 rig.reset().await;
                 let _ = rig.gateway.try_send(Ask::chat("hello")).await;
                 let what = format!("{status} {before}{repeated}… of {length}");
@@ -281,7 +281,7 @@ async fn found_b8_an_answer_costs_a_constant_for_each_byte_whatever_they_are() {
             let halves = text.split_at(floor(&text, length / 2));
             let in_halves = Answer::stream([halves.0.to_owned(), halves.1.to_owned()]);
             for answer in [whole, as_json, in_halves] {
-                rig.says(good_prefill(), answer);
+                rig.set_answers(good_prefill(), answer);
                 rig.reset().await;
                 let ask = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "a"}]});
                 let ask = Ask::post("/v1/chat/completions", ask.to_string());

@@ -44,7 +44,7 @@ const BEHIND: [(&str, &str); 6] = [
     ("te", "trailers"),
 ];
 
-fn asked(content_type: &str, prompt: &str) -> Ask {
+fn call_with(content_type: &str, prompt: &str) -> Ask {
     let mut body = chat_body(prompt);
     body["stream"] = json!(true);
     Ask::post(CHAT, body.to_string()).content_type(content_type)
@@ -68,7 +68,7 @@ pub async fn found_b17_a_call_carries_what_is_listed_and_nothing_else(proxy: Pro
     let once = json!({"kind": "status", "status": 500, "times": 1});
     fleet.decode[0].fault(&once).await;
     let all = ALONG.iter().chain(&BEHIND);
-    let ask = all.fold(asked("text/plain", "hello"), |ask, (name, value)| {
+    let ask = all.fold(call_with("text/plain", "hello"), |ask, (name, value)| {
         ask.header(name, value)
     });
     for _ in 0..2 {
@@ -110,7 +110,7 @@ pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
         "application/grpc+proto",
         "application/grpc-web",
     ] {
-        match gateway.try_send(asked(content_type, "hello")).await {
+        match gateway.try_send(call_with(content_type, "hello")).await {
             Ok(reply) => assert!(!reply.text().contains("[DONE]"), "{reply:?}"),
             Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
             Err(failure) => panic!("{failure}"),
@@ -127,7 +127,7 @@ pub async fn found_b17_grpc_in_a_content_type_lets_no_dead_worker_in(proxy: Prox
     fleet.decode[0].kill();
     for _ in 0..12 {
         gateway
-            .send(asked("application/grpc", "hello"))
+            .send(call_with("application/grpc", "hello"))
             .await
             .expect_tokens(4);
     }
@@ -279,15 +279,15 @@ fn lasting(reply: &Reply) -> BTreeSet<(String, String)> {
 
 pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy: Proxy) {
     for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
-        let asked = Arc::new(AtomicUsize::new(0));
+        let calls = Arc::new(AtomicUsize::new(0));
         let script = |got: &RecordedRequest, before: usize| match before {
             0 => Answer::json("{}").status(500),
             _ => a_workers_answer(got),
         };
         let mut workers = Vec::new();
         for _ in 0..2 {
-            let asked = Arc::clone(&asked);
-            let next = move || asked.fetch_add(1, Ordering::SeqCst);
+            let calls = Arc::clone(&calls);
+            let next = move || calls.fetch_add(1, Ordering::SeqCst);
             workers.push(
                 ScriptedWorker::start(move |got: &RecordedRequest| script(got, next())).await,
             );
@@ -296,7 +296,7 @@ pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy:
         let config = static_config(listed.collect(), json!({"protocol": "aggregated"}));
         let gateway = Gateway::start(proxy, &config, &[]).await;
         let recovered = gateway.send(ask.clone()).await.expect(200);
-        assert_eq!(asked.load(Ordering::SeqCst), 2, "it is recovered");
+        assert_eq!(calls.load(Ordering::SeqCst), 2, "it is recovered");
         let at_once = gateway.send(ask).await.expect(200);
         assert_eq!(recovered.body, at_once.body);
         let [by_recovery, at_once] = [&recovered, &at_once].map(lasting);

@@ -15,7 +15,7 @@ const ROUTER: &str = "type.googleapis.com/envoy.extensions.filters.http.router.v
 const MANAGER: &str = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
 /// What Istio makes of a gateway and a route before it is patched.
-struct Made {
+struct GeneratedConfig {
     listener: Value,
     clusters: Vec<Value>,
     extensions: Vec<Value>,
@@ -29,7 +29,7 @@ fn decode_cluster() -> String {
     format!("outbound|{}||{host}", destination["port"]["number"])
 }
 
-impl Made {
+impl GeneratedConfig {
     /// With these filters before the router, which mark the places of WasmPlugins.
     fn with_filters(names: &[&str]) -> Self {
         let decode = decode_cluster();
@@ -155,11 +155,11 @@ impl Made {
 }
 
 /// As with `kubectl apply` of the gateway, the filter and its place.
-fn placed() -> Made {
-    let mut made = Made::with_filters(&[]);
-    assert_eq!(made.patch(FILTER), 0);
-    assert_eq!(made.patch(PLACE), 0);
-    made
+fn placed() -> GeneratedConfig {
+    let mut generated = GeneratedConfig::with_filters(&[]);
+    assert_eq!(generated.patch(FILTER), 0);
+    assert_eq!(generated.patch(PLACE), 0);
+    generated
 }
 
 #[test]
@@ -178,14 +178,14 @@ fn a_wasm_plugin_marks_the_place_as_well() {
         format!("extensions.istio.io/wasmplugin/{id}"),
         format!("extensions.istio.io/trafficextension/{id}~istio-translated-wasmplugin"),
     ] {
-        let mut made = Made::with_filters(&[&name]);
-        made.patch(FILTER);
+        let mut generated = GeneratedConfig::with_filters(&[&name]);
+        generated.patch(FILTER);
         assert_eq!(
-            made.patch(WASM_PLUGIN),
+            generated.patch(WASM_PLUGIN),
             1,
             "{name}: one of two patches is for it"
         );
-        assert_eq!(made.composed(), expected, "{name}");
+        assert_eq!(generated.composed(), expected, "{name}");
     }
 }
 
@@ -200,8 +200,8 @@ fn the_clusters_of_workers_are_as_strict_as_without_a_gateway() {
 /// The filter's configuration names clusters that are there.
 #[test]
 fn the_clusters_that_the_filters_configuration_names_are_there() {
-    let made = placed();
-    let value = &made.extensions[0]["typed_config"]["config"]["configuration"]["value"];
+    let generated = placed();
+    let value = &generated.extensions[0]["typed_config"]["config"]["configuration"]["value"];
     let config = value.as_str().expect("the configuration is a string");
     let config: Value = serde_json::from_str(config).expect("it is JSON");
     let pool = &config["pools"][0];
@@ -211,7 +211,10 @@ fn the_clusters_that_the_filters_configuration_names_are_there() {
     let named = named.filter_map(|(_, name)| name.as_str());
     let source = pool["discovery"]["envoy_clusters"]["cluster"].as_str();
     for name in members.chain(named).chain(source) {
-        let there = made.clusters.iter().any(|cluster| cluster["name"] == name);
+        let there = generated
+            .clusters
+            .iter()
+            .any(|cluster| cluster["name"] == name);
         assert!(there, "there is no cluster {name}");
     }
 }

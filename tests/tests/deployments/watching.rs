@@ -72,40 +72,40 @@ fn parsed(expression: &str) -> Expr {
     parser::parse(&text).unwrap_or_else(|error| panic!("{expression}: {error}"))
 }
 
-/// What an expression speaks of.
+/// Series and labels that an expression uses.
 #[derive(Default)]
-struct Spoken {
+struct ExpressionParts {
     /// Each series, with the labels that it is selected by.
     selectors: Vec<(String, Vec<String>)>,
     /// Labels that results are grouped or matched by.
     grouped: BTreeSet<String>,
 }
 
-impl Spoken {
+impl ExpressionParts {
     fn of(expression: &str) -> Self {
-        let mut spoken = Self::default();
-        spoken.listen(&parsed(expression));
-        spoken
+        let mut parts = Self::default();
+        parts.visit(&parsed(expression));
+        parts
     }
 
-    fn listen(&mut self, expression: &Expr) {
+    fn visit(&mut self, expression: &Expr) {
         match expression {
             Expr::VectorSelector(selector) => self.selector(selector),
             Expr::MatrixSelector(matrix) => self.selector(&matrix.vs),
             Expr::Aggregate(aggregate) => {
                 self.modifier(aggregate.modifier.as_ref());
-                self.listen(&aggregate.expr);
+                self.visit(&aggregate.expr);
             }
             Expr::Binary(binary) => {
                 let matching = binary.modifier.as_ref();
                 self.modifier(matching.and_then(|modifier| modifier.matching.as_ref()));
-                self.listen(&binary.lhs);
-                self.listen(&binary.rhs);
+                self.visit(&binary.lhs);
+                self.visit(&binary.rhs);
             }
-            Expr::Call(call) => call.args.args.iter().for_each(|given| self.listen(given)),
-            Expr::Paren(within) => self.listen(&within.expr),
-            Expr::Subquery(within) => self.listen(&within.expr),
-            Expr::Unary(within) => self.listen(&within.expr),
+            Expr::Call(call) => call.args.args.iter().for_each(|given| self.visit(given)),
+            Expr::Paren(within) => self.visit(&within.expr),
+            Expr::Subquery(within) => self.visit(&within.expr),
+            Expr::Unary(within) => self.visit(&within.expr),
             Expr::NumberLiteral(_) | Expr::StringLiteral(_) => {}
             Expr::Extension(_) => panic!("an extension is no PromQL"),
         }
@@ -134,10 +134,10 @@ fn named(matchers: &Matchers) -> Vec<String> {
 
 /// Every series is of a metric of the page, and every label one that it has.
 fn is_documented(title: &str, expression: &str, known: &BTreeMap<String, Metric>) -> Vec<String> {
-    let spoken = Spoken::of(expression);
-    assert!(!spoken.selectors.is_empty(), "{title}: {expression}");
+    let parts = ExpressionParts::of(expression);
+    assert!(!parts.selectors.is_empty(), "{title}: {expression}");
     let mut available: BTreeSet<String> = COLLECTED.map(str::to_owned).into();
-    for (series, labels) in &spoken.selectors {
+    for (series, labels) in &parts.selectors {
         let documented = labels_of(series, known)
             .unwrap_or_else(|| panic!("{title}: docs/metrics.md has no {series}"));
         for label in labels {
@@ -146,13 +146,13 @@ fn is_documented(title: &str, expression: &str, known: &BTreeMap<String, Metric>
         }
         available.extend(documented);
     }
-    for label in &spoken.grouped {
+    for label in &parts.grouped {
         assert!(
             available.contains(label),
             "{title}: nothing has the label {label}"
         );
     }
-    spoken
+    parts
         .selectors
         .into_iter()
         .map(|(series, _)| series)

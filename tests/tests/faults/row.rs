@@ -119,7 +119,7 @@ impl Row {
             (Protocol::Sglang, Role::Prefill) => row.answers_or_breaks_off(modes).await,
             _ => row.answers(modes).await,
         }
-        row.blames_only(role).await;
+        row.ejects_only(role).await;
         row
     }
 
@@ -252,13 +252,13 @@ impl Row {
     }
 
     /// Fails where any worker was blamed.
-    pub async fn blames_nobody(&self) {
+    pub async fn ejects_no_worker(&self) {
         let ejected = self.ejections().await;
         assert_eq!(ejected, [0.0, 0.0], "ejected: prefill, decode");
     }
 
     /// Fails where any worker of the other role was blamed.
-    pub async fn blames_only(&self, role: Role) {
+    pub async fn ejects_only(&self, role: Role) {
         let ejected = self.ejections().await;
         let other = match role {
             Role::Prefill => ejected[1],

@@ -40,7 +40,7 @@ pub async fn a_query_is_answered_here_and_books_nothing(proxy: Proxy) {
         assert!(nvext["block_count"].is_u64(), "{nvext}");
         assert!(nvext["token_ids"].is_null(), "{nvext}");
     }
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
     let metrics = rig.gateway.metrics().await;
     for name in ["pd_router_prefill_charges", "pd_router_decode_charges"] {
         assert_eq!(metrics.sum(name).unwrap_or_default(), 0.0, "{name}");
@@ -60,7 +60,7 @@ pub async fn a_query_as_a_stream_is_one_event_and_its_end(proxy: Proxy) {
     assert_eq!(events.len(), 2, "one event and the end: {events:?}");
     let events = reply.events();
     chosen(&events[0]["nvext"]);
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
     rig.gateway.assert_comes_to_rest().await;
 }
 
@@ -73,7 +73,7 @@ pub async fn a_query_that_carries_tokens_gets_them_back(proxy: Proxy) {
     let reply = reply.await.expect(200);
     chosen_by(&reply);
     assert_eq!(reply.json()["nvext"]["token_ids"], tokens);
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
 }
 
 pub async fn a_query_does_not_move_the_next_request(proxy: Proxy) {
@@ -113,7 +113,7 @@ pub async fn a_query_keeps_its_pins(proxy: Proxy) {
     let swapped = query(chat_with(json!({"prefill_worker_id": DECODE_IDS[0]})));
     let reply = rig.gateway.send(ask(&swapped)).await;
     reply.expect_code(400, "invalid_worker_id");
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
 }
 
 pub async fn a_query_from_an_untrusted_caller_is_an_ordinary_request(proxy: Proxy) {

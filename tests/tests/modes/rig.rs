@@ -40,7 +40,7 @@ impl Rig {
     }
 
     /// Fails where any engine got a request.
-    pub async fn assert_nobody_was_asked(&self) {
+    pub async fn assert_no_engine_requests(&self) {
         for engine in self.fleet.engines() {
             let state = engine.state().await;
             assert_eq!(state.requests, 0, "{}: {state:?}", engine.role.as_str());

@@ -11,7 +11,7 @@ use pd_router_e2e::wait::{GENEROUS, eventually};
 use pd_router_e2e::{Proxy, paths};
 use serde_json::{Value, json};
 
-fn asked(content: &str, more: Value) -> Ask {
+fn chat_with(content: &str, more: Value) -> Ask {
     let body = with(chat_body(content), more);
     Ask::post("/v1/chat/completions", body.to_string())
 }
@@ -103,10 +103,10 @@ pub async fn requests_answers_and_tokens_are_counted_by_pool_and_model(proxy: Pr
     for count in tokens {
         for stream in [false, true] {
             let more = json!({"max_tokens": count, "stream": stream});
-            gateway.send(asked("hello", more)).await.expect(200);
+            gateway.send(chat_with("hello", more)).await.expect(200);
         }
     }
-    let unknown = asked("hello", json!({"model": "nobody's"}));
+    let unknown = chat_with("hello", json!({"model": "nobody's"}));
     gateway.send(unknown).await.expect_error(404);
     gateway.assert_comes_to_rest().await;
     let metrics = gateway.metrics().await;
@@ -129,12 +129,12 @@ pub async fn pieces_pass_unread_where_nobody_counts_them(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let config = fleet.config_with(json!({"output": {"accounting": false}}));
     let gateway = Gateway::start(proxy, &config, &[]).await;
-    let streamed = asked("hello", json!({"max_tokens": 40, "stream": true}));
+    let streamed = chat_with("hello", json!({"max_tokens": 40, "stream": true}));
     let reply = gateway.send(streamed).await.expect(200);
     let pieces = reply.text().matches("\"content\":\" token").count();
     assert_eq!(pieces, 39, "all but the first: {}", reply.text());
     assert!(reply.text().ends_with("data: [DONE]\n\n"));
-    let whole = asked("hello", json!({"max_tokens": 7}));
+    let whole = chat_with("hello", json!({"max_tokens": 7}));
     gateway.send(whole).await.expect(200);
     gateway.assert_comes_to_rest().await;
     let metrics = gateway.metrics().await;
@@ -180,7 +180,7 @@ pub async fn what_of_a_prefix_was_possible_and_chosen_is_counted(proxy: Proxy) {
 pub async fn first_tokens_and_those_that_follow_are_timed(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;
-    let stream = asked("hello", json!({"max_tokens": 8, "stream": true}));
+    let stream = chat_with("hello", json!({"max_tokens": 8, "stream": true}));
     for _ in 0..3 {
         gateway.send(stream.clone()).await.expect(200);
     }
@@ -201,7 +201,7 @@ pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
     let gateway = Gateway::over(proxy, &fleet).await;
     let long = "a sentence that repeats itself. ".repeat(40);
     for count in [3, 5, 8] {
-        let ask = asked(&long, json!({"max_tokens": count}));
+        let ask = chat_with(&long, json!({"max_tokens": count}));
         gateway.send(ask).await.expect(200);
         gateway.assert_comes_to_rest().await;
     }
@@ -238,7 +238,7 @@ pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
     let of_leaver = [("worker", leaver.as_str())];
     let blocks =
         |metrics: &Metrics| metrics.sum_where("pd_router_worker_decode_blocks", &of_leaver);
-    let stream = asked("hello", json!({"max_tokens": 4000, "stream": true}));
+    let stream = chat_with("hello", json!({"max_tokens": 4000, "stream": true}));
     let listen = gateway.listen;
     // One after the other, until they are stopped: somebody is busy all the time.
     let streams = (0..8).map(|_| {

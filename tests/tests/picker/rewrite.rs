@@ -28,18 +28,18 @@ const PARAMS: &str = r#""kv_transfer_params":{"do_remote_prefill":true,"do_remot
 const AT_ONCE: usize = 24;
 
 /// A prefill and a decode worker; decode answers by the number in the request.
-struct Scene {
+struct ScriptedPair {
     prefill: ScriptedWorker,
     decode: ScriptedWorker,
     gateway: Gateway,
 }
 
-impl Scene {
+impl ScriptedPair {
     async fn start(
         proxy: Proxy,
         pool: Value,
         answer: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
-    ) -> Scene {
+    ) -> ScriptedPair {
         let prefill = ScriptedWorker::start(|_| Answer::json(whole(PARAMS))).await;
         let decode = ScriptedWorker::start(answer).await;
         // They serve any model: which name they are asked for is what is looked at.
@@ -49,7 +49,7 @@ impl Scene {
             listed(&decode, Role::Decode),
         ];
         let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
-        Scene {
+        ScriptedPair {
             prefill,
             decode,
             gateway,
@@ -137,10 +137,10 @@ fn assert_length_is_right(got: &RecordedRequest) {
 }
 
 pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), as_asked).await;
+    let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for streamed in [false, true] {
         let sent = body("hello", streamed);
-        let reply = scene
+        let reply = pair
             .gateway
             .send(Ask::post(CHAT, sent.clone()))
             .await
@@ -153,7 +153,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
         if let Some(length) = reply.header("content-length") {
             assert_eq!(length, reply.body.len().to_string());
         }
-        let (prefill, decode) = (scene.prefill.last(), scene.decode.last());
+        let (prefill, decode) = (pair.prefill.last(), pair.decode.last());
         // Nothing but the hand-off and, for prefill, the limits is another than the client's; and that is as it wrote it.
         let added = ["kv_transfer_params"];
         let wanted = renamed(&sent, WORKERS);
@@ -170,7 +170,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
             assert_length_is_right(got);
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 /// A worker that runs whole requests gets every byte but the name.
@@ -204,12 +204,12 @@ fn cut_at(got: &RecordedRequest) -> usize {
     number.unwrap_or_else(|| panic!("no number in {got:?}"))
 }
 
-async fn cut_answers(scene: &Scene, count: usize, streamed: bool) -> Vec<Reply> {
+async fn cut_answers(pair: &ScriptedPair, count: usize, streamed: bool) -> Vec<Reply> {
     let mut replies = Vec::new();
     for first in (0..count).step_by(AT_ONCE) {
         let some = (first..count.min(first + AT_ONCE)).map(|at| {
             let ask = Ask::post(CHAT, body(&format!("cut at {at}."), streamed));
-            scene.gateway.send(ask)
+            pair.gateway.send(ask)
         });
         replies.extend(join_all(some).await);
     }
@@ -218,7 +218,7 @@ async fn cut_answers(scene: &Scene, count: usize, streamed: bool) -> Vec<Reply> 
 
 /// GAIE #2769: the name is split over chunks, at every byte.
 pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), |got| {
+    let pair = ScriptedPair::start(proxy, rewritten(), |got| {
         let all = stream();
         let (one, two) = all.split_at(cut_at(got).min(all.len()));
         Answer::stream([one.to_owned(), two.to_owned()])
@@ -227,15 +227,15 @@ pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
     let all = stream();
     // From the comment's end through the first event, which holds the name and the text that looks like it.
     let end = all.find("<&>").unwrap_or(all.len());
-    for (at, reply) in cut_answers(&scene, end, true).await.into_iter().enumerate() {
+    for (at, reply) in cut_answers(&pair, end, true).await.into_iter().enumerate() {
         assert_eq!(reply.expect(200).text(), restored(&all), "cut at {at}");
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 /// The same of an answer in one piece.
 pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), |got| {
+    let pair = ScriptedPair::start(proxy, rewritten(), |got| {
         let all = whole(r#""end":1"#);
         let (one, two) = all.split_at(cut_at(got).min(all.len()));
         Answer::json_in_pieces([one.to_owned(), two.to_owned()])
@@ -243,11 +243,7 @@ pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
     .await;
     let all = whole(r#""end":1"#);
     let end = all.find("finish_reason").unwrap_or(all.len());
-    for (at, reply) in cut_answers(&scene, end, false)
-        .await
-        .into_iter()
-        .enumerate()
-    {
+    for (at, reply) in cut_answers(&pair, end, false).await.into_iter().enumerate() {
         let reply = reply.expect(200);
         assert_eq!(reply.text(), restored(&all), "cut at {at}");
         if let Some(length) = reply.header("content-length") {
@@ -258,12 +254,12 @@ pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
 
 /// Every byte of a stream alone.
 pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), |_| {
+    let pair = ScriptedPair::start(proxy, rewritten(), |_| {
         Answer::stream(stream().chars().map(String::from))
     })
     .await;
     let ask = Ask::post(CHAT, body("hello", true));
-    let reply = scene.gateway.send(ask).await.expect(200);
+    let reply = pair.gateway.send(ask).await.expect(200);
     assert_eq!(reply.text(), restored(&stream()));
 }
 
@@ -275,18 +271,15 @@ pub async fn what_has_no_name_is_left_alone(proxy: Proxy) {
         r#"{"model":"workers/name""#,
         r#"["model","workers/name"]"#,
     ];
-    let scene = Scene::start(proxy, rewritten(), |got| Answer::json(SAID[cut_at(got)])).await;
-    for (said, reply) in SAID
-        .iter()
-        .zip(cut_answers(&scene, SAID.len(), false).await)
-    {
+    let pair = ScriptedPair::start(proxy, rewritten(), |got| Answer::json(SAID[cut_at(got)])).await;
+    for (said, reply) in SAID.iter().zip(cut_answers(&pair, SAID.len(), false).await) {
         assert_eq!(reply.expect(200).text(), *said);
     }
 }
 
 /// The name that the decode worker was asked for.
-fn asked_for(scene: &Scene) -> String {
-    let name = scene.decode.last().json()["model"].clone();
+fn asked_for(pair: &ScriptedPair) -> String {
+    let name = pair.decode.last().json()["model"].clone();
     name.as_str().unwrap_or_default().to_owned()
 }
 
@@ -296,7 +289,7 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
         {"model": "exact", "targets": [{"model": "by-exact"}]},
         {"model": "exact", "targets": [{"model": "by-second"}]},
     ]});
-    let scene = Scene::start(proxy, rules, as_asked).await;
+    let pair = ScriptedPair::start(proxy, rules, as_asked).await;
     let ask = |model: Value| {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "hi"}]});
         Ask::post(CHAT, body.to_string())
@@ -324,24 +317,23 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
         // One that says nothing says nothing.
         (ask(json!("exact")).header(BY_LLMD, ""), "by-exact", "exact"),
     ] {
-        let reply = scene.gateway.send(ask.clone()).await.expect(200);
-        assert_eq!(asked_for(&scene), wanted, "{ask:?}");
-        assert_eq!(scene.prefill.last().json()["model"], wanted, "{ask:?}");
+        let reply = pair.gateway.send(ask.clone()).await.expect(200);
+        assert_eq!(asked_for(&pair), wanted, "{ask:?}");
+        assert_eq!(pair.prefill.last().json()["model"], wanted, "{ask:?}");
         assert_eq!(reply.json()["model"], clients, "{ask:?}");
-        for got in [scene.prefill.last(), scene.decode.last()] {
+        for got in [pair.prefill.last(), pair.decode.last()] {
             assert!(got.values(BY_LLMD).is_empty() && got.values(BY_GATEWAY).is_empty());
         }
     }
     // Who names no model is given one.
     let nameless = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
-    scene
-        .gateway
+    pair.gateway
         .send(Ask::post(CHAT, nameless))
         .await
         .expect(200);
-    assert_eq!(asked_for(&scene), "by-any");
+    assert_eq!(asked_for(&pair), "by-any");
     // And what is no name stays so, and is refused.
-    scene.gateway.send(ask(json!(7))).await.expect_error(400);
+    pair.gateway.send(ask(json!(7))).await.expect_error(400);
 }
 
 pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
@@ -349,19 +341,15 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     const SHARE: f64 = 0.75;
     let targets = json!([{"model": "large", "weight": 3}, {"model": "small"}]);
     let rules = json!({"model_rewrites": [{"model": "public", "targets": targets}]});
-    let scene = Scene::start(proxy, rules, as_asked).await;
+    let pair = ScriptedPair::start(proxy, rules, as_asked).await;
     let body = r#"{"model":"public","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
-    for reply in pd_router_e2e::client::crowd(
-        scene.gateway.listen,
-        8,
-        REQUESTS / 8,
-        &Ask::post(CHAT, body),
-    )
-    .await
+    for reply in
+        pd_router_e2e::client::crowd(pair.gateway.listen, 8, REQUESTS / 8, &Ask::post(CHAT, body))
+            .await
     {
         assert_eq!(reply.expect(200).json()["model"], "public");
     }
-    let got = scene.decode.requests();
+    let got = pair.decode.requests();
     assert_eq!(got.len(), REQUESTS);
     let large = got
         .iter()
@@ -375,16 +363,16 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     let sigma = (SHARE * (1.0 - SHARE) / REQUESTS as f64).sqrt();
     let share = large as f64 / REQUESTS as f64;
     assert!((share - SHARE).abs() <= 4.5 * sigma, "{share}");
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 /// Whose header it is matters: of anybody's it is taken out, and does nothing.
 pub async fn a_name_in_a_header_of_anybody_is_nothing(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), as_asked).await;
+    let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for name in [BY_GATEWAY, BY_LLMD, "X-LLM-D-Model-Name-Rewrite"] {
         let ask = Ask::post(CHAT, body("hello", false)).header(name, "forged");
-        scene.gateway.send(ask).await.expect(200);
-        for got in [scene.prefill.last(), scene.decode.last()] {
+        pair.gateway.send(ask).await.expect(200);
+        for got in [pair.prefill.last(), pair.decode.last()] {
             assert_eq!(got.json()["model"], WORKERS);
             assert!(got.values(name).is_empty(), "{got:?}");
         }

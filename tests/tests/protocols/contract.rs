@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::client_requests::{CHAT, CHATS, COMPLETIONS};
 use crate::rig::Rig;
-use crate::scene::{Scene, answer, as_asked, usage};
+use crate::scripted_pair::{ScriptedPair, answer, as_asked, usage};
 
 const SEQUENTIAL: [Protocol; 3] = [Protocol::Nixl, Protocol::Mooncake, Protocol::Trtllm];
 
@@ -50,7 +50,7 @@ pub async fn c02_decode_gets_the_original_parameters(proxy: Proxy) {
 }
 
 pub async fn c03_no_token_of_prefill_gets_into_a_stream(proxy: Proxy) {
-    let scene = Scene::start(
+    let pair = ScriptedPair::start(
         proxy,
         json!({}),
         |_| pd_router_e2e::scripted::Answer::json(prefilled("LEAKED")),
@@ -58,13 +58,12 @@ pub async fn c03_no_token_of_prefill_gets_into_a_stream(proxy: Proxy) {
     )
     .await;
     for streamed in [true, false] {
-        let reply = scene.ask(0, streamed).await.expect(200);
+        let reply = pair.ask(0, streamed).await.expect(200);
         assert!(reply.text().contains("kept"), "{reply:?}");
         assert!(!reply.text().contains("LEAKED"), "{reply:?}");
     }
     assert!(
-        scene
-            .decode
+        pair.decode
             .requests()
             .iter()
             .all(|leg| !leg.text().contains("LEAKED"))
@@ -154,7 +153,7 @@ pub async fn c06_unknown_fields_and_tools_survive_both_legs(proxy: Proxy) {
 }
 
 /// No engine has got anything.
-async fn assert_nobody_was_asked(rig: &Rig) {
+async fn assert_no_engine_requests(rig: &Rig) {
     for role in [Role::Prefill, Role::Decode] {
         let got = rig.fixture.requests(role).await;
         assert!(
@@ -189,7 +188,7 @@ pub async fn c07_several_choices_are_refused_before_any_leg(proxy: Proxy) {
             let message = reply.expect_error(400);
             assert!(message.starts_with(field), "{field}: {message}");
         }
-        assert_nobody_was_asked(&rig).await;
+        assert_no_engine_requests(&rig).await;
         for members in [r#","n":1"#, r#","n":null"#] {
             let ask = Ask::post(CHAT, chat_with(members));
             rig.fixture.gateway.send(ask).await.expect(200);
@@ -218,7 +217,7 @@ pub async fn c08_a_hand_off_of_the_clients_is_refused(proxy: Proxy) {
         let message = reply.expect_error(400);
         assert!(message.contains("kv_transfer_params"), "{message}");
     }
-    assert_nobody_was_asked(&rig).await;
+    assert_no_engine_requests(&rig).await;
     for empty in [json!(null), json!({})] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{empty}"));
         let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;

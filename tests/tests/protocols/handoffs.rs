@@ -9,46 +9,46 @@ use serde_json::json;
 
 use crate::client_requests::CHAT;
 use crate::rig::Rig;
-use crate::scene::{Scene, answer, as_asked, asking, case_of, usage};
+use crate::scripted_pair::{ScriptedPair, answer, as_asked, asking, case_of, usage};
 
 /// Prefill answers the members of the case that is asked for.
-async fn scene(proxy: Proxy, cases: &'static [&'static str]) -> Scene {
+async fn scripted_pair(proxy: Proxy, cases: &'static [&'static str]) -> ScriptedPair {
     let prefill = |got: &pd_router_e2e::engines::RecordedRequest| {
         Answer::json(answer("one", &usage(), cases[case_of(got)]))
     };
-    Scene::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await
+    ScriptedPair::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await
 }
 
 /// No decode sees what these prefills hand off.
 async fn never_reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
-    let scene = scene(proxy, cases).await;
+    let pair = scripted_pair(proxy, cases).await;
     for case in 0..cases.len() {
         for streamed in [false, true] {
-            let reply = scene.ask(case, streamed).await;
+            let reply = pair.ask(case, streamed).await;
             reply.expect_code(502, "prefill_no_handoff");
         }
     }
-    assert_eq!(scene.prefill.requests().len(), 2 * cases.len());
+    assert_eq!(pair.prefill.requests().len(), 2 * cases.len());
     assert!(
-        scene.decode.requests().is_empty(),
+        pair.decode.requests().is_empty(),
         "{:?}",
-        scene.decode.requests()
+        pair.decode.requests()
     );
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 /// Decode gets what these prefills hand off, byte for byte.
 async fn reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
-    let scene = scene(proxy, cases).await;
+    let pair = scripted_pair(proxy, cases).await;
     for (case, members) in cases.iter().enumerate() {
         for streamed in [false, true] {
-            scene.ask(case, streamed).await.expect(200);
+            pair.ask(case, streamed).await.expect(200);
             let hand_off = members.strip_prefix(',').unwrap_or(members);
             let golden = front(&asking(case, streamed), hand_off);
-            assert_eq!(scene.decode.last().text(), golden);
+            assert_eq!(pair.decode.last().text(), golden);
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn c09_a_missing_hand_off_never_reaches_decode(proxy: Proxy) {

@@ -10,7 +10,7 @@ use pd_router_e2e::scripted::ScriptedWorker;
 use serde_json::{Value, json};
 
 use crate::client_requests::{CHATS, COMPLETED};
-use crate::scene::as_asked;
+use crate::scripted_pair::as_asked;
 
 const HEADER: &str = "x-prefiller-host-port";
 

@@ -10,7 +10,7 @@ mod legs;
 mod llmd;
 mod mooncake;
 mod rig;
-mod scene;
+mod scripted_pair;
 mod sglang;
 mod trtllm;
 mod usage;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client_requests::CHAT;
 use crate::rig::Rig;
-use crate::scene::{DONE, Scene, answer, case_of, event, usage};
+use crate::scripted_pair::{DONE, ScriptedPair, answer, case_of, event, usage};
 
 const PARAMS: &str = r#","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e"}"#;
 
@@ -64,10 +64,10 @@ fn pieces(usage: &str) -> Vec<String> {
         .collect()
 }
 
-async fn scene(proxy: Proxy, reports: bool) -> Scene {
+async fn scripted_pair(proxy: Proxy, reports: bool) -> ScriptedPair {
     let of_prefill = json!({"prompt_tokens_details": {"cached_tokens": CACHED}});
     let of_prefill = pd_router_e2e::engines::with(usage(), of_prefill);
-    Scene::start(
+    ScriptedPair::start(
         proxy,
         json!({"report_cached_tokens": reports}),
         move |_| Answer::json(answer("one", &of_prefill, PARAMS)),
@@ -93,22 +93,22 @@ fn cached(usage: &Value) -> Option<u64> {
 }
 
 pub async fn cached_tokens_are_prefills_in_a_whole_answer(proxy: Proxy) {
-    let scene = scene(proxy, true).await;
+    let pair = scripted_pair(proxy, true).await;
     for (case, said) in SAID.iter().enumerate() {
-        let reply = scene.ask(case, false).await.expect(200);
+        let reply = pair.ask(case, false).await.expect(200);
         assert_framed(&reply);
         match TOLD.get(case) {
             Some(told) => assert_eq!(reply.text(), whole(told)),
             None => assert_eq!(cached(&reply.json()["usage"]), Some(CACHED), "{said}"),
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn cached_tokens_are_prefills_in_a_stream(proxy: Proxy) {
-    let scene = scene(proxy, true).await;
+    let pair = scripted_pair(proxy, true).await;
     for (case, said) in SAID.iter().enumerate() {
-        let reply = scene.ask(case, true).await.expect(200);
+        let reply = pair.ask(case, true).await.expect(200);
         assert_framed(&reply);
         match TOLD.get(case) {
             Some(told) => assert_eq!(reply.text(), stream(told)),
@@ -119,18 +119,18 @@ pub async fn cached_tokens_are_prefills_in_a_stream(proxy: Proxy) {
             }
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn cached_tokens_are_decodes_where_nothing_is_configured(proxy: Proxy) {
-    let scene = scene(proxy, false).await;
+    let pair = scripted_pair(proxy, false).await;
     for (case, said) in SAID.iter().enumerate() {
-        let reply = scene.ask(case, false).await.expect(200);
+        let reply = pair.ask(case, false).await.expect(200);
         assert_eq!(reply.text(), whole(said));
-        let reply = scene.ask(case, true).await.expect(200);
+        let reply = pair.ask(case, true).await.expect(200);
         assert_eq!(reply.text(), stream(said));
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 /// Those that wait for prefill's answer.

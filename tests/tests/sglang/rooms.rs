@@ -17,20 +17,20 @@ const RANKS: u64 = 4;
 
 /// The three fields that make two legs meet.
 #[derive(Clone, Debug, PartialEq)]
-struct Meeting {
+struct BootstrapFields {
     host: String,
     port: u64,
     room: u64,
 }
 
-fn meeting(body: &Value) -> Meeting {
+fn bootstrap_fields(body: &Value) -> BootstrapFields {
     let number = |name: &str| {
         let value = body[name].as_u64();
         value.unwrap_or_else(|| panic!("{name} is no whole number in {body}"))
     };
     let host = body["bootstrap_host"].as_str();
     let host = host.unwrap_or_else(|| panic!("no bootstrap_host in {body}"));
-    Meeting {
+    BootstrapFields {
         host: host.to_owned(),
         port: number("bootstrap_port"),
         room: number("bootstrap_room"),
@@ -38,7 +38,10 @@ fn meeting(body: &Value) -> Meeting {
 }
 
 /// What each prompt's legs say, by prompt.
-async fn meetings(engines: &[Engine], prompts: &BTreeSet<String>) -> BTreeMap<String, Meeting> {
+async fn bootstrap_fields_by_prompt(
+    engines: &[Engine],
+    prompts: &BTreeSet<String>,
+) -> BTreeMap<String, BootstrapFields> {
     let mut all = BTreeMap::new();
     for engine in engines {
         for got in engine.requests().await {
@@ -47,7 +50,7 @@ async fn meetings(engines: &[Engine], prompts: &BTreeSet<String>) -> BTreeMap<St
             if !prompts.contains(prompt) {
                 continue;
             }
-            let other = all.insert(prompt.to_owned(), meeting(&body));
+            let other = all.insert(prompt.to_owned(), bootstrap_fields(&body));
             assert!(other.is_none(), "two legs of one role for {prompt}");
         }
     }
@@ -74,16 +77,16 @@ async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> 
             reply.expect(200);
         }
         rig.assert_comes_to_rest().await;
-        let prefill = meetings(&rig.fleet.prefill, &prompts).await;
-        let decode = meetings(&rig.fleet.decode, &prompts).await;
+        let prefill = bootstrap_fields_by_prompt(&rig.fleet.prefill, &prompts).await;
+        let decode = bootstrap_fields_by_prompt(&rig.fleet.decode, &prompts).await;
         assert_eq!(prefill.len(), BATCH, "every request has its prefill leg");
         assert_eq!(prefill, decode, "prefill's legs, then decode's");
-        for meeting in prefill.values() {
-            assert_eq!(meeting.host, "127.0.0.1");
-            assert!(ports.contains(&meeting.port), "{meeting:?} of {ports:?}");
+        for fields in prefill.values() {
+            assert_eq!(fields.host, "127.0.0.1");
+            assert!(ports.contains(&fields.port), "{fields:?} of {ports:?}");
             let largest = i64::MAX.unsigned_abs();
-            assert!(meeting.room <= largest, "{meeting:?}");
-            rooms.push(meeting.room);
+            assert!(fields.room <= largest, "{fields:?}");
+            rooms.push(fields.room);
         }
     }
     rooms

@@ -57,7 +57,7 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
             .await;
     }
     let mut tally = traffic.stop().await;
-    tally.asked += asked;
+    tally.sent += asked;
     judge(&engines, &tally).await;
     judge_prefills(&engines, &gateway, &tally, &before).await;
     gateway.assert_comes_to_rest().await;

@@ -68,7 +68,7 @@ pub async fn judge_prefills(engines: &EngineSet, gateway: &Gateway, tally: &Tall
     // One for each answer. Those of requests that were not answered were used too, or not.
     assert!(consumed >= tally.answered, "{seen}");
     let requests = prefill.requests - before.requests;
-    assert!(requests <= tally.asked + recoveries, "{seen}");
+    assert!(requests <= tally.sent + recoveries, "{seen}");
     assert_eq!(tally.lost, 0, "prefill was always there: {seen}");
 }
 

@@ -10,7 +10,7 @@ use pd_router_e2e::engines::FAST;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::scene::Scene;
+use crate::rig::Rig;
 
 const TURNS: usize = 10;
 const PREFILLS: usize = 4;
@@ -21,8 +21,8 @@ const THINKING: Duration = Duration::from_millis(250);
 /// The prefill workers that each conversation met. The first turn names one, another for each: so none is where a
 /// thread that knows nothing would look for all. Every turn comes over a new connection, and threads take turns or chances.
 async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
-    let scene = Scene::open(proxy, (PREFILLS, 2), FAST, sharing).await;
-    let gateway = scene.gateway.listen;
+    let rig = Rig::open(proxy, (PREFILLS, 2), FAST, sharing).await;
+    let gateway = rig.gateway.listen;
     let mut conversations: Vec<Conversation> = (0..PREFILLS)
         .map(|at| Conversation::about(&format!("part {at}"), Spelling::Text))
         .collect();
@@ -40,11 +40,11 @@ async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
             seen[at].insert(reply.pair().prefill);
         }
         // Where connections are dealt out in turn, no conversation is to meet the same thread each time.
-        scene.gateway.send(Ask::get("/pd-router/ready")).await;
+        rig.gateway.send(Ask::get("/pd-router/ready")).await;
         sleep(THINKING).await;
     }
-    scene.fleet.assert_no_decode_refused().await;
-    scene.gateway.assert_comes_to_rest().await;
+    rig.fleet.assert_no_decode_refused().await;
+    rig.gateway.assert_comes_to_rest().await;
     seen
 }
 

@@ -14,7 +14,7 @@ use pd_router_e2e::worker_document::INTERVAL_MS;
 use serde_json::json;
 
 use crate::clients::Clients;
-use crate::scene::{THREADS, VMS};
+use crate::rig::{THREADS, VMS};
 
 pub const TRAP: &str = "x-pd-router-trap";
 
@@ -26,15 +26,15 @@ const SLACK: Duration = Duration::from_secs(4);
 
 const CLIENTS_EACH: usize = 2;
 
-struct Company {
+struct Rig {
     engines: EngineSet,
     gateway: Gateway,
     threads: Vec<Thread>,
 }
 
-impl Company {
+impl Rig {
     /// Two workers of each role, with a place for a third that decodes.
-    async fn open(proxy: Proxy) -> Company {
+    async fn open(proxy: Proxy) -> Rig {
         // 20 ms between two tokens: an endless stream floods nobody.
         let options = [FAST, &["--token-ms", "1000"]].concat();
         let mut engines = EngineSet::with_slots(2, 3, &options).await;
@@ -49,7 +49,7 @@ impl Company {
         let gateway = engines.gateway_of(proxy, &build, json!({})).await;
         gateway.is_ready().await;
         let threads = connections_by_thread(&gateway, THREADS.into()).await;
-        Company {
+        Rig {
             engines,
             gateway,
             threads,
@@ -116,41 +116,39 @@ impl Company {
 }
 
 pub async fn when_the_leader_dies_a_thread_takes_over(proxy: Proxy) {
-    let mut company = Company::open(proxy).await;
+    let mut rig = Rig::open(proxy).await;
     // The main thread's VM serves nobody, and leads by preference.
-    assert_eq!(company.leading(None).await, [0; 0]);
-    let threads = company.threads.iter();
+    assert_eq!(rig.leading(None).await, [0; 0]);
+    let threads = rig.threads.iter();
     let clients: Vec<Clients> = threads
         .map(|thread| Clients::start(thread, CLIENTS_EACH, |ask| ask))
         .collect();
     for clients in &clients {
         clients.until_answered(4).await;
     }
-    company.kill_the_leader(0).await;
-    company.until_one_leads(None).await;
-    company.a_change_is_adopted_by_all().await;
+    rig.kill_the_leader(0).await;
+    rig.until_one_leads(None).await;
+    rig.a_change_is_adopted_by_all().await;
     for clients in clients {
         clients.until_answered(4).await;
         clients.stop_untouched().await;
     }
-    company.gateway.assert_comes_to_rest().await;
+    rig.gateway.assert_comes_to_rest().await;
     // Nobody makes the main thread a new VM, for no request reaches it.
-    until_vms_are(&company.gateway, VMS - 1.0).await;
+    until_vms_are(&rig.gateway, VMS - 1.0).await;
 }
 
 pub async fn when_that_one_dies_too_another_takes_over(proxy: Proxy) {
-    let mut company = Company::open(proxy).await;
-    company.kill_the_leader(0).await;
-    let second = company.until_one_leads(None).await;
-    company
-        .kill_the_leader((second + 1) % company.threads.len())
-        .await;
+    let mut rig = Rig::open(proxy).await;
+    rig.kill_the_leader(0).await;
+    let second = rig.until_one_leads(None).await;
+    rig.kill_the_leader((second + 1) % rig.threads.len()).await;
     // Only a request would have its VM made anew, and none reaches its thread.
-    company.until_one_leads(Some(second)).await;
-    serves_again(&company.threads[second], &Ask::chat("hello")).await;
-    company.a_change_is_adopted_by_all().await;
-    company.gateway.assert_comes_to_rest().await;
-    until_vms_are(&company.gateway, VMS - 1.0).await;
+    rig.until_one_leads(Some(second)).await;
+    serves_again(&rig.threads[second], &Ask::chat("hello")).await;
+    rig.a_change_is_adopted_by_all().await;
+    rig.gateway.assert_comes_to_rest().await;
+    until_vms_are(&rig.gateway, VMS - 1.0).await;
 }
 
 /// Waits until this request is answered on this thread, whose VM has died; until then it gets 503.

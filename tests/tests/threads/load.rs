@@ -13,7 +13,7 @@ use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::scene::{SUBSET, Scene, UNHURRIED};
+use crate::rig::{Rig, SUBSET, UNHURRIED};
 
 const LONG_STREAMS: u64 = 32;
 const REQUESTS: usize = 16;
@@ -27,24 +27,24 @@ fn long_prompt(number: u64) -> String {
 }
 
 /// Begins the long streams on one thread, all on the first two decode workers.
-async fn load_half(scene: &Scene, thread: &Thread) -> Vec<PendingReply> {
-    let half = scene.only(&[0, 1]);
+async fn load_half(rig: &Rig, thread: &Thread) -> Vec<PendingReply> {
+    let half = rig.only(&[0, 1]);
     let one = |number| {
         let ask = endless_ask(&long_prompt(number)).header(SUBSET, &half);
         thread.ask(ask)
     };
     let streams: Vec<PendingReply> = (0..LONG_STREAMS).map(one).collect();
     thread.until_decodes(LONG_STREAMS).await;
-    let counts = running(scene).await;
+    let counts = running(rig).await;
     assert_eq!(counts[0] + counts[1], LONG_STREAMS, "{counts:?}");
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
     streams
 }
 
 /// What each decode worker runs, once all streams have begun there.
-async fn running(scene: &Scene) -> Vec<u64> {
+async fn running(rig: &Rig) -> Vec<u64> {
     eventually("the streams run", GENEROUS, || async {
-        let states = join_all(scene.fleet.decode.iter().map(|engine| engine.state())).await;
+        let states = join_all(rig.fleet.decode.iter().map(|engine| engine.state())).await;
         let counts: Vec<u64> = states.iter().map(|state| state.running).collect();
         match counts.iter().sum::<u64>() == LONG_STREAMS {
             true => Ok(counts),
@@ -66,17 +66,17 @@ async fn next_requests(thread: &Thread) -> Vec<String> {
 }
 
 /// The same of all threads but the first, at once.
-async fn next_requests_elsewhere(scene: &Scene) -> Vec<Vec<String>> {
-    let others = scene.threads.iter().skip(1);
+async fn next_requests_elsewhere(rig: &Rig) -> Vec<Vec<String>> {
+    let others = rig.threads.iter().skip(1);
     join_all(others.map(next_requests)).await
 }
 
-async fn leave(scene: &Scene, streams: Vec<PendingReply>) {
+async fn leave(rig: &Rig, streams: Vec<PendingReply>) {
     for stream in streams {
         stream.abort();
     }
-    scene.threads[0].until_decodes(0).await;
-    scene.gateway.assert_comes_to_rest().await;
+    rig.threads[0].until_decodes(0).await;
+    rig.gateway.assert_comes_to_rest().await;
 }
 
 fn is_loaded(decode: &str) -> bool {
@@ -84,46 +84,46 @@ fn is_loaded(decode: &str) -> bool {
 }
 
 pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
-    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({"load": true})).await;
-    let streams = load_half(&scene, &scene.threads[0]).await;
+    let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": true})).await;
+    let streams = load_half(&rig, &rig.threads[0]).await;
     sleep(SETTLED).await;
-    for decodes in next_requests_elsewhere(&scene).await {
+    for decodes in next_requests_elsewhere(&rig).await {
         assert!(
             !decodes.iter().any(|decode| is_loaded(decode)),
             "{decodes:?}"
         );
     }
-    leave(&scene, streams).await;
-    scene.fleet.assert_no_decode_refused().await;
+    leave(&rig, streams).await;
+    rig.fleet.assert_no_decode_refused().await;
 }
 
 pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Proxy) {
-    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
-    let streams = load_half(&scene, &scene.threads[0]).await;
+    let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
+    let streams = load_half(&rig, &rig.threads[0]).await;
     sleep(SETTLED).await;
     // To each of them all four workers are idle. Forty-eight draws miss half of them once in 2^48 times.
-    let decodes = next_requests_elsewhere(&scene).await.concat();
+    let decodes = next_requests_elsewhere(&rig).await.concat();
     assert!(
         decodes.iter().any(|decode| is_loaded(decode)),
         "{decodes:?}"
     );
-    leave(&scene, streams).await;
+    leave(&rig, streams).await;
 }
 
 pub async fn what_a_thread_lets_go_the_others_use_again(proxy: Proxy) {
-    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({})).await;
-    let streams = load_half(&scene, &scene.threads[0]).await;
-    leave(&scene, streams).await;
+    let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({})).await;
+    let streams = load_half(&rig, &rig.threads[0]).await;
+    leave(&rig, streams).await;
     sleep(SETTLED).await;
-    let decodes = next_requests_elsewhere(&scene).await.concat();
+    let decodes = next_requests_elsewhere(&rig).await.concat();
     let seen: BTreeSet<&String> = decodes.iter().collect();
     assert_eq!(seen.len(), 4, "{decodes:?}");
-    assert_all_idle(&scene).await;
+    assert_all_idle(&rig).await;
 }
 
 /// No thread has anything booked, in all or with a worker.
-async fn assert_all_idle(scene: &Scene) {
-    for thread in &scene.threads {
+async fn assert_all_idle(rig: &Rig) {
+    for thread in &rig.threads {
         eventually("a thread has nothing booked", GENEROUS, || async {
             let page = thread.status().await;
             let pool = &page["pools"][0];

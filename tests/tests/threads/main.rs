@@ -5,7 +5,7 @@ mod clients;
 mod conversations;
 mod leader;
 mod load;
-mod scene;
+mod rig;
 mod serving;
 
 pd_router_e2e::on_both_hosts! {

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::clients::Clients;
 use crate::leader::{TRAP, serves_again, until_vms_are};
-use crate::scene::{SUBSET, THREADS, UNHURRIED, VMS};
+use crate::rig::{SUBSET, THREADS, UNHURRIED, VMS};
 
 /// The thread whose VM dies.
 const VICTIM: usize = 0;
@@ -63,14 +63,14 @@ fn impatient_bootstrap() -> PathBuf {
     file
 }
 
-struct Theatre {
+struct Rig {
     fleet: Fleet,
     gateway: Gateway,
     threads: Vec<Thread>,
 }
 
-impl Theatre {
-    async fn open(proxy: Proxy) -> Theatre {
+impl Rig {
+    async fn open(proxy: Proxy) -> Rig {
         let fleet = Fleet::start(3, 3, UNHURRIED).await;
         let workers = [
             named(&fleet.prefill, "p", 11),
@@ -89,7 +89,7 @@ impl Theatre {
         let gateway = Gateway::build(proxy, &build, &config, &[]).await;
         let threads = connections_by_thread(&gateway, THREADS.into()).await;
         fleet.prefill[HANGS].fault(&json!({"kind": "hang"})).await;
-        Theatre {
+        Rig {
             fleet,
             gateway,
             threads,
@@ -197,9 +197,9 @@ async fn assert_end_in_time(since: Instant, pending: Vec<PendingReply>) {
 }
 
 pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
-    let theatre = Theatre::open(proxy).await;
-    let sound = theatre.sound();
-    let mut clients: Vec<Clients> = theatre
+    let rig = Rig::open(proxy).await;
+    let sound = rig.sound();
+    let mut clients: Vec<Clients> = rig
         .threads
         .iter()
         .map(|thread| Clients::start(thread, 2, |ask| ask.header(SUBSET, &sound)))
@@ -207,13 +207,13 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
     for clients in &clients {
         clients.until_answered(2).await;
     }
-    let long_answers = theatre.long_answers();
-    let (flowing, paused) = theatre.occupy_the_victim().await;
+    let long_answers = rig.long_answers();
+    let (flowing, paused) = rig.occupy_the_victim().await;
 
     let trap = Ask::chat("the end").header(SUBSET, &sound);
     let killed = Instant::now();
     // Whatever is said to it: its VM is gone before it could say anything.
-    let last = theatre.threads[VICTIM].try_send(trap.header(TRAP, "here"));
+    let last = rig.threads[VICTIM].try_send(trap.header(TRAP, "here"));
     if let Ok(reply) = last.await {
         assert_ne!(reply.status, 200, "{reply:?}");
     }
@@ -222,7 +222,7 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
     assert_end_in_time(killed, flowing.into_iter().chain(paused).collect()).await;
     // What the dead VM had booked on the prefill worker that hangs counts no more: it would be chosen first.
     let hello = Ask::chat("hello").header(SUBSET, &sound);
-    serves_again(&theatre.threads[VICTIM], &hello).await;
+    serves_again(&rig.threads[VICTIM], &hello).await;
     of_victim.until_answered(4).await;
 
     for clients in clients {
@@ -243,13 +243,13 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
         .sum();
     assert!(others <= 2, "{seen:?}");
 
-    theatre.fleet.prefill[HANGS].clear_faults().await;
-    theatre.gateway.assert_comes_to_rest().await;
-    theatre.until_gauge("pd_router_queue_requests", 0.0).await;
-    until_vms_are(&theatre.gateway, VMS).await;
+    rig.fleet.prefill[HANGS].clear_faults().await;
+    rig.gateway.assert_comes_to_rest().await;
+    rig.until_gauge("pd_router_queue_requests", 0.0).await;
+    until_vms_are(&rig.gateway, VMS).await;
     // What the dead VM had booked burdens nobody: the worker that it kept busy takes requests again, on every thread.
-    let freed = theatre.subset(&[0, 1], &[IS_BUSY]);
-    for thread in &theatre.threads {
+    let freed = rig.subset(&[0, 1], &[IS_BUSY]);
+    for thread in &rig.threads {
         let ask = Ask::chat("hello").header(SUBSET, &freed);
         thread.send(ask).await.expect(200);
     }

@@ -29,7 +29,7 @@ async fn alone_is_blamed(proxy: Proxy, protocol: Protocol, role: Role) {
         }
     })
     .await;
-    row.blames_only(role).await;
+    row.ejects_only(role).await;
     row.ends().await;
 }
 

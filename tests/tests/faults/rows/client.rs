@@ -16,7 +16,7 @@ async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value))
         drop(client);
         row.fixture.comes_to_rest().await;
         assert_eq!(row.tried_again().await, [0.0; 3], "for nobody");
-        row.blames_nobody().await;
+        row.ejects_no_worker().await;
         row.ends_with_resets().await;
     }
 }
@@ -45,6 +45,6 @@ pub async fn client_leaves_a_stream(proxy: Proxy, protocol: Protocol) {
     }
     row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }

@@ -34,7 +34,7 @@ async fn fails_on_all(row: &mut Row, fault: &Value, modes: &[AnswerMode]) -> (Ve
     let replies = row.replies(modes).await;
     row.fixture.comes_to_rest().await;
     let [_, _, recoveries] = row.tried_again().await;
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     (replies, recoveries)
 }
 
@@ -50,7 +50,7 @@ pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
         let prefilled = row.got_in_all(Role::Prefill).await;
         assert_eq!(prefilled, answered, "one prefill each: its result is used");
     }
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
 
     row.fixture.engines.kill(Role::Decode).await;
     row.mark().await;
@@ -58,7 +58,7 @@ pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
         reply.expect_code(503, "unreachable");
         assert!(reply.header("retry-after").is_some(), "{reply:?}");
     }
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     row.ends().await;
 }
 
@@ -69,7 +69,7 @@ pub async fn decode_answers_4xx(proxy: Proxy, protocol: Protocol) {
     let fetched = fetched_for_no_client(&row, BOTH);
     assert_eq!(row.got_in_all(Role::Decode).await, BOTH.len() + fetched);
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }
 
@@ -180,6 +180,6 @@ pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {
     }
     row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     row.ends_with_resets().await;
 }

@@ -57,7 +57,7 @@ async fn error_reaches_client(row: &mut Row, fault: &Value, (status, code): (u16
         got.iter().all(|got| *got <= BOTH.len()),
         "nobody is asked twice by one request: {got:?}"
     );
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
 }
 
 const FAILED: (u16, &str) = (503, "prefill_failed");
@@ -74,7 +74,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     let asked = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
     assert!(asked, "it was never asked");
     assert_eq!(decodes, 0.0);
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
 
     row.fixture.engines.kill(Role::Prefill).await;
     row.mark().await;
@@ -91,7 +91,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
         assert!(code == FAILED.1 || code == other, "{reply:?}");
     }
     assert_decode_left_alone(&row).await;
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
     match protocol {
         // Its decode engines refuse rooms of which nobody is left to tell.
         Protocol::Sglang => row.ends_with_refusals().await,
@@ -107,7 +107,7 @@ pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
     assert_eq!(got, BOTH.len(), "a refusal is not tried again");
     assert_decode_left_alone(&row).await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }
 
@@ -122,7 +122,7 @@ pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
         let got = row.got_in_all(Role::Prefill).await;
         assert_eq!(got, 2 * BOTH.len(), "one other is asked");
         assert_decode_left_alone(&row).await;
-        row.blames_only(Role::Prefill).await;
+        row.ejects_only(Role::Prefill).await;
         row.ends().await;
     }
 }
@@ -195,7 +195,7 @@ pub async fn prefill_ends_the_answer(proxy: Proxy, protocol: Protocol) {
     assert_eq!(row.got_in_all(Role::Prefill).await, BOTH.len());
     assert_decode_left_alone(&row).await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }
 
@@ -224,6 +224,6 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
         }
     })
     .await;
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
     row.ends_with_resets().await;
 }

@@ -23,7 +23,7 @@ async fn torn(proxy: Proxy, protocol: Protocol, fault: &Value) -> Duration {
     row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     assert_eq!(row.counted("pd_router_resets_total").await, 1.0);
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     // Its first token came: the hand-off was used.
     row.ends().await;
     took

@@ -9,26 +9,26 @@ use serde_json::{Value, json};
 
 use crate::client_requests::CHAT;
 
-pub struct Scene {
+pub struct ScriptedPair {
     pub prefill: ScriptedWorker,
     pub decode: ScriptedWorker,
     pub gateway: Gateway,
 }
 
-impl Scene {
+impl ScriptedPair {
     /// Workers with these scripts, and a pool with these fields.
     pub async fn start(
         proxy: Proxy,
         pool: Value,
         prefill: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
         decode: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
-    ) -> Scene {
+    ) -> ScriptedPair {
         let prefill = ScriptedWorker::start(prefill).await;
         let decode = ScriptedWorker::start(decode).await;
         let workers = vec![prefill.listed(Role::Prefill), decode.listed(Role::Decode)];
         let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
         gateway.is_ready().await;
-        Scene {
+        ScriptedPair {
             prefill,
             decode,
             gateway,

@@ -17,20 +17,20 @@ pub const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "100
 /// By it trusted callers leave only some workers.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 
-pub struct Scene {
+pub struct Rig {
     pub fleet: Fleet,
     pub gateway: Gateway,
     pub threads: Vec<Thread>,
 }
 
-impl Scene {
+impl Rig {
     /// So many prefill and decode workers, `p0` and so on with the ids 11 and so on, `d0` with 21.
     pub async fn open(
         proxy: Proxy,
         (prefill, decode): (usize, usize),
         options: &[&str],
         sharing: Value,
-    ) -> Scene {
+    ) -> Rig {
         let fleet = Fleet::start(prefill, decode, options).await;
         let workers = [
             named(&fleet.prefill, "p", 11),
@@ -40,7 +40,7 @@ impl Scene {
         let config = with(config, json!({"sharing": sharing}));
         let gateway = Gateway::build(proxy, &GatewayParts::on_threads(THREADS), &config, &[]).await;
         let threads = connections_by_thread(&gateway, THREADS.into()).await;
-        Scene {
+        Rig {
             fleet,
             gateway,
             threads,
