@@ -18,6 +18,7 @@ mod catalogue;
 mod churn;
 mod client;
 mod fleet;
+mod health;
 mod http;
 mod judge;
 mod memory;
@@ -27,13 +28,12 @@ mod play;
 mod pool;
 mod reply;
 mod scenario;
-mod wellbeing;
 
-use catalogue::Asked;
+use catalogue::ScenarioChoice;
 use churn::Source;
 use output::Row;
-use play::{PlayError, Setting, ticks};
-use scenario::{Pool, Scenario};
+use play::{PlayError, PlaySettings, ticks};
+use scenario::{PoolSettings, Scenario};
 
 /// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
@@ -63,10 +63,10 @@ decode ends before its first byte; something is answered; in churn, removed_work
 pub struct Args {
     /// Scenario: a name, or all of them.
     #[arg(long, value_name = "NAME|all", default_value = "all")]
-    scenario: Asked,
+    scenario: ScenarioChoice,
     /// Host that runs the filter.
-    #[arg(long, value_enum, default_value_t = Carriers::Wasmtime)]
-    proxy: Carriers,
+    #[arg(long, value_enum, default_value_t = ProxyChoice::Wasmtime)]
+    proxy: ProxyChoice,
     /// Engine dialect, and with it the hand-off protocol.
     #[arg(long, value_enum, default_value_t)]
     dialect: Dialect,
@@ -94,7 +94,7 @@ pub struct Args {
 
 /// Hosts in which to play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Carriers {
+enum ProxyChoice {
     /// This program's own host.
     Wasmtime,
     /// Real Envoy.
@@ -170,7 +170,7 @@ pub fn run(args: Args) -> Result<(), ChaosError> {
     }
 }
 
-impl Carriers {
+impl ProxyChoice {
     fn proxies(self) -> &'static [Proxy] {
         match self {
             Self::Wasmtime => &[Proxy::Wasmtime],
@@ -182,7 +182,7 @@ impl Carriers {
 
 impl Args {
     fn parts(&self) -> Vec<Part> {
-        let Asked::Churn = self.scenario else {
+        let ScenarioChoice::Churn = self.scenario else {
             let scenarios = self.scenario.scenarios().into_iter();
             return scenarios.map(Part::Scripted).collect();
         };
@@ -196,9 +196,9 @@ impl Args {
         parts.collect()
     }
 
-    fn setting(&self, proxy: Proxy) -> Setting {
+    fn settings(&self, proxy: Proxy) -> PlaySettings {
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        Setting {
+        PlaySettings {
             dialect: self.dialect,
             lasts: Duration::from_secs(self.seconds),
             gateway: GatewayConfig {
@@ -206,7 +206,7 @@ impl Args {
                 listen: anywhere,
                 admin: anywhere,
                 concurrency: self.concurrency,
-                buffer_limit: pool::buffer_limit(Pool::Plain),
+                buffer_limit: pool::buffer_limit(PoolSettings::Plain),
                 counting: Counting::Off,
                 files: self.files.clone(),
                 log: gateways_log(),
@@ -232,7 +232,7 @@ async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
         .collect();
     let bar = bar(plays.len() as u64 * ticks(Duration::from_secs(args.seconds)));
     let rows = stream::iter(plays)
-        .map(|(part, proxy)| play_one(part, args.setting(proxy), &bar))
+        .map(|(part, proxy)| play_one(part, args.settings(proxy), &bar))
         .buffered(args.at_once.into())
         .try_collect()
         .await;
@@ -240,12 +240,16 @@ async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
     rows
 }
 
-async fn play_one(part: Part, setting: Setting, bar: &ProgressBar) -> Result<Row, ChaosError> {
-    let (name, host) = (part.name(), setting.gateway.proxy.name());
+async fn play_one(
+    part: Part,
+    settings: PlaySettings,
+    bar: &ProgressBar,
+) -> Result<Row, ChaosError> {
+    let (name, host) = (part.name(), settings.gateway.proxy.name());
     bar.set_message(format!("{name} ({host})"));
     let verdict = match part {
-        Part::Scripted(scenario) => play::play(scenario, &setting, bar).await,
-        Part::Churn(source, seed) => churn::play(source, &setting, seed, bar).await,
+        Part::Scripted(scenario) => play::play(scenario, &settings, bar).await,
+        Part::Churn(source, seed) => churn::play(source, &settings, seed, bar).await,
     };
     let verdict = verdict.map_err(|source| ChaosError::Play {
         name,

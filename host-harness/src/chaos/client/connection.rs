@@ -16,27 +16,27 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::manner::{Leaves, Manner, Reads};
 use crate::chaos::asks::Ask;
-use crate::chaos::reply::{End, Head, Heard};
+use crate::chaos::reply::{AnswerEnd, AnswerHead, ReceivedAnswer};
 
 /// How long a client waits for the end of an answer: longer than the sum of the filter's deadlines.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Outcome of a request.
-pub enum Outcome {
+pub enum ExchangeOutcome {
     /// An answer, or its absence.
-    Heard(Heard),
+    Received(ReceivedAnswer),
     /// The client left on purpose.
     Left,
 }
 
 /// A client's connection, reused for many requests.
-pub struct Line {
+pub struct ClientConnection {
     to: SocketAddr,
     window: Option<u32>,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
-impl Line {
+impl ClientConnection {
     /// A connection that is made when it is first needed. `window`: bytes of answers that the system may buffer.
     pub fn new(to: SocketAddr, window: Option<u32>) -> Self {
         Self {
@@ -47,12 +47,12 @@ impl Line {
     }
 
     /// Sends a request and reads its answer as far as the manner goes.
-    pub async fn exchange(&mut self, ask: &Ask, manner: Manner) -> Outcome {
+    pub async fn exchange(&mut self, ask: &Ask, manner: Manner) -> ExchangeOutcome {
         match manner.leaves {
             Some(Leaves::InBody) => {
                 // A client that cannot even connect has left all the same.
                 let _ = self.send_half(ask).await;
-                Outcome::Left
+                ExchangeOutcome::Left
             }
             Some(Leaves::After(time)) => {
                 let outcome = tokio::time::timeout(time, self.listen(ask, manner)).await;
@@ -62,25 +62,25 @@ impl Line {
         }
     }
 
-    async fn listen(&mut self, ask: &Ask, manner: Manner) -> Outcome {
+    async fn listen(&mut self, ask: &Ask, manner: Manner) -> ExchangeOutcome {
         let deadline = Instant::now() + PATIENCE;
         let response = match timeout_at(deadline, self.send(ask)).await {
-            Err(_) => return self.unheard(End::Never),
-            Ok(Err(why)) => return self.unheard(End::Broken(why)),
+            Err(_) => return self.no_answer(AnswerEnd::Never),
+            Ok(Err(why)) => return self.no_answer(AnswerEnd::Broken(why)),
             Ok(Ok(response)) => response,
         };
         if manner.leaves == Some(Leaves::AtHeaders) {
             return self.leave();
         }
         let closes = says_close(response.headers());
-        let mut reader = Reader::of(response, manner);
+        let mut reader = AnswerReader::of(response, manner);
         let Some(end) = reader.read_to_end(deadline).await else {
             return self.leave();
         };
-        if end != End::Clean || closes {
+        if end != AnswerEnd::Clean || closes {
             self.sender = None;
         }
-        Outcome::Heard(reader.heard(end))
+        ExchangeOutcome::Received(reader.received(end))
     }
 
     async fn send(&mut self, ask: &Ask) -> Result<Response<Incoming>, String> {
@@ -138,32 +138,32 @@ impl Line {
     }
 
     /// Closes the connection: it ends without a sender and a body.
-    fn leave(&mut self) -> Outcome {
+    fn leave(&mut self) -> ExchangeOutcome {
         self.sender = None;
-        Outcome::Left
+        ExchangeOutcome::Left
     }
 
-    fn unheard(&mut self, end: End) -> Outcome {
+    fn no_answer(&mut self, end: AnswerEnd) -> ExchangeOutcome {
         self.sender = None;
-        Outcome::Heard(Heard::nothing(end))
+        ExchangeOutcome::Received(ReceivedAnswer::nothing(end))
     }
 }
 
 /// Reads an answer in a given manner.
-pub struct Reader {
-    head: Head,
+pub struct AnswerReader {
+    head: AnswerHead,
     body: Incoming,
     read: BytesMut,
     pieces: usize,
     manner: Manner,
 }
 
-impl Reader {
+impl AnswerReader {
     /// A reader of an answer with this head.
     pub fn of(response: Response<Incoming>, manner: Manner) -> Self {
         let (head, body) = response.into_parts();
         Self {
-            head: Head {
+            head: AnswerHead {
                 status: head.status.as_u16(),
                 content_type: text_of(&head.headers, &CONTENT_TYPE).unwrap_or_default(),
                 retry_after: text_of(&head.headers, &RETRY_AFTER),
@@ -176,8 +176,8 @@ impl Reader {
     }
 
     /// What was read of an answer that ended like this.
-    pub fn heard(self, end: End) -> Heard {
-        Heard {
+    pub fn received(self, end: AnswerEnd) -> ReceivedAnswer {
+        ReceivedAnswer {
             head: Some(self.head),
             body: self.read.freeze(),
             end,
@@ -185,12 +185,12 @@ impl Reader {
     }
 
     /// Reads until the answer ends. `None`: the client left before.
-    pub async fn read_to_end(&mut self, deadline: Instant) -> Option<End> {
+    pub async fn read_to_end(&mut self, deadline: Instant) -> Option<AnswerEnd> {
         loop {
             let piece = match timeout_at(deadline, self.body.frame()).await {
-                Err(_) => return Some(End::Never),
-                Ok(None) => return Some(End::Clean),
-                Ok(Some(Err(error))) => return Some(End::Broken(in_words(error))),
+                Err(_) => return Some(AnswerEnd::Never),
+                Ok(None) => return Some(AnswerEnd::Clean),
+                Ok(Some(Err(error))) => return Some(AnswerEnd::Broken(in_words(error))),
                 Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
             };
             self.read.extend_from_slice(&piece);
