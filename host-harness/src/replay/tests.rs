@@ -45,7 +45,7 @@ fn compared<R>(
     let rows = contenders.iter().flat_map(|contender| {
         args.gateways.iter().map(|gateways| {
             let seeds = &args.seed;
-            Row::run(
+            ReplayRow::run(
                 *contender,
                 *gateways,
                 &trace,
@@ -184,8 +184,8 @@ fn one_seed_gives_one_result() {
             assert_eq!(run(1), run(1), "{contender:?}");
         }
         let run = |seed| {
-            let mut chooser = Contender::LeastRequests.chooser(&parameters, seed).unwrap();
-            engine::replay(&trace, &parameters, chooser.as_mut(), &mut || {}).served
+            let mut router = Contender::LeastRequests.router(&parameters, seed).unwrap();
+            engine::replay(&trace, &parameters, router.as_mut(), &mut || {}).served
         };
         assert_ne!(run(1), run(2));
     }
