@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-use super::contender::Lesser;
-use super::stand::{BUFFER_LIMIT, Parts, StandError, anywhere, balanced};
+use super::contender::LesserFilter;
+use super::running_contender::{BUFFER_LIMIT, ContenderError, Parts, anywhere, balanced};
 use crate::host::routes::{Route, Routes};
 use crate::run::gateway::{Amended, Gateway};
 use crate::run::{Callers, EnvoyLog, Settings};
@@ -16,7 +16,7 @@ pub enum Within {
     /// No filter.
     Nothing,
     /// A lesser filter.
-    Filter(Lesser),
+    Filter(LesserFilter),
 }
 
 /// Starts an Envoy that balances between these hosts.
@@ -28,7 +28,7 @@ pub async fn start(
     hosts: Vec<SocketAddr>,
     threads: u16,
     parts: &Parts,
-) -> Result<Gateway, StandError> {
+) -> Result<Gateway, ContenderError> {
     let (configuration, amend): (_, fn(&mut Value)) = match within {
         Within::Nothing => ("", without_filter),
         Within::Filter(lesser) => (lesser.configuration(), balance),

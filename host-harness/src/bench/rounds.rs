@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::contender::Contender;
 use super::fleet::MODEL;
 use super::loads::{Stage, Trial};
-use super::results::{Figures, Load, Loading, Row};
-use super::stand::Stand;
+use super::results::{Figures, Load, LoopKind, Row};
+use super::running_contender::RunningContender;
 use super::usage::Usage;
-use crate::load::{self, Asking, Measured, Pacing, Plan, Prompts};
+use crate::load::{self, LoadPlan, Measured, Pacing, Prompts, RequestSpec};
 
 /// How rounds are measured.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub struct Entrant {
     /// Its identity.
     pub contender: Contender,
     /// Its processes and address.
-    pub stand: Stand,
+    pub running: RunningContender,
 }
 
 /// Measures all trials of a stage; calls `passed` after each measurement. Contenders that did not start have no rows.
@@ -63,12 +63,13 @@ pub async fn measure(
     for _ in 0..rounds.number {
         for (trial, found) in stage.trials.iter().zip(&mut found) {
             for entrant in entrants {
-                let Some((_, figures)) =
-                    found.iter_mut().find(|(who, _)| *who == entrant.contender)
+                let Some((_, figures)) = found
+                    .iter_mut()
+                    .find(|(contender, _)| *contender == entrant.contender)
                 else {
                     continue;
                 };
-                figures.push(once(trial, &entrant.stand, rounds.lasts, numbers).await);
+                figures.push(once(trial, &entrant.running, rounds.lasts, numbers).await);
                 passed(entrant.contender);
             }
         }
@@ -82,23 +83,28 @@ pub async fn measure(
         .collect()
 }
 
-async fn once(trial: &Trial, stand: &Stand, lasts: Duration, numbers: &mut Numbers) -> Figures {
-    let plan = plan(&trial.load, stand, lasts, numbers.prompts());
-    let (measured, [before, after]) = load::drive(&plan, || stand.usage()).await;
+async fn once(
+    trial: &Trial,
+    running: &RunningContender,
+    lasts: Duration,
+    numbers: &mut Numbers,
+) -> Figures {
+    let plan = plan(&trial.load, running, lasts, numbers.prompts());
+    let (measured, [before, after]) = load::drive(&plan, || running.usage()).await;
     figures(&measured, before, after)
 }
 
-fn plan(load: &Load, stand: &Stand, lasts: Duration, prompts: Prompts) -> Plan {
-    Plan {
-        to: stand.address,
+fn plan(load: &Load, running: &RunningContender, lasts: Duration, prompts: Prompts) -> LoadPlan {
+    LoadPlan {
+        to: running.address,
         pacing: match (load.load, load.rate) {
-            (Loading::Open, Some(rate)) => Pacing::Open { rate },
+            (LoopKind::Open, Some(rate)) => Pacing::Open { rate },
             _ => Pacing::Closed,
         },
         connections: load.connections,
         warm_up: WARM_UP,
         lasts,
-        asking: Asking {
+        spec: RequestSpec {
             model: MODEL.to_owned(),
             body_bytes: load.body_bytes,
             streamed: load.streamed,

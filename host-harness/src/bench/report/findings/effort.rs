@@ -6,7 +6,7 @@ use crate::bench::report::contenders::name::{
 };
 use crate::bench::report::numbers::short;
 use crate::bench::report::select::{KB, Lack, is_usual, loads, median, paced};
-use crate::bench::results::{Figures, Load, Loading, Row};
+use crate::bench::results::{Figures, Load, LoopKind, Row};
 
 /// Bytes of a long prompt's body.
 const LONG: usize = 220 * KB;
@@ -185,7 +185,7 @@ fn long_prompts(rows: &[Row]) -> Vec<Finding> {
         target: "at most 2 ms".to_owned(),
     };
     let loads = loads(rows, DIRECT, |load| {
-        streamed(load) && load.load == Loading::Open
+        streamed(load) && load.load == LoopKind::Open
     });
     all.extend(open.under(&loads, |load| first_token(rows, load)));
     all
@@ -263,7 +263,7 @@ fn chunk_cost(rows: &[Row], contender: &str, many: &Load) -> Result<f64, Lack> {
 }
 
 fn closed(load: &Load, connections: usize) -> bool {
-    load.load == Loading::Closed && load.connections == connections
+    load.load == LoopKind::Closed && load.connections == connections
 }
 
 fn cpu(rows: &[Row], contender: &str, load: &Load) -> Result<f64, Lack> {
