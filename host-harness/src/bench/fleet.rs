@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::peers::EngineAddresses;
-use crate::engine::{Dialect, Engine, EngineConfig, EngineError, Instantly, Role};
+use crate::engine::{Dialect, Engine, EngineConfig, EngineError, InstantSettings, Role};
 
 /// The model of all engines.
 pub const MODEL: &str = "sim";
@@ -76,7 +76,7 @@ impl Engines {
     /// # Errors
     /// When an engine cannot start.
     pub async fn start(gap: Duration) -> Result<Self, EngineError> {
-        let how = Instantly { gap };
+        let how = InstantSettings { gap };
         let counts = EngineCounts {
             prefill: EACH,
             decode: EACH,
@@ -116,7 +116,7 @@ impl Engines {
     }
 }
 
-fn instant(role: Role, dialect: Dialect, how: Instantly) -> EngineConfig {
+fn instant(role: Role, dialect: Dialect, how: InstantSettings) -> EngineConfig {
     EngineConfig {
         dialect,
         model: MODEL.to_owned(),

@@ -12,7 +12,7 @@ use crate::run::{Callers, EnvoyLog, Settings};
 
 /// Replacement of pd-router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Within {
+pub enum FilterReplacement {
     /// No filter.
     Nothing,
     /// A lesser filter.
@@ -24,14 +24,14 @@ pub enum Within {
 /// # Errors
 /// When Envoy does not become ready.
 pub async fn start(
-    within: Within,
+    replacement: FilterReplacement,
     hosts: Vec<SocketAddr>,
     threads: u16,
     parts: &Parts,
 ) -> Result<Gateway, ContenderError> {
-    let (configuration, amend): (_, fn(&mut Value)) = match within {
-        Within::Nothing => ("", without_filter),
-        Within::Filter(lesser) => (lesser.configuration(), balance),
+    let (configuration, amend): (_, fn(&mut Value)) = match replacement {
+        FilterReplacement::Nothing => ("", without_filter),
+        FilterReplacement::Filter(lesser) => (lesser.configuration(), balance),
     };
     let routes = Routes::all(Route {
         cluster: "decode".to_owned(),
@@ -50,7 +50,7 @@ pub async fn start(
         clusters: &balanced(hosts),
         routes: &routes,
         buffer_limit: BUFFER_LIMIT,
-        callers: Callers::Anybody,
+        callers: Callers::Untrusted,
     };
     Ok(Gateway::start_amended(&parts.files, settings, amended).await?)
 }

@@ -18,10 +18,10 @@ use tokio::time::timeout;
 use super::contender::{Contender, OwnSetup};
 use super::fleet::Engines;
 use super::peers::{EngineAddresses, Peer};
-use super::plain::{self, Within};
+use super::plain::{self, FilterReplacement};
 use super::router::{Router, RouterError};
 use super::usage::{self, Usage};
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 use crate::host::steps::Counting;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Files, Gateway, GatewayConfig};
@@ -110,12 +110,12 @@ impl RunningContender {
         match contender {
             Contender::Envoy => {
                 let hosts = engines.vllm.addresses().decode;
-                let envoy = plain::start(Within::Nothing, hosts, threads, parts).await?;
+                let envoy = plain::start(FilterReplacement::Nothing, hosts, threads, parts).await?;
                 Ok(Self::envoy(envoy))
             }
             Contender::Lesser(lesser) => {
-                let within = Within::Filter(lesser);
-                let envoy = plain::start(within, engines.aggregated(), threads, parts).await?;
+                let replacement = FilterReplacement::Filter(lesser);
+                let envoy = plain::start(replacement, engines.aggregated(), threads, parts).await?;
                 Ok(Self::envoy(envoy))
             }
             Contender::Ours(ours) => {
@@ -128,7 +128,7 @@ impl RunningContender {
             Contender::Behind(peer) => {
                 let mut running = Self::router(peer, &engines.of(peer.dialect()), parts).await?;
                 let hosts = vec![running.address];
-                let envoy = plain::start(Within::Nothing, hosts, threads, parts).await?;
+                let envoy = plain::start(FilterReplacement::Nothing, hosts, threads, parts).await?;
                 running.address = envoy.addresses().listen;
                 running.processes.push(Process::Envoy(envoy));
                 Ok(running)
@@ -256,6 +256,6 @@ pub fn anywhere() -> SocketAddr {
 }
 
 /// The clusters of a proxy that balances between these hosts by itself.
-pub fn balanced(hosts: Vec<SocketAddr>) -> BTreeMap<String, Kind> {
-    BTreeMap::from([("decode".to_owned(), Kind::Static(hosts))])
+pub fn balanced(hosts: Vec<SocketAddr>) -> BTreeMap<String, ClusterKind> {
+    BTreeMap::from([("decode".to_owned(), ClusterKind::Static(hosts))])
 }

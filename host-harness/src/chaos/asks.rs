@@ -14,7 +14,7 @@ pub struct Ask {
     /// Its body.
     pub body: Bytes,
     /// The expected answer.
-    pub expected: Expected,
+    pub expected: ExpectedAnswer,
     /// Whether an engine can serve the request.
     pub fit: Fit,
 }
@@ -30,7 +30,7 @@ pub enum Fit {
 
 /// The answer that a simulated engine gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedAnswer {
     /// The shape that carries the text.
     pub shape: AnswerShape,
     /// Unstreamed, or as events.
@@ -83,7 +83,7 @@ const POISON: [&str; 4] = [
     "<|break-decode|>",
 ];
 
-impl Expected {
+impl ExpectedAnswer {
     /// Text of the full answer.
     pub fn text(self) -> String {
         let words: Vec<_> = (0..self.tokens)
@@ -126,7 +126,7 @@ pub fn ask(mix: ClientMix, client: usize, turn: usize) -> Ask {
             AnswerShape::Text => "/v1/completions",
         },
         body: body.to_string().into(),
-        expected: Expected {
+        expected: ExpectedAnswer {
             shape,
             delivery,
             tokens,

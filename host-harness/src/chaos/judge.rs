@@ -93,7 +93,7 @@ pub enum FaultEffect {
 
 /// Result of a scenario. `sent` is the sum of `answered`, `engine_status`, `reset`, `refused` and `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Figures {
+pub struct ScenarioFigures {
     /// Requests, without those that their clients abandoned.
     pub sent: u64,
     /// Complete answers with every token right.
@@ -140,9 +140,9 @@ pub struct Figures {
 
 /// Result of a scenario, with the broken rules in words.
 #[derive(Debug)]
-pub struct Verdict {
+pub struct ScenarioVerdict {
     /// The counts.
-    pub figures: Figures,
+    pub figures: ScenarioFigures,
     /// Broken rules.
     pub broken: Vec<String>,
 }
@@ -153,8 +153,8 @@ pub fn judge(
     health: &HealthRecord,
     rules: Rules,
     aftermath: Aftermath,
-) -> Verdict {
-    let mut figures = Figures {
+) -> ScenarioVerdict {
+    let mut figures = ScenarioFigures {
         sent: seen.exchanges.len() as u64,
         ejected_after_ms: aftermath.ejected_after.map(milliseconds),
         kv_leaked: aftermath.kv_leaked,
@@ -165,7 +165,7 @@ pub fn judge(
         left: seen.left,
         peak_bytes: aftermath.peak.map(|peak| peak.held),
         allowed_bytes: aftermath.peak.map(|peak| peak.allowed),
-        ..Figures::default()
+        ..ScenarioFigures::default()
     };
     let mut deceits = BTreeMap::new();
     let mut unseen = unseen_resets(seen, aftermath.resets_counted);
@@ -195,7 +195,7 @@ pub fn judge(
     if rules.demand == Demand::AnswerToGood {
         broken.extend(wronged(seen));
     }
-    Verdict { figures, broken }
+    ScenarioVerdict { figures, broken }
 }
 
 fn too_much(peak: Peak) -> Option<String> {
@@ -255,7 +255,7 @@ fn unhelpful(seen: &ClientOutcomes, demand: Demand) -> Option<String> {
         .then(|| format!("neither an answer nor a refusal that says when to come again: {first:?}"))
 }
 
-impl Figures {
+impl ScenarioFigures {
     fn add(&mut self, exchange: &Exchange, health: &HealthRecord, demand: Demand) {
         self.poison += u64::from(exchange.fit == Fit::Poison);
         match &exchange.ending {
@@ -287,12 +287,12 @@ impl Figures {
 }
 
 fn broken_rules(
-    figures: &Figures,
+    figures: &ScenarioFigures,
     deceits: &BTreeMap<String, u64>,
     leaks: Leaks,
     replaced: u64,
 ) -> Vec<String> {
-    let Figures {
+    let ScenarioFigures {
         answered,
         failed_with_healthy_pair,
         kv_leaked,

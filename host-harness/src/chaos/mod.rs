@@ -31,7 +31,7 @@ mod scenario;
 
 use catalogue::ScenarioChoice;
 use churn::Source;
-use output::Row;
+use output::ScenarioResult;
 use play::{PlayError, PlaySettings, ticks};
 use scenario::{PoolSettings, Scenario};
 
@@ -40,7 +40,7 @@ const EXPLAINED: &str = "\
 Each scenario starts simulated engines, a gateway, and 48 clients, half of which ask for streams. They ask for --seconds, \
 during which the script makes engines fail and mends them (every six seconds again, where there is time); then all end their requests, and things come to rest.
 
-Figures: sent is the sum of the next five. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
+ScenarioFigures: sent is the sum of the next five. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
 engine's own error, passed on as it was. reset: an answer that died after decode's headers, seen as an error by its client. refused: over \
 their bodies, which were too long (413), too slow (408), or for which there was no room just then (503). failed: everything else. failed_with_healthy_pair: those of them that failed though from the request to its end there was always a prefill \
 and a decode engine without a fault. ejected_after_ms: from the fault to the first ejection in the role at fault; null where nothing is to be \
@@ -142,7 +142,7 @@ pub enum ChaosError {
     },
     /// Rules are broken.
     #[error("{}", output::broken_rules(.0))]
-    Broken(Vec<Row>),
+    Broken(Vec<ScenarioResult>),
 }
 
 /// Plays the scenarios, prints the results, and judges.
@@ -163,7 +163,10 @@ pub fn run(args: Args) -> Result<(), ChaosError> {
     };
     // The reader of standard output may have gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    let broken: Vec<_> = rows.into_iter().filter(Row::breaks_a_rule).collect();
+    let broken: Vec<_> = rows
+        .into_iter()
+        .filter(ScenarioResult::breaks_a_rule)
+        .collect();
     match broken.is_empty() {
         true => Ok(()),
         false => Err(ChaosError::Broken(broken)),
@@ -224,7 +227,7 @@ fn gateways_log() -> EnvoyLog {
 }
 
 /// Plays them, with a progress bar that only a terminal shows.
-async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
+async fn play_all(args: &Args) -> Result<Vec<ScenarioResult>, ChaosError> {
     let proxies = args.proxy.proxies().iter();
     let parts = args.parts();
     let plays: Vec<_> = proxies
@@ -244,7 +247,7 @@ async fn play_one(
     part: Part,
     settings: PlaySettings,
     bar: &ProgressBar,
-) -> Result<Row, ChaosError> {
+) -> Result<ScenarioResult, ChaosError> {
     let (name, host) = (part.name(), settings.gateway.proxy.name());
     bar.set_message(format!("{name} ({host})"));
     let verdict = match part {
@@ -256,7 +259,7 @@ async fn play_one(
         host,
         source: Box::new(source),
     })?;
-    Ok(Row {
+    Ok(ScenarioResult {
         name,
         host,
         verdict,

@@ -12,7 +12,7 @@ use tokio::time::{sleep, sleep_until};
 use super::client::Clients;
 use super::fleet::{EngineTotals, Fleet, FleetError};
 use super::http::{Http, HttpError};
-use super::judge::{Aftermath, ClientOutcomes, FaultEffect, Rules, Verdict, judge};
+use super::judge::{Aftermath, ClientOutcomes, FaultEffect, Rules, ScenarioVerdict, judge};
 use super::memory::AtRest;
 use super::metrics::Metrics;
 use super::pool;
@@ -89,7 +89,7 @@ pub async fn play(
     scenario: &Scenario,
     settings: &PlaySettings,
     bar: &ProgressBar,
-) -> Result<Verdict, PlayError> {
+) -> Result<ScenarioVerdict, PlayError> {
     let mut fleet =
         Fleet::start(scenario.size, scenario.dialect.unwrap_or(settings.dialect)).await?;
     let document = fleet.plugin_config(scenario.pool);

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::asks::{AnswerShape, Delivery, Expected};
+use super::asks::{AnswerShape, Delivery, ExpectedAnswer};
 use super::scenario::{INJECTED, RETRY_AFTER, has_retry_after, injected_body};
 
 /// What a client received, and how it ended.
@@ -76,7 +76,7 @@ impl ReceivedAnswer {
     }
 
     /// Outcome of a request whose expected answer is `expected`.
-    pub fn judge(&self, expected: Expected) -> Ending {
+    pub fn judge(&self, expected: ExpectedAnswer) -> Ending {
         let Some(head) = &self.head else {
             return match &self.end {
                 AnswerEnd::Never => Ending::Failed("no answer".to_owned()),
@@ -98,7 +98,7 @@ impl ReceivedAnswer {
         }
     }
 
-    fn judge_whole(&self, expected: Expected) -> Ending {
+    fn judge_whole(&self, expected: ExpectedAnswer) -> Ending {
         if self.end != AnswerEnd::Clean {
             return Ending::Reset;
         }
@@ -119,7 +119,7 @@ impl ReceivedAnswer {
         }
     }
 
-    fn judge_stream(&self, head: &AnswerHead, expected: Expected) -> Ending {
+    fn judge_stream(&self, head: &AnswerHead, expected: ExpectedAnswer) -> Ending {
         let seen = Events::read(&self.body, expected.shape);
         let whole = seen.text == expected.text() && seen.finished;
         let so_far = match (whole, seen.text.is_empty()) {
@@ -264,8 +264,8 @@ mod tests {
 
     const TWO: u64 = 2;
 
-    fn expected(delivery: Delivery) -> Expected {
-        Expected {
+    fn expected(delivery: Delivery) -> ExpectedAnswer {
+        ExpectedAnswer {
             shape: AnswerShape::Chat,
             delivery,
             tokens: TWO,

@@ -28,7 +28,7 @@ pub enum BootstrapError {
 }
 
 /// One occurrence of the filter in a listener.
-pub struct Gateway<'a> {
+pub struct FilterOccurrence<'a> {
     /// The listener.
     pub listener: Node<'a>,
     /// Its HTTP connection manager.
@@ -58,7 +58,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When there is none.
-    pub fn gateways(&self) -> Result<Vec<Gateway<'_>>, BootstrapError> {
+    pub fn gateways(&self) -> Result<Vec<FilterOccurrence<'_>>, BootstrapError> {
         let listeners = self.root().at("static_resources.listeners").items();
         let gateways: Vec<_> = listeners.iter().flat_map(in_listener).collect();
         match gateways.is_empty() {
@@ -68,7 +68,7 @@ impl Bootstrap {
     }
 }
 
-fn in_listener<'a>(listener: &Node<'a>) -> Vec<Gateway<'a>> {
+fn in_listener<'a>(listener: &Node<'a>) -> Vec<FilterOccurrence<'a>> {
     let mut chains = listener.field("filter_chains").items();
     chains.push(listener.field("default_filter_chain"));
     let managers = chains
@@ -84,7 +84,7 @@ fn in_listener<'a>(listener: &Node<'a>) -> Vec<Gateway<'a>> {
             .filter(|config| config.is_a("Wasm"))
             .map(|config| config.field("config"))
             .filter(is_ours);
-        let gateway = |plugin| Gateway {
+        let gateway = |plugin| FilterOccurrence {
             listener: listener.clone(),
             manager: manager.clone(),
             plugin,
@@ -112,7 +112,7 @@ fn document(plugin: &Node<'_>) -> Option<Vec<u8>> {
     }
 }
 
-impl Gateway<'_> {
+impl FilterOccurrence<'_> {
     /// Path of its configuration.
     pub fn place(&self) -> String {
         self.plugin.at("configuration.value").path().to_owned()

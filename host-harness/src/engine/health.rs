@@ -19,9 +19,9 @@ struct Wanted {
 
 /// The health that an engine reports.
 #[derive(Default)]
-pub struct Health(Cell<Wanted>);
+pub struct HealthSwitch(Cell<Wanted>);
 
-impl Health {
+impl HealthSwitch {
     /// Sets the answer from now on; `{}` makes the engine healthy again.
     pub fn set(&self, content: &[u8]) -> Response<Body> {
         match serde_json::from_slice::<Wanted>(content) {
@@ -35,7 +35,7 @@ impl Health {
     }
 
     /// Answers a probe.
-    pub async fn tell(&self) -> Response<Body> {
+    pub async fn answer(&self) -> Response<Body> {
         let wanted = self.0.get();
         if wanted.delay_ms > 0 {
             tokio::time::sleep(Duration::from_millis(wanted.delay_ms)).await;

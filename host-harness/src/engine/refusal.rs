@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
-use super::fault::OrderedStatus;
+use super::fault::InjectedStatus;
 
 /// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +115,7 @@ pub enum Refusal {
     DiedAsMarked,
     /// Answered with an injected status.
     #[error("failed as ordered")]
-    Ordered(Box<OrderedStatus>),
+    Ordered(Box<InjectedStatus>),
     /// To end with a broken connection, because of a fault.
     #[error("reset as ordered")]
     ResetByFault,

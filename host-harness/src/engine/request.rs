@@ -93,7 +93,7 @@ pub struct Generation {
     /// vLLM's hand-off part, with either connector, unparsed: a dialect parses it. `None` also for `null`.
     pub kv_transfer_params: Option<Box<RawValue>>,
     /// SGLang's hand-off part.
-    pub bootstrap: Bootstrap,
+    pub bootstrap: BootstrapFields,
     /// TensorRT-LLM's hand-off part.
     pub disaggregated_params: Option<Box<RawValue>>,
     /// The prompt's ids, if TensorRT-LLM's part is present.
@@ -104,7 +104,7 @@ pub struct Generation {
 
 /// The fields of SGLang's hand-off, unparsed. `None` also for `null`.
 #[derive(Debug)]
-pub struct Bootstrap {
+pub struct BootstrapFields {
     /// The request's id.
     pub rid: Option<Box<RawValue>>,
     /// Host of the prefill engine's bootstrap server.
@@ -164,7 +164,7 @@ impl Generation {
             markers,
             logprobs,
             kv_transfer_params: fields.optional("kv_transfer_params")?,
-            bootstrap: Bootstrap {
+            bootstrap: BootstrapFields {
                 rid: fields.optional("rid")?,
                 host: fields.optional("bootstrap_host")?,
                 port: fields.optional("bootstrap_port")?,

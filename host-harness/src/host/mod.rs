@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 
-use self::clusters::{Clusters, Kind};
+use self::clusters::{ClusterKind, Clusters};
 pub use self::upstream::DESTINATION;
 
 use self::metrics::Metrics;
@@ -63,7 +63,7 @@ pub struct HostConfig {
     /// The plugin's configuration document.
     pub plugin_config: Vec<u8>,
     /// Clusters by name, with the source of each one's hosts.
-    pub clusters: BTreeMap<String, Kind>,
+    pub clusters: BTreeMap<String, ClusterKind>,
     /// Routes of the requests.
     pub routes: Routes,
     /// Bytes of a body that may be buffered; a request body of this size gets 413.

@@ -20,7 +20,7 @@ use tokio::task::LocalSet;
 use super::admin;
 use super::body::{BodyError, ChannelBody};
 use super::state::Process;
-use super::stream::{self, Peer};
+use super::stream::{self, RequestOrigin};
 use super::ticker::Ticker;
 use super::vm::{Blueprint, StartError, Vm};
 
@@ -178,12 +178,12 @@ async fn serve_connection(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let connection = tokio::net::TcpStream::from_std(connection)?;
     connection.set_nodelay(true)?;
-    let peer = Peer {
+    let origin = RequestOrigin {
         source: connection.peer_addr()?,
         local: connection.local_addr()?,
         connection: vm.process().connections.fetch_add(1, Ordering::Relaxed) + 1,
     };
-    let service = service_fn(move |request| answer(Rc::clone(&vm), peer, request));
+    let service = service_fn(move |request| answer(Rc::clone(&vm), origin, request));
     let server = auto::Builder::new(LocalExecutor);
     server
         .serve_connection(TokioIo::new(connection), service)
@@ -194,11 +194,11 @@ async fn serve_connection(
 /// case.
 async fn answer(
     vm: Rc<Vm>,
-    peer: Peer,
+    origin: RequestOrigin,
     request: Request<Incoming>,
 ) -> Result<Response<ChannelBody>, BodyError> {
     let (head, answered) = oneshot::channel();
-    tokio::task::spawn_local(stream::serve(vm, peer, request, head));
+    tokio::task::spawn_local(stream::serve(vm, origin, request, head));
     answered.await.map_err(|_| BodyError::Reset)
 }
 

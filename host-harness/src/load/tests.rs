@@ -5,7 +5,7 @@ use tokio::task::LocalSet;
 use super::measured::Sample;
 use super::request_spec::BodyWriter;
 use super::*;
-use crate::engine::{Engine, EngineConfig, Instantly, Role};
+use crate::engine::{Engine, EngineConfig, InstantSettings, Role};
 
 fn spec(streamed: bool) -> RequestSpec {
     RequestSpec {
@@ -30,7 +30,7 @@ fn plan(to: SocketAddr, pacing: Pacing, streamed: bool) -> LoadPlan {
 
 async fn instant(gap: Duration) -> Engine {
     let config = EngineConfig {
-        instantly: Some(Instantly { gap }),
+        instantly: Some(InstantSettings { gap }),
         ..EngineConfig::new(Role::Aggregated)
     };
     Engine::start(config).await.expect("an engine")

@@ -9,7 +9,7 @@ use super::router_model::RouterModel;
 
 /// A contender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contender {
+pub enum ReplayContender {
     /// pd-router's own code, with the policy of that name for both roles.
     Own(&'static str),
     /// The threshold policy of SGLang's router.
@@ -19,19 +19,19 @@ pub enum Contender {
 }
 
 /// All contenders in the order of display. The policy `direct` is absent: it requires each request to name its workers.
-pub const ALL: [Contender; 9] = [
-    Contender::Own("kv"),
-    Contender::Own("round_robin"),
-    Contender::Own("random"),
-    Contender::Own("power_of_two"),
-    Contender::Own("least_loaded"),
-    Contender::Own("prefix_hash"),
-    Contender::Own("session"),
-    Contender::SglangThreshold,
-    Contender::LeastRequests,
+pub const ALL: [ReplayContender; 9] = [
+    ReplayContender::Own("kv"),
+    ReplayContender::Own("round_robin"),
+    ReplayContender::Own("random"),
+    ReplayContender::Own("power_of_two"),
+    ReplayContender::Own("least_loaded"),
+    ReplayContender::Own("prefix_hash"),
+    ReplayContender::Own("session"),
+    ReplayContender::SglangThreshold,
+    ReplayContender::LeastRequests,
 ];
 
-impl Contender {
+impl ReplayContender {
     /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -63,14 +63,14 @@ impl Contender {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyChoice {
     /// One of them.
-    One(Contender),
+    One(ReplayContender),
     /// All, to be compared.
     All,
 }
 
 impl PolicyChoice {
     /// The selected contenders.
-    pub fn contenders(&self) -> &[Contender] {
+    pub fn contenders(&self) -> &[ReplayContender] {
         match self {
             Self::One(contender) => std::slice::from_ref(contender),
             Self::All => &ALL,
@@ -84,7 +84,7 @@ impl PolicyChoice {
 pub struct NoContender;
 
 fn names() -> Vec<&'static str> {
-    ALL.map(Contender::name).to_vec()
+    ALL.map(ReplayContender::name).to_vec()
 }
 
 impl FromStr for PolicyChoice {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::contender::Contender;
+use super::contender::ReplayContender;
 use super::engine::{Parameters, START};
 use super::own_router::OwnRouterError;
-use super::router_model::{Reservation, RouterModel, Status};
+use super::router_model::{EngineMetrics, Reservation, RouterModel};
 use super::trace::Request;
 
 /// Distance of the gateways' seeds, so that no gateway repeats the random numbers of another, nor those of the balancer.
@@ -29,7 +29,7 @@ impl Gateways {
     /// # Errors
     /// When the routing code refuses the parameters.
     pub fn new(
-        contender: Contender,
+        contender: ReplayContender,
         count: u16,
         parameters: &Parameters,
         seed: u64,
@@ -66,7 +66,7 @@ impl RouterModel for Gateways {
         Some(START + step * (self.reports + 1))
     }
 
-    fn on_engine_metrics(&mut self, engines: &[Status], now: Duration) {
+    fn on_engine_metrics(&mut self, engines: &[EngineMetrics], now: Duration) {
         let gateway = (self.reports % self.count()) as usize;
         self.reports += 1;
         self.each[gateway].on_engine_metrics(engines, now);
@@ -112,7 +112,7 @@ mod tests {
             Ok(Box::new(Nothing))
         }
 
-        fn on_engine_metrics(&mut self, _engines: &[Status], now: Duration) {
+        fn on_engine_metrics(&mut self, _engines: &[EngineMetrics], now: Duration) {
             self.1.borrow_mut().push((self.0, Some(now)));
         }
     }
@@ -194,7 +194,7 @@ mod tests {
             token_ms: 10.0,
             metrics_interval: None,
         };
-        let policy = Contender::Own("random");
+        let policy = ReplayContender::Own("random");
         let mut alone = policy.router(&parameters, 7).unwrap();
         let mut gateways = Gateways::new(policy, 1, &parameters, 7).unwrap();
         for _ in 0..50 {

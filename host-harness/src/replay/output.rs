@@ -87,7 +87,7 @@ fn parameters_json(comparison: &Comparison<'_>) -> Value {
 }
 
 /// A column of the table: a heading in two lines, and each row's cell.
-pub struct Column {
+pub struct TableColumn {
     /// Quantity.
     pub heading: &'static str,
     /// Subject or unit.
@@ -99,80 +99,80 @@ pub struct Column {
 }
 
 /// The table's columns.
-pub const COLUMNS: [Column; 13] = [
-    Column {
+pub const COLUMNS: [TableColumn; 13] = [
+    TableColumn {
         heading: "policy",
         unit: "",
         cell: |row| row.contender.name().to_owned(),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "gateways",
         unit: "",
         cell: |row| row.gateways.to_string(),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "mean s",
         cell: |row| seconds(row.figures.ttft_ms.mean),
         rank: Some(|row| row.figures.ttft_ms.mean),
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "p50 s",
         cell: |row| seconds(row.figures.ttft_ms.p50),
         rank: Some(|row| row.figures.ttft_ms.p50),
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "p90 s",
         cell: |row| seconds(row.figures.ttft_ms.p90),
         rank: Some(|row| row.figures.ttft_ms.p90),
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "p99 s",
         cell: |row| seconds(row.figures.ttft_ms.p99),
         rank: Some(|row| row.figures.ttft_ms.p99),
     },
-    Column {
+    TableColumn {
         heading: "wait",
         unit: "mean s",
         cell: |row| seconds(row.figures.wait_ms.mean),
         rank: Some(|row| row.figures.wait_ms.mean),
     },
-    Column {
+    TableColumn {
         heading: "prefix hits",
         unit: "% of tokens",
         cell: |row| format!("{:.1}", row.figures.prefix_hit_rate * 100.0),
         rank: Some(|row| -row.figures.prefix_hit_rate),
     },
-    Column {
+    TableColumn {
         heading: "imbalance",
         unit: "busiest/mean",
         cell: |row| format!("{:.2}", row.figures.imbalance),
         rank: Some(|row| row.figures.imbalance),
     },
-    Column {
+    TableColumn {
         heading: "ITL",
         unit: "p50 ms",
         cell: |row| format!("{:.1}", row.figures.itl_ms.p50),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "ITL",
         unit: "p99 ms",
         cell: |row| format!("{:.1}", row.figures.itl_ms.p99),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "refused",
         unit: "requests",
         cell: |row| format!("{:.0}", row.figures.refused),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "decisions",
         unit: "per second",
         cell: |row| format!("{:.0}", row.figures.decisions_per_second),

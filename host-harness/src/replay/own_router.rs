@@ -8,7 +8,7 @@ use routing::route::{Assignment, Report, Router, SelectionRequest};
 use serde_json::{Value, json};
 
 use super::engine::Parameters;
-use super::router_model::{Reservation, RouterModel, Status, WorkerPair};
+use super::router_model::{EngineMetrics, Reservation, RouterModel, WorkerPair};
 use super::trace::Request;
 
 /// The one model of all requests.
@@ -105,8 +105,8 @@ impl RouterModel for OwnRouter {
         }))
     }
 
-    fn on_engine_metrics(&mut self, engines: &[Status], now: Duration) {
-        let report = |(id, engine): (u64, &Status)| Report {
+    fn on_engine_metrics(&mut self, engines: &[EngineMetrics], now: Duration) {
+        let report = |(id, engine): (u64, &EngineMetrics)| Report {
             worker: WorkerId(id),
             at: now,
             // No engine restarts here.
@@ -150,7 +150,7 @@ impl Reservation for BookedAssignment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::contender::{ALL, Contender};
+    use crate::replay::contender::{ALL, ReplayContender};
     use crate::replay::engine::{Model, START};
     use crate::replay::router_model::WorkerCounts;
     use routing::prefix::Blocks;
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn every_policy_chooses_workers_of_each_role() {
         for contender in ALL {
-            let Contender::Own(policy) = contender else {
+            let ReplayContender::Own(policy) = contender else {
                 continue;
             };
             let mut routed = OwnRouter::new(policy, &parameters(), 1).unwrap();
@@ -219,12 +219,12 @@ mod tests {
     #[test]
     fn a_worker_that_others_keep_busy_is_avoided() {
         let mut routed = OwnRouter::new("least_loaded", &parameters(), 1).unwrap();
-        let busy = Status {
+        let busy = EngineMetrics {
             waiting: 5,
             running: 1,
             kv_use: 0.9,
         };
-        let idle = Status::default();
+        let idle = EngineMetrics::default();
         routed.on_engine_metrics(&[busy, idle, busy, idle, busy], START);
         for _ in 0..20 {
             let reservation = routed.reserve(&request(), START).unwrap();

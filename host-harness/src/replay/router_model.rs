@@ -33,7 +33,7 @@ pub struct WorkerPair {
 
 /// An engine's metrics at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Status {
+pub struct EngineMetrics {
     /// Waiting requests.
     pub waiting: u32,
     /// Running requests.
@@ -58,7 +58,7 @@ pub trait RouterModel {
     }
 
     /// Receives the metrics of all engines, by number.
-    fn on_engine_metrics(&mut self, _engines: &[Status], _now: Duration) {}
+    fn on_engine_metrics(&mut self, _engines: &[EngineMetrics], _now: Duration) {}
 }
 
 /// A request's bookings in the router. Dropping it releases all of them.

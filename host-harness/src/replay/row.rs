@@ -1,6 +1,6 @@
 //! Owns the runs of one contender with a number of gateways: one for each seed, and their mean.
 
-use super::contender::Contender;
+use super::contender::ReplayContender;
 use super::engine::{Parameters, ReplayOutcome, replay};
 use super::figures::PolicyFigures;
 use super::gateways::Gateways;
@@ -12,7 +12,7 @@ use super::trace::Trace;
 #[derive(Debug)]
 pub struct ReplayRow {
     /// The contender.
-    pub contender: Contender,
+    pub contender: ReplayContender,
     /// Number of gateways.
     pub gateways: u16,
     /// The mean over all seeds.
@@ -29,7 +29,7 @@ impl ReplayRow {
     /// # Errors
     /// When the routing code refuses the parameters.
     pub fn run(
-        contender: Contender,
+        contender: ReplayContender,
         gateways: u16,
         trace: &Trace,
         parameters: &Parameters,

@@ -23,7 +23,7 @@ use super::bootstrap::{self, BootstrapError, Settings};
 use super::forwarder::Forwarder;
 use super::gateway::Addresses;
 use super::supervisor;
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 
 /// Envoy takes a second or two to compile the filter; much longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -142,7 +142,11 @@ enum Admin {
 
 impl Admin {
     async fn of(settings: &Settings<'_>, folder: &Path) -> io::Result<Self> {
-        if !settings.clusters.values().any(|kind| *kind == Kind::Admin) {
+        if !settings
+            .clusters
+            .values()
+            .any(|kind| *kind == ClusterKind::Admin)
+        {
             return Ok(Self::Address);
         }
         let pipe = folder.join("admin.sock");

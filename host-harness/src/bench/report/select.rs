@@ -16,14 +16,14 @@ pub fn answers(figures: &Figures) -> bool {
 
 /// Why a figure cannot be judged, in words.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Lack {
+pub enum MissingFigure {
     /// Not measured.
     Absent(String),
     /// Measured, but without meaning.
     Unfit(String),
 }
 
-impl Lack {
+impl MissingFigure {
     /// The text.
     pub fn words(self) -> String {
         match self {
@@ -44,15 +44,19 @@ impl Lack {
 ///
 /// # Errors
 /// When no row can be judged.
-pub fn median<'a>(rows: &'a [Row], contender: &str, load: &Load) -> Result<&'a Figures, Lack> {
+pub fn median<'a>(
+    rows: &'a [Row],
+    contender: &str,
+    load: &Load,
+) -> Result<&'a Figures, MissingFigure> {
     let mut of = rows.iter().filter(|row| row.contender == contender);
-    let absent = || Lack::Absent(format!("{contender} was not measured under this load"));
+    let absent = || MissingFigure::Absent(format!("{contender} was not measured under this load"));
     let row = of.find(|row| row.load == *load).ok_or_else(absent)?;
     if answers(&row.median) {
         return Ok(&row.median);
     }
     let answered = percent(row.median.success_rate);
-    Err(Lack::Unfit(format!(
+    Err(MissingFigure::Unfit(format!(
         "{contender} answered only {answered} of its requests"
     )))
 }

@@ -3,7 +3,9 @@
 use super::contenders::Family;
 use super::memory::{Growth, MARK};
 use super::numbers::{bytes, percent, ranged, short, thousands};
-use super::select::{Group, Lack, answers, connections, in_words, manner, threads, unique};
+use super::select::{
+    Group, MissingFigure, answers, connections, in_words, manner, threads, unique,
+};
 use crate::bench::results::{Figures, Load, MemoryRow, Row, TraceRow};
 
 /// A table.
@@ -238,7 +240,7 @@ pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Ta
 pub fn of_memory(rows: &[MemoryRow]) -> Table {
     let cells = rows.iter().map(|row| {
         let growth = Growth::of(row);
-        let or_none = |figure: Result<f64, Lack>| figure.map_or("–".to_owned(), short);
+        let or_none = |figure: Result<f64, MissingFigure>| figure.map_or("–".to_owned(), short);
         let end = growth.end.map_or("–".to_owned(), |(prompts, mb)| {
             format!("{} at {}", short(mb), thousands(prompts as f64))
         });

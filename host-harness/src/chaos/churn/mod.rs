@@ -12,7 +12,7 @@ use super::client::Clients;
 use super::fleet::own_loopback;
 use super::health::HealthRecord;
 use super::http::Http;
-use super::judge::{Aftermath, ClientOutcomes, Rules, Verdict, judge};
+use super::judge::{Aftermath, ClientOutcomes, Rules, ScenarioVerdict, judge};
 use super::play::{PlayError, PlaySettings, tick, until_at_rest, until_ready};
 use super::pool;
 use super::scenario::{ClientMix, Demand, FleetSize, Leaks};
@@ -62,7 +62,7 @@ pub async fn play(
     settings: &PlaySettings,
     seed: u64,
     bar: &ProgressBar,
-) -> Result<Verdict, PlayError> {
+) -> Result<ScenarioVerdict, PlayError> {
     source.check(settings.dialect)?;
     let mut fleet = ChurnFleet::start(source, settings.dialect, own_loopback(), seed).await?;
     let document =
@@ -128,7 +128,12 @@ async fn course(
     Ok((seen, aftermath, left))
 }
 
-fn verdict(seen: &ClientOutcomes, aftermath: Aftermath, churned: Churned, left: Left) -> Verdict {
+fn verdict(
+    seen: &ClientOutcomes,
+    aftermath: Aftermath,
+    churned: Churned,
+    left: Left,
+) -> ScenarioVerdict {
     // Two workers of each role are healthy at every moment: no failure is excused.
     let always = HealthRecord::new(FleetSize {
         prefill: 1,

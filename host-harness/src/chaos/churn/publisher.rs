@@ -14,7 +14,7 @@ use super::page::{PATH, Page};
 use super::source::{self, Source};
 use crate::chaos::fleet::FleetError;
 use crate::chaos::http::Http;
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 use crate::run::fleet::{MODEL, Members};
 
 /// Lease of a registered worker.
@@ -130,7 +130,7 @@ impl DiscoveryPublisher {
         if let Channel::Files(folder) = &self.channel {
             for role in [Role::Prefill, Role::Decode] {
                 let file = folder.path().join(role.name());
-                members.set(role.name(), Kind::Eds(file));
+                members.set(role.name(), ClusterKind::Eds(file));
             }
         }
     }

@@ -22,7 +22,7 @@ use tokio::time::sleep;
 
 use super::connection::{AnswerReader, ExchangeOutcome, PATIENCE, in_words};
 use super::manner::Manner;
-use crate::chaos::asks::{AnswerShape, Delivery, Expected, Fit};
+use crate::chaos::asks::{AnswerShape, Delivery, ExpectedAnswer, Fit};
 use crate::chaos::judge::{ClientOutcomes, Conduct, Exchange};
 use crate::chaos::reply::{AnswerEnd, ReceivedAnswer};
 use crate::chaos::scenario::ClientMix;
@@ -230,7 +230,7 @@ impl Uploader {
 const TOKENS: u64 = 4;
 
 /// Expected answer to a long body if its client has not left before.
-const EXPECTED: Expected = Expected {
+const EXPECTED: ExpectedAnswer = ExpectedAnswer {
     shape: AnswerShape::Chat,
     delivery: Delivery::Whole,
     tokens: TOKENS,

@@ -167,7 +167,7 @@ fn each_request_is_counted_once() {
         ..Aftermath::default()
     };
     let verdict = judge(&seen, &health, rules(Leaks::Exact), aftermath);
-    let figures = Figures {
+    let figures = ScenarioFigures {
         sent: 6,
         answered: 1,
         engine_status: 1,
@@ -178,7 +178,7 @@ fn each_request_is_counted_once() {
         left: 2,
         engine_statuses: BTreeMap::from([(429, 1)]),
         failures: BTreeMap::from([("503 unreachable".to_owned(), 3)]),
-        ..Figures::default()
+        ..ScenarioFigures::default()
     };
     assert_eq!(verdict.figures, figures);
     assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);

@@ -30,7 +30,7 @@ fn warnings(bootstrap: &Value) -> Vec<Warning> {
     let bootstrap = Bootstrap::parse(bootstrap.to_string().as_bytes()).unwrap();
     let gateways = bootstrap.gateways().unwrap();
     let warn = |gateway| {
-        let document = crate::check::bootstrap::Gateway::configuration(gateway).unwrap();
+        let document = crate::check::bootstrap::FilterOccurrence::configuration(gateway).unwrap();
         let config = Config::parse(&document).unwrap();
         traps::warnings(&bootstrap.root(), gateway, &config)
     };

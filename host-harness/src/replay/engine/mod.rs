@@ -18,7 +18,7 @@ use batched::Batched;
 use fcfs::Fcfs;
 use records::{Job, RunRecords};
 
-use super::router_model::{RouterModel, Status, WorkerCounts};
+use super::router_model::{EngineMetrics, RouterModel, WorkerCounts};
 use super::trace::Trace;
 
 /// Arrival of the first request of every trace, since 1970: an arbitrary fixed time.
@@ -72,9 +72,9 @@ impl Parameters {
     }
 
     /// A worker's occupancy in the form of an engine's metrics.
-    fn status(&self, occupancy: Occupancy) -> Status {
+    fn engine_metrics(&self, occupancy: Occupancy) -> EngineMetrics {
         let part = occupancy.tokens as f64 / self.capacity() as f64;
-        Status {
+        EngineMetrics {
             waiting: u32::try_from(occupancy.waiting).unwrap_or(u32::MAX),
             running: u32::try_from(occupancy.running).unwrap_or(u32::MAX),
             kv_use: part.min(1.0) as f32,
@@ -172,8 +172,8 @@ fn catch_up(
             return;
         };
         let all = (0..parameters.workers.total())
-            .map(|worker| parameters.status(engine.occupancy(worker, report_at, records)));
-        let all: Vec<Status> = all.collect();
+            .map(|worker| parameters.engine_metrics(engine.occupancy(worker, report_at, records)));
+        let all: Vec<EngineMetrics> = all.collect();
         records.deliver_metrics(&all, report_at);
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Parameters, START};
 use crate::cache::Cache;
-use crate::replay::router_model::{Reservation, RouterModel, Status};
+use crate::replay::router_model::{EngineMetrics, Reservation, RouterModel};
 use crate::replay::trace::{Request, Trace};
 
 /// Minimum number of prompt tokens computed, however much is cached: an engine needs the last ones for the first token, and a
@@ -110,7 +110,7 @@ impl<'a> RunRecords<'a> {
     }
 
     /// Passes the engines' metrics to the router. This is no call for a request, so its time is not counted.
-    pub fn deliver_metrics(&mut self, all: &[Status], now: Duration) {
+    pub fn deliver_metrics(&mut self, all: &[EngineMetrics], now: Duration) {
         self.router.on_engine_metrics(all, now);
     }
 

@@ -300,7 +300,7 @@ impl RouterModel for Listener {
         self.at.get(self.reports.len()).map(|at| START + *at)
     }
 
-    fn on_engine_metrics(&mut self, engines: &[Status], now: Duration) {
+    fn on_engine_metrics(&mut self, engines: &[EngineMetrics], now: Duration) {
         assert_eq!(Some(now), self.next_report());
         let metrics = engines
             .iter()

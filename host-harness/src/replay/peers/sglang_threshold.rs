@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::InFlight;
-use crate::cache::Already;
+use crate::cache::IdentityHasher;
 use crate::replay::router_model::{Reservation, RouterModel, WorkerCounts, WorkerPair};
 use crate::replay::trace::Request;
 
@@ -31,7 +31,7 @@ pub struct SglangThreshold {
     /// Requests ever assigned to each prefill worker: among equals the one with the fewest is selected.
     processed: Vec<u64>,
     /// The last worker to get each block.
-    known: HashMap<u64, usize, BuildHasherDefault<Already>>,
+    known: HashMap<u64, usize, BuildHasherDefault<IdentityHasher>>,
     random: StdRng,
 }
 

@@ -10,7 +10,7 @@ use plotters::style::RGBColor;
 use super::contender::ALL;
 use super::engine::{Model, Served};
 use super::figures::imbalance;
-use super::output::{COLUMNS, Column};
+use super::output::{COLUMNS, TableColumn};
 use super::row::ReplayRow;
 use super::{Comparison, EXPLAINED};
 use crate::plot::{
@@ -89,7 +89,7 @@ fn table(rows: &[ReplayRow]) -> String {
 }
 
 /// Whether a row has the best figure of a column, compared as displayed.
-fn is_best(row: &ReplayRow, rows: &[ReplayRow], column: &Column) -> bool {
+fn is_best(row: &ReplayRow, rows: &[ReplayRow], column: &TableColumn) -> bool {
     let Some(rank) = column.rank else {
         return false;
     };
