@@ -1,4 +1,4 @@
-//! What reaches the engines: the client's bytes and headers, and the few edits that a hand-off needs.
+//! Bodies and headers that reach the engines: the client's bytes, with the few edits of a hand-off.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -10,7 +10,7 @@ use pd_router_e2e::raw::{self, Raw};
 const CHAT: &str = "/v1/chat/completions";
 const HAND_OFF: &str = "kv_transfer_params";
 
-/// The members that the prefill leg may have otherwise than the client wrote them.
+/// Members of the client's body that the prefill leg may change.
 const EDITED: [&str; 6] = [
     "stream",
     "stream_options",
@@ -31,10 +31,10 @@ const AWKWARD: &str = concat!(
     "  \"max_tokens\" : 8,\"max_completion_tokens\":8 ,\"min_tokens\":2\n} \n",
 );
 
-/// Only what must be there.
+/// A body with the required members only.
 const BARE: &str = r#"{"messages":[{"role":"user","content":"hi"}],"model":"sim"}"#;
 
-/// The newer name of the limit alone, the unread members last.
+/// A body with the newer name of the limit alone, and an unknown member last.
 const NEWER_LIMIT: &str = r#"{"model":"sim","max_completion_tokens":3,"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],"n_unknown":[]}"#;
 
 const BODIES: [&str; 3] = [AWKWARD, BARE, NEWER_LIMIT];
@@ -56,7 +56,7 @@ impl Rig {
         Rig { fleet, gateway }
     }
 
-    /// Sends the request, which must be answered, and gives what the engines got.
+    /// Sends the request; fails without an answer. Returns the legs that the engines received.
     async fn legs_of(&self, ask: Ask) -> Legs {
         self.gateway.send(ask).await.expect(200);
         self.last_legs().await
@@ -129,7 +129,7 @@ fn assert_prefill_leg(client: &str, prefill: &str) {
 pub async fn numbers_that_no_float_holds_reach_both_legs(proxy: Proxy) {
     let rig = Rig::start(proxy).await;
     let body = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"vendor":{"huge":1e400,"long":0.1000000000000000055511151231257827}}"#;
-    // The engine may refuse what it cannot hold; the gateway passes it on all the same.
+    // The engine may refuse these numbers; the gateway passes the body on in any case.
     let reply = rig.gateway.send(Ask::post(CHAT, body)).await;
     assert!(reply.status == 200 || reply.status == 400, "{reply:?}");
     let prefill = rig.fleet.prefill[0].only_request().await;

@@ -32,7 +32,7 @@ pub async fn a_simulated_fleet_answers_without_a_configuration(proxy: Proxy) {
     let streamed = gateway.send(Ask::chat_stream("hello")).await.expect(200);
     assert!(!streamed.events().is_empty());
     let replies = crowd(gateway.listen, 4, 6, &Ask::chat("hello")).await;
-    // The demonstration names the two workers of every answer.
+    // The demonstration names the two workers in every answer.
     let pairs: BTreeSet<_> = replies
         .into_iter()
         .map(|reply| reply.expect(200).pair())

@@ -1,4 +1,4 @@
-//! Requests that pd-router itself refuses, and how it says so.
+//! Requests that pd-router itself refuses, and the form of its refusals.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;

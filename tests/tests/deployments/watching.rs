@@ -1,4 +1,4 @@
-//! The dashboard and the alerts: valid, and speaking only of metrics that `docs/metrics.md` has.
+//! The dashboard and the alerts: valid, and with metrics of `docs/metrics.md` only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::files::{document, read};
 const DASHBOARD: &str = "envoy/dashboard/pd-router.json";
 const ALERTS: &str = "envoy/dashboard/alerts.yaml";
 
-/// Labels that Prometheus gives to whatever it collects.
+/// Labels that Prometheus adds to every series.
 const COLLECTED: [&str; 2] = ["job", "instance"];
 
-/// What the page says of one metric.
+/// A metric's row on the page.
 struct Metric {
     kind: String,
     labels: BTreeSet<String>,
@@ -42,7 +42,7 @@ fn documented() -> BTreeMap<String, Metric> {
     rows.map(metric).collect()
 }
 
-/// The metric that a series belongs to, and the labels it may have.
+/// The metric of a series, and its possible labels.
 fn labels_of(series: &str, known: &BTreeMap<String, Metric>) -> Option<BTreeSet<String>> {
     if let Some(metric) = known.get(series) {
         let plain = metric.kind != "histogram";
@@ -61,7 +61,7 @@ fn labels_of(series: &str, known: &BTreeMap<String, Metric>) -> Option<BTreeSet<
     Some(labels)
 }
 
-/// Grafana's variables stand for something when it asks.
+/// Grafana replaces its variables before it sends a query.
 fn parsed(expression: &str) -> Expr {
     let text = expression
         .replace("$__rate_interval", "5m")
@@ -75,9 +75,9 @@ fn parsed(expression: &str) -> Expr {
 /// Series and labels that an expression uses.
 #[derive(Default)]
 struct ExpressionParts {
-    /// Each series, with the labels that it is selected by.
+    /// Each series, with the labels of its selector.
     selectors: Vec<(String, Vec<String>)>,
-    /// Labels that results are grouped or matched by.
+    /// Labels by which results are grouped or matched.
     grouped: BTreeSet<String>,
 }
 
@@ -132,7 +132,7 @@ fn named(matchers: &Matchers) -> Vec<String> {
     of.collect()
 }
 
-/// Every series is of a metric of the page, and every label one that it has.
+/// Every series is of a metric of the page, and every label one of that metric's.
 fn is_documented(title: &str, expression: &str, known: &BTreeMap<String, Metric>) -> Vec<String> {
     let parts = ExpressionParts::of(expression);
     assert!(!parts.selectors.is_empty(), "{title}: {expression}");
@@ -297,7 +297,7 @@ fn the_alerts_fit_their_schema_and_speak_of_documented_metrics() {
     }
 }
 
-/// Everything that is written as a metric's name in a page.
+/// All words of a page with the form of a metric's name.
 fn names_in(page: &str) -> BTreeSet<String> {
     let part_of_a_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let words = page.split(|letter| !part_of_a_name(letter));
@@ -313,7 +313,7 @@ fn the_pages_for_operators_speak_of_documented_metrics() {
     for page in ["docs/troubleshooting.md", "docs/upgrading.md"] {
         for name in names_in(&read(page)) {
             let id_of_a_vm = name == "pd_router_2";
-            // Without its labels, as it looks where nobody takes them apart.
+            // Without its labels, in the form before they are extracted.
             let base = name.split("___").next().unwrap_or_default();
             let base = base.strip_suffix("_reason").unwrap_or(base);
             assert!(id_of_a_vm || known.contains_key(base), "{page}: {name}");
@@ -323,7 +323,7 @@ fn the_pages_for_operators_speak_of_documented_metrics() {
     assert!(seen > 15, "only {seen} names");
 }
 
-/// Whoever meets an error of the filter's finds it among the symptoms.
+/// Every error code of the filter is among the symptoms.
 #[test]
 fn every_code_of_an_error_is_in_troubleshooting() {
     let page = read("docs/troubleshooting.md");
@@ -331,7 +331,7 @@ fn every_code_of_an_error_is_in_troubleshooting() {
     let codes = errors.lines().filter_map(|line| {
         let cell = line.strip_prefix('|')?.split('|').nth(4)?;
         let code = cell.trim().strip_prefix('`')?.strip_suffix('`')?;
-        // An unknown model is told as an engine tells it: with a status for a code.
+        // An unknown model has an engine's kind of code: a status.
         code.parse::<u16>().is_err().then_some(code)
     });
     let codes: BTreeSet<&str> = codes.filter(|code| *code != "code").collect();

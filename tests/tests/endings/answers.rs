@@ -1,4 +1,4 @@
-//! What an answer says: one that says nothing is none, and a good end waits for the prefill beside it.
+//! Content of answers: an answer without content is none, and a good end waits for the concurrent prefill.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -20,19 +20,19 @@ const TOKEN: &str =
     r#"data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
 const DONE: &str = "data: [DONE]";
 
-/// Envoy's option with which it takes trailers of workers.
+/// Envoy's option to accept trailers from workers.
 const TRAILERS: &str = "http_protocol_options: { enable_trailers: true }";
 
-/// Pieces of an answer that come one after the other: so many take longer than all that decode says.
+/// Pieces of an answer, sent one after the other: together they take longer than all of decode's answer.
 const LATE: usize = 40;
 
-/// A prefill worker that fails when decode is through.
+/// A prefill worker that fails after decode has ended.
 async fn fails_late() -> ScriptedWorker {
     let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
     ScriptedWorker::start(move |_| late.clone()).await
 }
 
-/// A pool of a prefill and a decode worker that are called at once.
+/// A pool of a prefill and a decode worker whose legs run at once.
 fn side_by_side(prefill: &ScriptedWorker, decode: Value) -> Value {
     let workers = vec![prefill.listed(Role::Prefill), decode];
     static_config(
@@ -41,7 +41,7 @@ fn side_by_side(prefill: &ScriptedWorker, decode: Value) -> Value {
     )
 }
 
-/// The shipped bootstrap, which speaks so with workers.
+/// The shipped bootstrap with these protocol options towards workers.
 fn speaking(options: &str) -> GatewayParts {
     let plain = "explicit_http_config: { http_protocol_options: {} }";
     let shipped = std::fs::read_to_string(paths::bootstrap())
@@ -57,7 +57,7 @@ fn speaking(options: &str) -> GatewayParts {
     }
 }
 
-/// Asks for a stream whose prefill fails: whatever of it is read, its end is not.
+/// Requests a stream whose prefill fails: a part of it may arrive, but never its end.
 async fn assert_no_good_end(gateway: &Gateway, case: &str) {
     let mut body = chat_body("hello");
     body["stream"] = json!(true);
@@ -70,7 +70,7 @@ async fn assert_no_good_end(gateway: &Gateway, case: &str) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// HTTP/2 has trailers wherever an engine sends them.
+/// HTTP/2 passes trailers on from any engine.
 pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(proxy: Proxy) {
     let speaks = |answer: Answer| {
         let here = Ipv4Addr::LOCALHOST.into();
@@ -138,7 +138,7 @@ pub async fn found_b12_no_part_of_a_good_end_passes_before_prefill_is_good(proxy
     }
 }
 
-/// The first prefill fails at once, so that the answer comes by a recovery; the prefill beside that one is late.
+/// The first prefill fails at once, so that a recovery answers; the prefill beside the recovery is late.
 pub async fn found_b12_a_recovered_answer_waits_for_its_own_prefill(proxy: Proxy) {
     let pieces = vec![" ".to_owned(); LATE];
     let good = Answer::json_in_pieces([pieces.clone(), vec!["{}".to_owned()]].concat());

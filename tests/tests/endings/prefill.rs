@@ -1,4 +1,4 @@
-//! Answers of prefill that carry no hand-off: the whole answer, or a failure.
+//! Answers of prefill without a hand-off: a complete answer, or a failure.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 const ENDS: &str = "this one <|end|>";
 const LOSES: &str = "this one <|lose|>";
 
-/// Prefill ran once, and decode was left alone.
+/// Fails unless prefill ran this often and decode got no request.
 async fn assert_prefill_alone(fleet: &Fleet, times: u64) {
     let prefill = fleet.prefill_total().await;
     assert_eq!(prefill.requests, times, "{prefill:?}");

@@ -1,4 +1,4 @@
-//! Inputs by which strangers broke the gateway: what comes of a client's own bytes, of a worker's odd answers, and of a sidecar's.
+//! Inputs with which strangers broke the gateway: a client's bytes, a worker's odd answers, a sidecar's errors.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
@@ -19,7 +19,7 @@ async fn ejections(gateway: &Gateway) -> f64 {
     metrics.sum("pd_router_ejections_total").unwrap_or_default()
 }
 
-/// One HTTP/2 request with a body, in frames that no library would write: `fields` are its header fields as they are.
+/// One HTTP/2 request with a body, in frames that no library would write; `fields` are its encoded header fields.
 fn http2_request(fields: &[(&[u8], &[u8])], body: &[u8]) -> Vec<u8> {
     const SETTINGS: u8 = 4;
     const HEADERS: u8 = 1;
@@ -49,7 +49,7 @@ fn http2_request(fields: &[(&[u8], &[u8])], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A path that is no text reaches no worker, and is held against none.
+/// A path that is not text reaches no worker, and ejects none.
 pub async fn found_b1_a_path_that_is_no_text_is_the_clients_own_fault(proxy: Proxy) {
     let fleet = Fleet::start(2, 1, FAST).await;
     let config = fleet.config_with(with(in_turns(), json!({"health": {"eject_after": 1}})));
@@ -81,8 +81,8 @@ pub async fn found_b1_a_path_that_is_no_text_is_the_clients_own_fault(proxy: Pro
     assert_eq!(ejections(&gateway).await, 0.0);
 }
 
-/// A redirect and a switch of protocols are faults of the worker: another one is asked, and where none is left the client learns
-/// it.
+/// A redirect and a switch of protocols are faults of the worker: another one is tried, and without another the client gets
+/// an error.
 pub async fn found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client(proxy: Proxy) {
     for role in [Role::Prefill, Role::Decode] {
         let fleet = Fleet::start(2, 2, FAST).await;
@@ -107,7 +107,7 @@ pub async fn found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client(proxy
     }
 }
 
-/// Asks for a stream of so many tokens, with which its connection ends.
+/// Requests a stream of this many tokens; its connection ends with it.
 async fn stream_of(gateway: &Gateway, tokens: u64) -> Raw {
     let body = with(
         chat_body("hello"),
@@ -121,8 +121,8 @@ async fn stream_of(gateway: &Gateway, tokens: u64) -> Raw {
     client
 }
 
-/// A worker whose new streams all fall silent after their first token: where an older one of its streams moves meanwhile, as behind
-/// clients that read slowly, it is not ejected.
+/// A worker whose new streams all fall silent after their first token: while an older one of its streams moves, as behind
+/// clients that read slowly, the worker is not ejected.
 pub async fn found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its_streams_moves(
     proxy: Proxy,
 ) {
@@ -166,7 +166,7 @@ pub async fn found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its
     }
 }
 
-/// A decode worker of which a sidecar runs prefill: 502 without a word where that worker cannot be reached.
+/// A decode worker whose sidecar runs prefill: an empty 502 if the prefill worker cannot be reached.
 async fn sidecar(dead: String) -> ScriptedWorker {
     ScriptedWorker::start(move |got: &RecordedRequest| {
         let prefill = got.values("x-prefiller-host-port");
@@ -183,7 +183,7 @@ async fn sidecar(dead: String) -> ScriptedWorker {
     .await
 }
 
-/// Behind sidecars a dead prefill worker costs no answer, and no decode worker is ejected for it.
+/// Behind sidecars a dead prefill worker costs no answer, and ejects no decode worker.
 pub async fn found_l1_behind_sidecars_a_dead_prefill_worker_costs_no_answer(proxy: Proxy) {
     let mut fleet = Fleet::start(2, 0, FAST).await;
     let dead = fleet.prefill_addresses().remove(0);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::row::{BOTH, Row, STREAMED, body};
 
-/// A client of each kind leaves once an engine of this role has its request, and all ends.
+/// A client of each mode leaves once an engine of this role has its request, and all work ends.
 async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value)) {
     for mode in BOTH {
         let row = Row::with_all(proxy, protocol, role, fault).await;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::row::{AnswerMode, BOTH, Row, STREAMED, UNSTREAMED, assert_engine_error, status};
 
-/// One of two decode workers does this: another pair does it all again, and the client waits a little longer.
+/// One of two decode workers has the fault: another pair repeats the request, and the client waits a little longer.
 async fn recovers(proxy: Proxy, protocol: Protocol, fault: &Value, modes: &[AnswerMode]) -> Row {
     let row = Row::with_one(proxy, protocol, (Role::Decode, fault), modes).await;
     let failed = row.got(Role::Decode).await[0];
@@ -17,7 +17,7 @@ async fn recovers(proxy: Proxy, protocol: Protocol, fault: &Value, modes: &[Answ
     row
 }
 
-/// All decode workers do this: each request is tried once again, and gives what its client learns.
+/// All decode workers have the fault: each request is retried once, and its last error reaches the client.
 async fn error_reaches_client(row: &mut Row, fault: &Value, modes: &[AnswerMode]) -> Vec<Reply> {
     let (replies, recoveries) = fails_on_all(row, fault, modes).await;
     assert_eq!(recoveries, modes.len() as f64, "one each");
@@ -27,7 +27,7 @@ async fn error_reaches_client(row: &mut Row, fault: &Value, modes: &[AnswerMode]
     replies
 }
 
-/// The same after so many tries.
+/// The same for any number of retries; returns it.
 async fn fails_on_all(row: &mut Row, fault: &Value, modes: &[AnswerMode]) -> (Vec<Reply>, f64) {
     row.mark().await;
     row.fixture.inject_all(Role::Decode, fault).await;
@@ -73,7 +73,7 @@ pub async fn decode_answers_4xx(proxy: Proxy, protocol: Protocol) {
     row.ends().await;
 }
 
-/// Legs that fetch what prefill has computed for a request that decode would not take.
+/// Legs that fetch the hand-off of a request that decode refused.
 fn fetched_for_no_client(row: &Row, modes: &[AnswerMode]) -> usize {
     match row.protocol.is_sequential() {
         true => modes.len(),
@@ -81,7 +81,7 @@ fn fetched_for_no_client(row: &Row, modes: &[AnswerMode]) -> usize {
     }
 }
 
-/// Another one may take what this one will not: one is asked, with the same hand-off where prefill came first.
+/// Another worker may accept the request: one is tried, with the same hand-off if prefill came first.
 pub async fn decode_answers_429(proxy: Proxy, protocol: Protocol) {
     for code in [429, 404] {
         let mut row = recovers(proxy, protocol, &status(code), BOTH).await;
@@ -98,7 +98,7 @@ pub async fn decode_answers_429(proxy: Proxy, protocol: Protocol) {
         let fetched = fetched_for_no_client(&row, BOTH);
         let got = row.got_in_all(Role::Decode).await;
         match (protocol, code) {
-            // While all are full no new pair begins.
+            // While all workers are full no new pair begins.
             (Protocol::Sglang | Protocol::Aggregated | Protocol::Llmd, 429) => {
                 assert!((BOTH.len()..=2 * BOTH.len()).contains(&got), "{got}");
             }
@@ -139,7 +139,7 @@ async fn breaks_without_an_answer(proxy: Proxy, protocol: Protocol, modes: &[Ans
     for reply in replies {
         reply.expect_code(503, "unreachable");
     }
-    // A first reset may be a connection's that the worker had closed: the one that was asked last is asked once more.
+    // A first reset may be that of a closed idle connection: the last worker is tried once more.
     assert_eq!(recoveries, 2.0 * modes.len() as f64);
     row.ends_with_resets().await;
 }

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::row::{AnswerMode, BOTH, CHAT, Row, TOKENS, assert_torn_text, body, status};
 
-/// Each prefill that failed was made up for by another one, before its decode or together with it.
+/// Another prefill replaces each failed one, before its decode or together with it.
 async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
     let tried @ [prefills, decodes, recoveries] = row.tried_again().await;
     assert!(failed > 0, "the worker that fails was never asked");
     match row.protocol.is_sequential() {
         true => assert_eq!(tried, [failed as f64, 0.0, 0.0]),
-        // A decode that was heard first was not replaced.
+        // A decode that reported first was not replaced.
         false => {
             let again = prefills + recoveries;
             assert!(
@@ -27,7 +27,7 @@ async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
     }
 }
 
-/// Decode knows of prefills that went well only.
+/// Decode engines get requests of successful prefills only.
 async fn assert_decode_left_alone(row: &Row) {
     row.fixture.comes_to_rest().await;
     let got = row.got_in_all(Role::Decode).await;
@@ -36,7 +36,7 @@ async fn assert_decode_left_alone(row: &Row) {
     }
 }
 
-/// One of two prefill workers does this: the other one is asked.
+/// One of two prefill workers has the fault: the other one is tried.
 async fn other_prefill_answers(proxy: Proxy, protocol: Protocol, fault: &Value) -> Row {
     let row = Row::with_one(proxy, protocol, (Role::Prefill, fault), BOTH).await;
     let failed = row.got(Role::Prefill).await[0];
@@ -44,7 +44,7 @@ async fn other_prefill_answers(proxy: Proxy, protocol: Protocol, fault: &Value) 
     row
 }
 
-/// All prefill workers do this: the client is told so.
+/// All prefill workers have the fault: the client gets this error.
 async fn error_reaches_client(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
     row.mark().await;
     row.fixture.inject_all(Role::Prefill, fault).await;
@@ -70,7 +70,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
         _ => row.answers(BOTH).await,
     }
     let [prefills, decodes, recoveries] = row.tried_again().await;
-    // A Mooncake worker may be missed at its bootstrap server before anybody asks it.
+    // A dead Mooncake worker may be detected at its bootstrap server before any prefill.
     let asked = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
     assert!(asked, "it was never asked");
     assert_eq!(decodes, 0.0);
@@ -82,9 +82,9 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
         reply.expect_error(FAILED.0);
         let code = reply.json()["error"]["code"].clone();
         let other = match protocol {
-            // Of a worker that is gone the engine id is not known any more either.
+            // The engine id of a dead worker is unknown as well.
             Protocol::Mooncake => "prefill_pending",
-            // Decode may be heard first.
+            // Decode may report first.
             Protocol::Sglang => "broken_off",
             _ => FAILED.1,
         };
@@ -93,7 +93,7 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     assert_decode_left_alone(&row).await;
     row.ejects_only(Role::Prefill).await;
     match protocol {
-        // Its decode engines refuse rooms of which nobody is left to tell.
+        // Decode engines refuse rooms whose prefill engines are dead.
         Protocol::Sglang => row.ends_with_refusals().await,
         _ => row.ends().await,
     }
@@ -111,7 +111,7 @@ pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
     row.ends().await;
 }
 
-/// Another one may take what this one will not: one is asked, and no more.
+/// Another worker may accept the request: exactly one is tried.
 pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
     for code in [429, 404] {
         let mut row = other_prefill_answers(proxy, protocol, &status(code)).await;
@@ -154,7 +154,7 @@ pub async fn prefill_hands_nothing_off(proxy: Proxy, protocol: Protocol) {
     row.ends().await;
 }
 
-/// The text and the reason of a whole chat answer, or of a stream of one.
+/// The text and the finish reason of a complete chat answer, unstreamed or streamed.
 fn ending(reply: &Reply) -> (String, Value) {
     let content = reply.header("content-type").unwrap_or_default();
     if !content.starts_with("text/event-stream") {
@@ -204,7 +204,7 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
     row.fixture
         .inject_all(Role::Decode, &json!({"kind": "slow_drip", "ms": 50}))
         .await;
-    // More than a minute of tokens: it does not end by itself.
+    // More than a minute of tokens: the stream does not end by itself.
     let body = body(AnswerMode::Streamed, "this one <|fail-prefill-late|>", 2000);
     let mut client = row.client(&body).await;
     client.read_until("data:", 1).await;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::row::{AnswerMode, LIMIT_MS, Row, assert_torn_text, body};
 
-/// All decode workers do this in the middle of a stream: gives what the client saw, and how long it took.
+/// All decode workers have the fault in the middle of a stream; returns the time until the client sees the end.
 async fn torn(proxy: Proxy, protocol: Protocol, fault: &Value) -> Duration {
     let row = Row::with_all(proxy, protocol, Role::Decode, fault).await;
     let begun = Instant::now();
@@ -24,7 +24,7 @@ async fn torn(proxy: Proxy, protocol: Protocol, fault: &Value) -> Duration {
     assert_eq!(row.tried_again().await, [0.0; 3]);
     assert_eq!(row.counted("pd_router_resets_total").await, 1.0);
     row.ejects_only(Role::Decode).await;
-    // Its first token came: the hand-off was used.
+    // The first token came: the hand-off was used.
     row.ends().await;
     took
 }
