@@ -70,15 +70,15 @@ fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Ve
     let asked = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
     let addresses = known.get(&name.to_ascii_lowercase());
     let of_type = asked.get(size..size + 2)? == A;
-    let told = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
+    let listed = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
     let mut answer = question.get(..2)?.to_vec();
     // Flags of an authoritative answer: no error, or no such name.
     answer.extend([0x85, if addresses.is_some() { 0x80 } else { 0x83 }]);
     answer.extend([0, 1]);
-    answer.extend(u16::try_from(told.len()).ok()?.to_be_bytes());
+    answer.extend(u16::try_from(listed.len()).ok()?.to_be_bytes());
     answer.extend([0, 0, 0, 0]);
     answer.extend(asked);
-    for address in told {
+    for address in listed {
         // The name as above, an internet address, a time to live of 0, four bytes of data.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);
         answer.extend(address.octets());

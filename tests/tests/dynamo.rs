@@ -202,12 +202,12 @@ async fn until_these_answer(gateway: &Gateway, dynamo: &Dynamo) {
 
 /// Waits until clients repeatedly get the gateway's own error that it cannot serve.
 async fn until_clients_get_503(gateway: &Gateway, codes: &[&str]) {
-    eventually("the client is told", GENEROUS, || async {
+    eventually("clients get the error", GENEROUS, || async {
         for number in 0..8 {
             let reply = gateway.try_send(ask(&body(number))).await;
             let reply = reply.map_err(|failure| failure.to_string())?;
-            let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
-            let code = &told["error"]["code"];
+            let error = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+            let code = &error["error"]["code"];
             let known = codes.iter().any(|right| code == *right);
             if reply.status != 503 || !known || reply.header("retry-after").is_none() {
                 return Err(format!("{}: {}", reply.status, reply.text()));
@@ -237,7 +237,10 @@ async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy, dynamo: 
         assert!(new.is_disjoint(&old), "ids are new at every start");
         until_these_answer(&gateway, dynamo).await;
     }
-    assert!(traffic.stop().await > 0, "nobody was answered meanwhile");
+    assert!(
+        traffic.stop().await > 0,
+        "no request was answered meanwhile"
+    );
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
@@ -303,11 +306,11 @@ async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &m
 
 /// Waits until the gateway knows that all workers have left: the model is unknown, or has no workers.
 async fn until_no_worker_is_known(gateway: &Gateway) {
-    eventually("nobody is known", GENEROUS, || async {
+    eventually("no worker is known", GENEROUS, || async {
         let reply = gateway.try_send(ask(&body(0))).await;
         let reply = reply.map_err(|failure| failure.to_string())?;
-        let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
-        let code = told["error"]["code"].as_str().unwrap_or_default();
+        let error = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+        let code = error["error"]["code"].as_str().unwrap_or_default();
         match (reply.status, code) {
             (404, _) | (503, "no_worker" | "no_decode_worker" | "no_fleet") => Ok(()),
             _ => Err(format!("{}: {}", reply.status, reply.text())),

@@ -1,5 +1,5 @@
-//! What an event costs the plugin, counted in instructions and not in time: at most a constant for each byte that came, whatever
-//! the bytes are, and each byte once.
+//! The plugin's cost of an event, in instructions instead of time: at most a constant for each received byte, for any bytes,
+//! and each byte once.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
-/// Bytes of what is long.
+/// Bytes of a long input.
 const LENGTHS: [usize; 2] = [64 * 1024, 512 * 1024];
 
 /// Instructions for a byte. Text takes 25, the smallest values (`[1]`, `{}`) up to 470: each is read, counted and hashed.
@@ -22,7 +22,7 @@ const PER_BYTE: u64 = 600;
 /// Instructions for an event, however short.
 const PER_EVENT: u64 = 150_000;
 
-/// Instructions for a request: its placing, its calls and its end.
+/// Instructions for a request: its selection, its calls and its end.
 const PER_REQUEST: u64 = 2_000_000;
 
 const TICK: &str = "proxy_on_tick";
@@ -74,7 +74,7 @@ impl Rig {
         reply.expect(200).json()
     }
 
-    /// Fails where all that has happened since the reset took more than so many bytes of one request may.
+    /// Fails if the events since the reset took more instructions than this many bytes of one request allow.
     async fn assert_bounded(&self, what: &str, bytes: usize) {
         self.gateway.assert_comes_to_rest().await;
         let steps = self.steps().await;
@@ -121,7 +121,7 @@ fn good_decode() -> Answer {
     Answer::stream(pieces)
 }
 
-/// A text of `length` bytes at most, that begins and ends so and repeats this between.
+/// A text of at most `length` bytes with this beginning and end, and repetitions of `repeated` between.
 fn long(before: &str, repeated: &str, after: &str, length: usize) -> String {
     let room = length.saturating_sub(before.len() + after.len() + repeated.len());
     let mut elements = vec![repeated; room / (repeated.len() + 1)];
@@ -133,7 +133,7 @@ fn chat(members: &str) -> String {
     format!(r#"{{"model":"{MODEL}","stream":true,{members}"#)
 }
 
-/// Bodies of requests, by where they are sent: before what is repeated, that, and after.
+/// Requests: path, and the body before, within and after the repeated part.
 fn requests() -> Vec<(&'static str, String, &'static str, &'static str)> {
     const CHAT: &str = "/v1/chat/completions";
     const COMPLETIONS: &str = "/v1/completions";
@@ -293,7 +293,7 @@ async fn found_b8_an_answer_costs_a_constant_for_each_byte_whatever_they_are() {
     }
 }
 
-/// The last place at or before `at` where a text may be cut.
+/// The last position at or before `at` where a text may be cut.
 fn floor(text: &str, at: usize) -> usize {
     (0..=at)
         .rev()
@@ -329,7 +329,7 @@ async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they
             let before = worker.requests().len();
             eventually("the page was read", GENEROUS, || async {
                 let asked = worker.requests().len() - before;
-                // Of the first it is not known whether it was the former page.
+                // The first poll may have read the former page.
                 (asked > 2).then_some(()).ok_or(asked.to_string())
             })
             .await;

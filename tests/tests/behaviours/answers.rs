@@ -210,7 +210,7 @@ pub async fn the_metrics_count_what_happened(proxy: Proxy) {
     let fetched = metrics.expect("pd_router_kv_fetched_handoffs_total");
     assert_eq!(fetched, 12.0, "found_b18: each hand-off is counted once");
     // Gauges are published at ticks.
-    eventually("the fleet is told", GENEROUS, || async {
+    eventually("the fleet is published", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         let workers = ["prefill", "decode"]
             .map(|role| metrics.sum_where("pd_router_fleet_workers", &[("role", role)]));

@@ -63,7 +63,7 @@ async fn assert_ends(gateway: &mut Gateway) {
         .iter()
         .map(|engine| engine.address)
         .collect();
-    eventually("nobody listens any more", GENEROUS, || async {
+    eventually("the port is closed", GENEROUS, || async {
         for address in [listen, admin].into_iter().chain(engines.iter().copied()) {
             if TcpStream::connect(address).await.is_ok() {
                 return Err(format!("{address} still takes connections"));

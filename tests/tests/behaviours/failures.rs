@@ -49,17 +49,21 @@ pub async fn with_both_decode_workers_dead_the_client_is_told_until_one_is_back(
     }
     gateway.assert_comes_to_rest().await;
     // Hand-offs of these prefills are never pulled.
-    eventually("what nobody pulled is counted", GENEROUS, || async {
-        let prefill = fleet.prefill_total().await;
-        let metrics = gateway.metrics().await;
-        let leaked = ["leaked", "unknown"]
-            .map(|fate| metrics.sum(&format!("pd_router_kv_{fate}_blocks_total")));
-        let leaked: f64 = leaked.into_iter().flatten().sum();
-        match leaked == prefill.blocks_unpulled as f64 {
-            true => Ok(()),
-            false => Err(format!("{leaked} of {prefill:?}")),
-        }
-    })
+    eventually(
+        "hand-offs that were never pulled are counted",
+        GENEROUS,
+        || async {
+            let prefill = fleet.prefill_total().await;
+            let metrics = gateway.metrics().await;
+            let leaked = ["leaked", "unknown"]
+                .map(|fate| metrics.sum(&format!("pd_router_kv_{fate}_blocks_total")));
+            let leaked: f64 = leaked.into_iter().flatten().sum();
+            match leaked == prefill.blocks_unpulled as f64 {
+                true => Ok(()),
+                false => Err(format!("{leaked} of {prefill:?}")),
+            }
+        },
+    )
     .await;
 
     let address = fleet.decode[0].address;

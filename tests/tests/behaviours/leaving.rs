@@ -52,21 +52,25 @@ pub async fn clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind(
     gateway.assert_serves().await;
     gateway.assert_comes_to_rest().await;
     let left = assert_leaks_are_counted(&fleet, &gateway).await;
-    assert!(left > 0, "nobody left in the middle of prefill");
+    assert!(left > 0, "no client left in the middle of prefill");
     fleet.assert_no_decode_refused().await;
 }
 
 /// Waits until no more than `open` prefills are waiting or running, of at least `begun`.
 async fn prefills_are_down_to(fleet: &Fleet, open: u64, begun: u64) {
-    eventually("the prefills of those who left end", GENEROUS, || async {
-        let state = fleet.prefill_total().await;
-        // An engine counts as running only the prompt that it computes; the other requests are queued.
-        let unfinished = state.requests - state.handoffs_issued;
-        if state.requests >= begun && unfinished <= open {
-            return Ok(());
-        }
-        Err(format!("{state:?}"))
-    })
+    eventually(
+        "the prefills of clients that left end",
+        GENEROUS,
+        || async {
+            let state = fleet.prefill_total().await;
+            // An engine counts as running only the prompt that it computes; the other requests are queued.
+            let unfinished = state.requests - state.handoffs_issued;
+            if state.requests >= begun && unfinished <= open {
+                return Ok(());
+            }
+            Err(format!("{state:?}"))
+        },
+    )
     .await;
 }
 
@@ -81,7 +85,7 @@ async fn leave_during_prefill(gateway: &Gateway, request: &[u8], number: usize) 
 /// The blocks that were never pulled; fails unless the gateway counts as many.
 async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
     eventually(
-        "the gateway counts what nobody pulled",
+        "the gateway counts hand-offs that were never pulled",
         GENEROUS,
         || async {
             let state = fleet.prefill_total().await;

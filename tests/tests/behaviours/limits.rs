@@ -78,10 +78,10 @@ pub async fn found_b13_a_body_above_the_default_limit_is_told_so_before_it_has_c
     let mut gateway = Gateway::over(proxy, &fleet).await;
     // A declared length is refused at once, an undeclared one when the bytes exceed the limit.
     let head = |headers| raw::head("POST /v1/chat/completions HTTP/1.1", headers);
-    let told = head(&[("content-length", "20000000")]);
-    let mut untold = head(&[("transfer-encoding", "chunked")]);
-    untold.extend(raw::chunk(&vec![b' '; 17_000_000]));
-    for request in [told, untold] {
+    let declared = head(&[("content-length", "20000000")]);
+    let mut undeclared = head(&[("transfer-encoding", "chunked")]);
+    undeclared.extend(raw::chunk(&vec![b' '; 17_000_000]));
+    for request in [declared, undeclared] {
         let reply = Raw::exchange(gateway.listen, request).await;
         let message = reply.expect_code(413, "body_too_large");
         assert!(message.contains("16777216"), "{message}");

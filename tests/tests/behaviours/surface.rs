@@ -19,9 +19,9 @@ pub async fn found_b5_what_operates_an_engine_is_not_forwarded(proxy: Proxy) {
         Ask::delete("/__fault"),
         Ask::post("/abort_request", r#"{"abort_all": true}"#),
     ] {
-        let told = format!("{ask:?}");
+        let request = format!("{ask:?}");
         let message = gateway.send(ask).await.expect_code(404, "unknown_path");
-        assert!(message.contains("paths"), "{told}: {message}");
+        assert!(message.contains("paths"), "{request}: {message}");
     }
     // No fault was injected.
     gateway.assert_serves().await;

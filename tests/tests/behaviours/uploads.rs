@@ -77,8 +77,8 @@ pub async fn found_b6_incomplete_bodies_give_way_to_complete_ones(proxy: Proxy) 
         }
     })
     .await;
-    let told = first.await.unwrap_or_else(|error| panic!("{error}"));
-    told.expect_code(503, "bodies_in_flight");
+    let reply = first.await.unwrap_or_else(|error| panic!("{error}"));
+    reply.expect_code(503, "bodies_in_flight");
     Raw::exchange(gateway.listen, request_of(100_000))
         .await
         .expect(200);

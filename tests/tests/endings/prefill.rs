@@ -63,8 +63,8 @@ pub async fn a_prefill_that_ends_the_answer_is_a_stream_for_who_asked_for_one(pr
         assert_eq!(reasons, [&json!("stop")], "{events:?}");
         let chunk = |event: &Value| event["object"] == "chat.completion.chunk";
         assert!(events.iter().all(chunk), "{events:?}");
-        let told = events.iter().any(|event| event["usage"].is_object());
-        assert_eq!(told, usage, "{events:?}");
+        let has_usage = events.iter().any(|event| event["usage"].is_object());
+        assert_eq!(has_usage, usage, "{events:?}");
         assert!(!reply.text().contains("kv_transfer_params"), "{events:?}");
     }
     assert_prefill_alone(&fleet, 2).await;

@@ -157,7 +157,7 @@ impl Row {
                 _ => drop(reply.expect_code(503, "broken_off")),
             }
         }
-        assert!(answered > 0, "nobody was answered");
+        assert!(answered > 0, "no request was answered");
     }
 
     /// Sends one request; fails without an answer.
@@ -305,18 +305,22 @@ impl Row {
         self.fixture.comes_to_rest().await;
         self.fixture.assert_good_hand_offs().await;
         if self.protocol.is_sequential() {
-            eventually("what nobody pulled is counted", GENEROUS, || async {
-                let state = self.fixture.state().await;
-                let [known, unknown] = self.leaked().await;
-                // A killed engine takes its counts along.
-                let left = state.issued.saturating_sub(state.pulled);
-                if is_right(known, unknown, left) {
-                    return Ok(());
-                }
-                Err(format!(
-                    "the gateway knows of {known} and doubts {unknown} of {left}: {state:?}"
-                ))
-            })
+            eventually(
+                "hand-offs that were never pulled are counted",
+                GENEROUS,
+                || async {
+                    let state = self.fixture.state().await;
+                    let [known, unknown] = self.leaked().await;
+                    // A killed engine takes its counts along.
+                    let left = state.issued.saturating_sub(state.pulled);
+                    if is_right(known, unknown, left) {
+                        return Ok(());
+                    }
+                    Err(format!(
+                        "the gateway knows of {known} and doubts {unknown} of {left}: {state:?}"
+                    ))
+                },
+            )
             .await;
         }
         self.fixture.release();

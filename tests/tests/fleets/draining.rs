@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 
 use crate::rig::{UNHURRIED, pairs, tally, until_later, version};
 
-/// Five seconds of it.
+/// Tokens of a stream of five seconds.
 const TOKENS: u64 = 100;
 
-/// Enough to meet each of two workers, whatever the policy.
+/// Requests that meet each of two workers under any policy.
 const REQUESTS: usize = 24;
 
 async fn open(proxy: Proxy) -> (EngineSet, Gateway) {

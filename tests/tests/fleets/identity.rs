@@ -1,4 +1,4 @@
-//! Who is at an address: a new id is somebody new.
+//! The worker at an address: a new id is a new worker.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Reply;
@@ -16,7 +16,7 @@ use crate::rig::{UNHURRIED, until_listed};
 const PIN: &str = "x-prefill-instance-id";
 const EXPLAIN: &str = "x-pd-router-explain";
 
-/// What each prefill worker would have saved of the prompt, in blocks, by name.
+/// Blocks of the prompt that this prefill worker holds, by the explanation.
 fn credit(reply: &Reply, name: &str) -> f64 {
     let text = reply.header(EXPLAIN).unwrap_or_default();
     let choices: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
@@ -29,7 +29,7 @@ fn credit(reply: &Reply, name: &str) -> f64 {
     credit.unwrap_or_else(|| panic!("no credit of {name} in {text}"))
 }
 
-/// The next turn, of which the answer tells why it went where it went.
+/// The next turn, whose answer explains its selection.
 async fn explained(conversation: &mut Conversation, gateway: &Gateway) -> Reply {
     let ask = conversation.ask().header(EXPLAIN, "1");
     let reply = gateway.send(ask).await.expect(200);
@@ -88,7 +88,7 @@ pub async fn a_stream_outlives_the_identity_of_its_worker(proxy: Proxy) {
     })
     .await;
 
-    // Nobody was restarted, but the source says that somebody else is there.
+    // The engine runs on, but the source gives its address another id.
     engines.rename(Role::Decode, 0, 7, "somebody");
     until_listed(&gateway, "somebody", true).await;
     let status = gateway.status().await;

@@ -1,4 +1,4 @@
-//! Workers that leave and come: who is gone gets nothing, and who waits for somebody who has gone waits no longer.
+//! Workers that leave and join: removed ones get nothing, and requests that wait for a removed worker move on at once.
 
 use std::time::{Duration, Instant};
 
@@ -16,13 +16,13 @@ use crate::rig::{INTERVAL, SLACK, until_listed};
 
 const CLIENTS: usize = 8;
 
-/// What a request may wait for a worker that stays.
+/// Deadline of a request that waits for a worker that stays.
 const DEADLINE_MS: u64 = 40_000;
 
-/// When it waits for one that has left, it is answered in far less.
+/// A request that waits for a removed worker is answered in far less.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// How long it is watched that somebody gets nothing.
+/// Time for which a removed worker must get no request.
 const WATCHED: Duration = Duration::from_secs(2);
 
 pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
@@ -53,13 +53,13 @@ pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
         }
     }
     let tally = traffic.stop().await;
-    // Another pair was always there, and nobody died.
+    // Another pair was always present, and no engine died.
     let spoilt = tally.put_off_total() + tally.torn + tally.lost + tally.unknown;
     assert_eq!(spoilt, 0, "{tally:?}");
     gateway.assert_comes_to_rest().await;
 }
 
-/// A gateway over one worker of each role, with places for another.
+/// A gateway over one listed worker of each role, with another running.
 async fn open(proxy: Proxy) -> (EngineSet, Gateway) {
     let mut engines = EngineSet::with_slots(2, 2, FAST).await;
     engines.start(Role::Prefill).await;
@@ -76,7 +76,7 @@ async fn open(proxy: Proxy) -> (EngineSet, Gateway) {
     (engines, gateway)
 }
 
-/// Sends a request that hangs at the only worker of this role, which then gives way to another; the answer.
+/// Sends a request that hangs at the only worker of this role, which another then replaces; returns the answer.
 async fn outlives(role: Role, ask: Ask, engines: &mut EngineSet, gateway: &Gateway) -> Reply {
     let leg = json!({"kind": "hang", "leg": role.as_str()});
     let hangs = &engines.slots(role)[0];
@@ -103,7 +103,7 @@ async fn outlives(role: Role, ask: Ask, engines: &mut EngineSet, gateway: &Gatew
     reply
 }
 
-/// The answer is whole and comes from the other worker, and nothing is left.
+/// Fails unless the answer is complete and by the other worker; nothing stays booked.
 async fn judge(role: Role, reply: Reply, engines: &EngineSet, gateway: &Gateway) {
     let pair = reply.expect_tokens(4).pair();
     let named = match role {
@@ -111,7 +111,7 @@ async fn judge(role: Role, reply: Reply, engines: &EngineSet, gateway: &Gateway)
         Role::Decode | Role::Aggregated => pair.decode,
     };
     assert_eq!(named, engines.slots(role)[1].name());
-    // The engine that hangs would keep a call for as long as its deadline.
+    // The hanging engine would keep a call until its deadline.
     engines.slots(role)[0].engine().clear_faults().await;
     gateway.assert_comes_to_rest().await;
     let decode = engines.total(Role::Decode).await;
@@ -136,7 +136,7 @@ pub async fn a_stream_whose_decode_worker_leaves_before_its_first_byte_goes_to_a
     proxy: Proxy,
 ) {
     let (mut engines, gateway) = open(proxy).await;
-    // What has been computed for it is there on the prefill worker, who stays.
+    // The hand-off stays on the prefill worker, which does not leave.
     let ask = Ask::chat_stream("hello");
     let reply = outlives(Role::Decode, ask, &mut engines, &gateway).await;
     judge(Role::Decode, reply, &engines, &gateway).await;

@@ -1,4 +1,4 @@
-//! Workers that the proxy's clusters do not list: requests name their address, within the networks that are allowed.
+//! Workers that the proxy's clusters do not list: requests name their address, within the allowed networks.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engine_set::EngineSet;
@@ -28,7 +28,7 @@ pub async fn workers_that_no_cluster_lists_are_reached_within_the_networks(proxy
     let config = engines.document.config(pool);
     let mut gateway = Gateway::start(proxy, &config, &ARGUMENTS).await;
     gateway.is_ready().await;
-    // The one outside is left out, by name; the others are not.
+    // Only the worker outside the networks is left out, by name.
     until_all_say(&gateway, "who is allowed is listed", |pool| {
         let workers = pool["workers"].to_string();
         assert!(!workers.contains("10.9.9.9"), "{workers}");

@@ -1,4 +1,4 @@
-//! Sources that fail: the fleet that works stays, for a time, and everyone can see that it is old.
+//! Sources that fail: the last fleet stays for a time, and is reported as stale.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub async fn a_source_that_fails_leaves_the_fleet_as_it_is_and_that_is_told(prox
     engines.document.reopen().await;
     until_stale(&gateway, false).await;
 
-    // All this was never a change.
+    // None of these events is a change of the fleet.
     assert_eq!(version(&gateway).await, before);
     gateway.is_ready().await;
     gateway.assert_comes_to_rest().await;
@@ -87,7 +87,7 @@ pub async fn a_fleet_is_given_up_when_its_source_has_failed_for_too_long(proxy: 
 }
 
 pub async fn an_empty_list_is_believed_the_second_time(proxy: Proxy) {
-    // Long enough between two polls to take an empty list back.
+    // Time between two polls in which the empty list is replaced again.
     let (mut engines, gateway) = open(proxy, json!({"interval_ms": 2500})).await;
     let before = version(&gateway).await;
     engines.document.publish(&[]);
@@ -102,7 +102,7 @@ pub async fn an_empty_list_is_believed_the_second_time(proxy: Proxy) {
     until_answered_with(&gateway, 503).await;
     engines.list(Role::Prefill);
     until_answered_with(&gateway, 200).await;
-    // A list that is told to be the same as the empty one is empty as well.
+    // A 304 for the empty list confirms it.
     engines.document.tag();
     engines.document.publish(&[]);
     until_answered_with(&gateway, 503).await;
@@ -120,10 +120,7 @@ pub async fn what_has_not_changed_costs_nothing(proxy: Proxy) {
     let before = engines.document.unchanged();
     engines.document.until_polled(4).await;
     let unchanged = engines.document.unchanged() - before;
-    assert!(
-        unchanged >= 3,
-        "told {unchanged} times that nothing changed"
-    );
+    assert!(unchanged >= 3, "{unchanged} answers of 304");
     assert_eq!(version(&gateway).await, first);
     until_stale(&gateway, false).await;
 
@@ -133,7 +130,7 @@ pub async fn what_has_not_changed_costs_nothing(proxy: Proxy) {
     engines.list_one(Role::Prefill, 0);
     until_listed(&gateway, &engines.prefill[0].name(), true).await;
     assert!(version(&gateway).await > first);
-    // And a source that fails in between is asked for what it has, not told of what it had.
+    // After a failure the source is polled without a tag.
     engines.document.set_status(503);
     until_stale(&gateway, true).await;
     engines.document.set_status(200);

@@ -1,4 +1,4 @@
-//! Requests that must not wait, and a decode worker that did not.
+//! Requests that must not wait, and a decode worker that leaves during prefill.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
@@ -12,10 +12,10 @@ use serde_json::json;
 /// 1,000 tokens of prompt, at one token for four bytes.
 const PROMPT_BYTES: usize = 4000;
 
-/// With the rate below, a prefill of that prompt takes two seconds.
+/// At the rate below, a prefill of that prompt takes two seconds.
 const SLOW_PREFILL: [&str; 4] = ["--prefill-rate", "500", "--token-ms", "1"];
 
-/// More than one such prompt, less than two.
+/// More than one such prompt, less than two, in tokens.
 const ALLOWED_TOKENS: u64 = 1500;
 
 fn long_prompt() -> Ask {
@@ -71,15 +71,15 @@ pub async fn too_many_tokens_before_prefill_are_refused_at_once(proxy: Proxy) {
 }
 
 pub async fn a_decode_that_left_during_prefill_is_replaced(proxy: Proxy) {
-    // One engine computes one prompt after the other, so each request has its own.
+    // An engine computes one prompt after the other, so each request has an engine.
     let mut engines = EngineSet::with_slots(2, 2, &SLOW_PREFILL).await;
     engines.start_and_list(Role::Prefill).await;
     engines.start_and_list(Role::Decode).await;
     let gateway = engines.gateway(proxy, json!({})).await;
-    // No request before, so that both requests are of one round.
+    // No request comes before, so that both requests are in one round.
     gateway.is_ready().await;
     let handles = shared(&gateway, 2).await;
-    // One turn each: one of the two is meant for the decode worker that leaves.
+    // Round robin: one of the two is assigned to the leaving decode worker.
     let running = handles
         .into_iter()
         .map(|mut handle| tokio::spawn(async move { handle.send(long_prompt()).await }));

@@ -237,7 +237,7 @@ pub async fn an_aggregated_worker_is_pinned_by_its_backend_id(proxy: Proxy) {
         }
         assert_eq!(fleet.aggregated[at].state().await.answered, 8);
     }
-    // Who is not there any more is left out.
+    // A pin on an absent worker is ignored.
     let gone = chat_with(json!({"backend_instance_id": 424_242}));
     gateway.send(ask(&gone)).await.expect(200);
     gateway.assert_comes_to_rest().await;

@@ -1,4 +1,4 @@
-//! Query-only requests: where would this go?
+//! Query-only requests: the workers that would be selected.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, chat_body};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{DECODE_IDS, PREFILL_IDS, Rig, answered, ask, chat_with, query};
 
-/// The two ids that an answer names.
+/// The two worker ids in an answer.
 fn chosen(nvext: &Value) -> (u64, u64) {
     let workers = &nvext["worker_id"];
     let number = |name: &str| {
@@ -36,7 +36,7 @@ pub async fn a_query_is_answered_here_and_books_nothing(proxy: Proxy) {
         assert_eq!(reply.header("content-type"), Some("application/json"));
         chosen_by(&reply);
         let nvext = reply.json()["nvext"].clone();
-        // Without tokens there is only their number to tell, in blocks.
+        // Without tokens the answer can give only their number, in blocks.
         assert!(nvext["block_count"].is_u64(), "{nvext}");
         assert!(nvext["token_ids"].is_null(), "{nvext}");
     }
@@ -83,16 +83,16 @@ pub async fn a_query_does_not_move_the_next_request(proxy: Proxy) {
     for _ in 0..8 {
         let first = answered(&mut connection, Ask::chat("hello")).await.pair();
         let asked = query(chat_body("hello"));
-        let told = chosen_by(&answered(&mut connection, ask(&asked)).await);
+        let chosen = chosen_by(&answered(&mut connection, ask(&asked)).await);
         let again = chosen_by(&answered(&mut connection, ask(&asked)).await);
-        assert_eq!(told, again, "asking moves nothing");
+        assert_eq!(chosen, again, "asking moves nothing");
         let second = answered(&mut connection, Ask::chat("hello")).await.pair();
         assert_ne!(first.prefill, second.prefill, "prefill's turns");
         assert_ne!(first.decode, second.decode, "decode's turns");
         let name = |ids: [u64; 2], id: u64| ids.iter().position(|one| *one == id);
         let place = |name: &str| name[1..].parse().ok();
-        assert_eq!(name(PREFILL_IDS, told.0), place(&second.prefill));
-        assert_eq!(name(DECODE_IDS, told.1), place(&second.decode));
+        assert_eq!(name(PREFILL_IDS, chosen.0), place(&second.prefill));
+        assert_eq!(name(DECODE_IDS, chosen.1), place(&second.decode));
     }
 }
 

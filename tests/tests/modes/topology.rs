@@ -1,4 +1,4 @@
-//! Which pairs may hand over: racks that are required or preferred, and sets that are one too many.
+//! Pairs that may exchange KV: required or preferred racks, and sets that exceed the limit.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ fn in_rack(rack: &str, enforcement: &str) -> Value {
     }})
 }
 
-/// A gateway over two workers of each role, in the racks given: two of prefill, then two of decode.
+/// A gateway over two workers of each role in these racks: two of prefill, then two of decode.
 async fn in_racks(proxy: Proxy, racks: [&str; 4], enforcement: &str) -> (Fleet, Gateway) {
     let fleet = Fleet::start(2, 2, FAST).await;
     let workers = workers(&fleet);

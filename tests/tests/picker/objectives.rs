@@ -14,7 +14,7 @@ use crate::rig::{CHAT, QUICK, REASON};
 const OBJECTIVE: &str = "x-llm-d-inference-objective";
 const FLOW: &str = "x-llm-d-inference-fairness-id";
 
-/// All by which a gateway in front says what a request is worth.
+/// Headers in which a gateway in front gives a request's priority and flow.
 const HEADERS: [&str; 4] = [
     OBJECTIVE,
     FLOW,
@@ -34,7 +34,7 @@ async fn start(proxy: Proxy, trusts: bool) -> (Fleet, Gateway) {
     (fleet, gateway)
 }
 
-/// Keeps the decode worker busy until what is returned is dropped.
+/// Keeps the decode worker busy until the returned value is dropped.
 async fn occupy(gateway: &Gateway) -> Raw {
     let endless = with(
         chat_body("the first"),
@@ -50,7 +50,7 @@ async fn occupy(gateway: &Gateway) -> Raw {
 
 type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
-/// Sends a request that waits, as the `place`th one.
+/// Sends a request that waits at position `place`.
 async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> PendingReply {
     let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     eventually(&format!("{place} wait"), GENEROUS, || async {
@@ -68,7 +68,7 @@ async fn answer(pending: PendingReply) -> Reply {
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
-/// What the decode worker was asked, in its order, after the first.
+/// Prompts of the decode worker's requests in order, without the first.
 async fn served(fleet: &Fleet) -> Vec<String> {
     let legs = fleet.decode[0].requests().await;
     let content = |body: Value| {
@@ -80,7 +80,7 @@ async fn served(fleet: &Fleet) -> Vec<String> {
     legs.iter().skip(1).map(|leg| content(leg.json())).collect()
 }
 
-/// Fails where this is not the refusal of a sheddable request.
+/// Fails unless this is the refusal of a sheddable request.
 #[track_caller]
 fn assert_shed(reply: &Reply) {
     reply.expect_code(429, "overloaded");
@@ -91,7 +91,7 @@ fn assert_shed(reply: &Reply) {
 
 pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, true).await;
-    // While somebody is free it is served like any other.
+    // While a worker is free, such a request is served like any other.
     gateway
         .send(Ask::chat("hello").header(OBJECTIVE, "batch"))
         .await
@@ -104,14 +104,14 @@ pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Prox
         let reply = gateway.send(Ask::chat("shed").header(name, "batch")).await;
         assert_shed(&reply);
     }
-    // llm-d's name wins.
+    // llm-d's header takes precedence.
     let both = Ask::chat("shed").header(OBJECTIVE, "batch");
     let both = both.header("x-gateway-inference-objective", "urgent");
     assert_shed(&gateway.send(both).await);
 
     let mut pending = Vec::new();
     let waits = |objective| Ask::chat("waits").header(OBJECTIVE, objective);
-    // One that the pool does not know, and one that says nothing, are as none.
+    // An unknown or empty objective counts as none.
     for (ask, place) in [
         (Ask::chat("waits"), 1),
         (waits("usual"), 2),
@@ -123,7 +123,7 @@ pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Prox
     assert_eq!(
         fleet.prefill_total().await.requests,
         before,
-        "nobody was let in"
+        "no request was admitted"
     );
     drop(first);
     for pending in pending {
@@ -169,7 +169,7 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// Whose word it is matters: of anybody's it is taken out, and does nothing, for better or worse.
+/// From an untrusted caller these headers are removed and have no effect, better or worse.
 pub async fn what_anybody_says_of_its_worth_is_nothing(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, false).await;
     let first = occupy(&gateway).await;

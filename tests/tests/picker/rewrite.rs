@@ -1,4 +1,4 @@
-//! The model's name: the workers' on the way there, the client's own on the way back, and every other byte as it was.
+//! The model's name: the workers' name towards them, the client's own in the answer, and every other byte unchanged.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
@@ -11,20 +11,20 @@ use serde_json::{Value, json};
 
 use crate::rig::CHAT;
 
-/// The names by which a gateway in front overrides the model; where both are there the first one counts.
+/// Headers by which a gateway in front overrides the model; the first one takes precedence.
 const BY_LLMD: &str = "x-llm-d-model-name-rewrite";
 const BY_GATEWAY: &str = "x-gateway-model-name-rewrite";
 
-/// The client's name, with something in it that JSON writes otherwise; and the workers'.
+/// The client's name, with characters that JSON escapes; and the workers' name.
 const CLIENTS: &str = "the \"client's\" <own>";
 const WORKERS: &str = "workers/name";
 
-/// What speaks of the model without being its name.
+/// Text that looks like the model's field and is not.
 const DECOY: &str = r#"\"model\":\"workers/name\", \"model\": \"the own\""#;
 
 const PARAMS: &str = r#""kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e"}"#;
 
-/// How many answers are asked for at once.
+/// Concurrent requests.
 const AT_ONCE: usize = 24;
 
 /// A prefill and a decode worker; decode answers by the number in the request.
@@ -42,7 +42,7 @@ impl ScriptedPair {
     ) -> ScriptedPair {
         let prefill = ScriptedWorker::start(|_| Answer::json(whole(PARAMS))).await;
         let decode = ScriptedWorker::start(answer).await;
-        // They serve any model: which name they are asked for is what is looked at.
+        // The workers serve any model: the requested name is under test.
         let listed = |worker: &ScriptedWorker, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
         let workers = vec![
             listed(&prefill, Role::Prefill),
@@ -89,11 +89,11 @@ fn stream() -> String {
     )
 }
 
-/// The same as the client should read it.
+/// The same answer as the client should get it.
 fn restored(text: &str) -> String {
     let name = json!(CLIENTS).to_string();
     let named = format!("\"{WORKERS}\"");
-    // A name stands behind an unescaped key; what a comment says is no key.
+    // The name follows an unescaped key; a comment has no key.
     let lines = text.split_inclusive('\n').map(|line| {
         if line.starts_with(':') {
             return line.to_owned();
@@ -112,7 +112,7 @@ fn restored(text: &str) -> String {
     lines.collect()
 }
 
-/// A request under the client's name, which has everything that re-writing JSON loses, and speaks of the model in its text.
+/// A request with the client's name and everything that re-writing JSON loses, and with the decoy in its text.
 fn body(text: &str, streamed: bool) -> String {
     let name = json!(CLIENTS).to_string();
     format!(
@@ -120,7 +120,7 @@ fn body(text: &str, streamed: bool) -> String {
     )
 }
 
-/// What a worker should get of it, but for what a hand-off adds.
+/// The body that a worker should get, without the hand-off's members.
 fn renamed(body: &str, name: &str) -> String {
     let from = format!("\"model\" : {}", json!(CLIENTS));
     assert!(body.contains(&from), "{body}");
@@ -149,12 +149,12 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
             true => stream(),
             false => whole(r#""z":9007199254740993"#),
         };
-        assert_eq!(reply.text(), restored(&said));
+        assert_eq!(reply.text(), restored(&answer));
         if let Some(length) = reply.header("content-length") {
             assert_eq!(length, reply.body.len().to_string());
         }
         let (prefill, decode) = (pair.prefill.last(), pair.decode.last());
-        // Nothing but the hand-off and, for prefill, the limits is another than the client's; and that is as it wrote it.
+        // Only the hand-off and, for prefill, the limits differ from the client's body.
         let added = ["kv_transfer_params"];
         let wanted = renamed(&sent, WORKERS);
         assert_eq!(
@@ -173,7 +173,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
     pair.gateway.assert_comes_to_rest().await;
 }
 
-/// A worker that runs whole requests gets every byte but the name.
+/// An aggregated worker gets every byte but the name unchanged.
 pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
     let worker = ScriptedWorker::start(as_asked).await;
     let listed = json!({"address": worker.address.to_string(), "role": "aggregated"});
@@ -189,14 +189,14 @@ pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
         assert_eq!(got.text(), renamed(&sent, WORKERS));
         assert_length_is_right(&got);
     }
-    // What no rule names goes as it came, and comes back so.
+    // A name without a rule passes unchanged in both directions.
     let other = r#"{"model":"another", "messages":[{"role":"user","content":"hi"}]}"#;
     let reply = gateway.send(Ask::post(CHAT, other)).await.expect(200);
     assert_eq!(worker.last().text(), other);
     assert_eq!(reply.text(), whole(r#""z":9007199254740993"#));
 }
 
-/// The number in a request, by which its answer is cut.
+/// The number in a request, which gives the cut of its answer.
 fn cut_at(got: &RecordedRequest) -> usize {
     let number = got.text().split("cut at ").nth(1);
     let digits = number.and_then(|rest| rest.split('.').next());
@@ -225,7 +225,7 @@ pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
     })
     .await;
     let all = stream();
-    // From the comment's end through the first event, which holds the name and the text that looks like it.
+    // Cuts up to the end of the first event, which holds the name and its decoy.
     let end = all.find("<&>").unwrap_or(all.len());
     for (at, reply) in cut_answers(&pair, end, true).await.into_iter().enumerate() {
         assert_eq!(reply.expect(200).text(), restored(&all), "cut at {at}");
@@ -233,7 +233,7 @@ pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
     pair.gateway.assert_comes_to_rest().await;
 }
 
-/// The same of an answer in one piece.
+/// The same for an unstreamed answer.
 pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
     let pair = ScriptedPair::start(proxy, rewritten(), |got| {
         let all = whole(r#""end":1"#);
@@ -252,7 +252,7 @@ pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
     }
 }
 
-/// Every byte of a stream alone.
+/// Every byte of a stream in a piece of its own.
 pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
     let pair = ScriptedPair::start(proxy, rewritten(), |_| {
         Answer::stream(stream().chars().map(String::from))
@@ -263,21 +263,25 @@ pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
     assert_eq!(reply.text(), restored(&stream()));
 }
 
-/// An answer that is no JSON, or has no name, goes on as it is (GAIE #1436).
+/// An answer that is not JSON, or has no name, passes unchanged (GAIE #1436).
 pub async fn what_has_no_name_is_left_alone(proxy: Proxy) {
-    const SAID: [&str; 4] = [
+    const ANSWERS: [&str; 4] = [
         "no healthy upstream",
         r#"{"model":null,"choices":[{"index":0,"text":"a"}]}"#,
         r#"{"model":"workers/name""#,
         r#"["model","workers/name"]"#,
     ];
-    let pair = ScriptedPair::start(proxy, rewritten(), |got| Answer::json(SAID[cut_at(got)])).await;
-    for (said, reply) in SAID.iter().zip(cut_answers(&pair, SAID.len(), false).await) {
-        assert_eq!(reply.expect(200).text(), *said);
+    let pair =
+        ScriptedPair::start(proxy, rewritten(), |got| Answer::json(ANSWERS[cut_at(got)])).await;
+    for (answer, reply) in ANSWERS
+        .iter()
+        .zip(cut_answers(&pair, ANSWERS.len(), false).await)
+    {
+        assert_eq!(reply.expect(200).text(), *answer);
     }
 }
 
-/// The name that the decode worker was asked for.
+/// The model requested of the decode worker.
 fn asked_for(pair: &ScriptedPair) -> String {
     let name = pair.decode.last().json()["model"].clone();
     name.as_str().unwrap_or_default().to_owned()
@@ -314,7 +318,7 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
             "by-llmd",
             "exact",
         ),
-        // One that says nothing says nothing.
+        // An empty header has no effect.
         (ask(json!("exact")).header(BY_LLMD, ""), "by-exact", "exact"),
     ] {
         let reply = pair.gateway.send(ask.clone()).await.expect(200);
@@ -325,14 +329,14 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
             assert!(got.values(BY_LLMD).is_empty() && got.values(BY_GATEWAY).is_empty());
         }
     }
-    // Who names no model is given one.
+    // A request without a model gets one.
     let nameless = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
     pair.gateway
         .send(Ask::post(CHAT, nameless))
         .await
         .expect(200);
     assert_eq!(asked_for(&pair), "by-any");
-    // And what is no name stays so, and is refused.
+    // A model that is not a text is refused.
     pair.gateway.send(ask(json!(7))).await.expect_error(400);
 }
 
@@ -366,7 +370,7 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     pair.gateway.assert_comes_to_rest().await;
 }
 
-/// Whose header it is matters: of anybody's it is taken out, and does nothing.
+/// From an untrusted caller the header is removed and has no effect.
 pub async fn a_name_in_a_header_of_anybody_is_nothing(proxy: Proxy) {
     let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for name in [BY_GATEWAY, BY_LLMD, "X-LLM-D-Model-Name-Rewrite"] {

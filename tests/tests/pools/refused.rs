@@ -1,4 +1,4 @@
-//! Configurations of several pools that are wrong: refused whole, and told where.
+//! Invalid configurations of several pools: refused as a whole, with the path of the error.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engines::with;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{ONE, TWO, configuration, pool};
 
-/// What is said where these two pools are not taken.
+/// The log of a gateway that refuses these two pools.
 async fn refusal(proxy: Proxy, first: Value, second: Value) -> String {
     let config = configuration(vec![first, second]);
     match Gateway::try_start(proxy, &config, &[]).await {
@@ -16,7 +16,7 @@ async fn refusal(proxy: Proxy, first: Value, second: Value) -> String {
     }
 }
 
-/// Nothing gets as far as asking its workers.
+/// A valid pool; its workers are never called.
 fn sound(name: &str) -> Value {
     let worker = |port: u16, role| json!({"address": format!("127.0.0.1:{port}"), "role": role});
     pool(

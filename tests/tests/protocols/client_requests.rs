@@ -1,4 +1,4 @@
-//! What clients ask: each body as sent, and the same with one token asked for and no stream.
+//! Clients' requests: each body as sent, and the same body for one token and unstreamed.
 
 use pd_router_e2e::client::{Ask, Reply};
 use pd_router_e2e::golden::front;
@@ -7,20 +7,20 @@ pub const CHAT: &str = "/v1/chat/completions";
 pub const COMPLETIONS: &str = "/v1/completions";
 pub const RESPONSES: &str = "/v1/responses";
 
-/// A request, and what the one-token edits make of it.
+/// A request, and its body after the one-token edits.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientRequest {
     pub path: &'static str,
     /// As the client sends it.
     pub body: &'static str,
-    /// With every limit that it has at one, not streamed.
+    /// The body with every present limit at one, unstreamed.
     pub one: &'static str,
-    /// The limit that it lacks.
+    /// The limit that the body lacks.
     pub lacks: Option<&'static str>,
 }
 
 impl ClientRequest {
-    /// The body with these members and the hand-off's at the front, one token asked for.
+    /// The one-token body with these members and the hand-off's at the front.
     pub fn one_token_with(&self, members: &str) -> String {
         match self.lacks {
             Some(limit) => front(self.one, &format!("{limit},{members}")),
@@ -36,7 +36,7 @@ impl ClientRequest {
         self.body.contains("\"stream\":true")
     }
 
-    /// Fails where this is not a whole answer.
+    /// Fails unless this is a complete answer.
     #[track_caller]
     pub fn assert_answered(&self, reply: Reply) {
         let reply = reply.expect(200);
@@ -54,12 +54,12 @@ impl ClientRequest {
         }
         let usage = reply.json()["usage"].clone();
         let tokens = ["completion_tokens", "output_tokens"].map(|name| usage[name].as_u64());
-        let told = tokens.into_iter().flatten().next();
-        assert!(told.is_some_and(|tokens| tokens > 0), "{}", reply.text());
+        let count = tokens.into_iter().flatten().next();
+        assert!(count.is_some_and(|tokens| tokens > 0), "{}", reply.text());
     }
 }
 
-/// One prompt each, in every form, with everything that re-writing JSON loses.
+/// Requests with one prompt each, in every form, with everything that re-writing JSON loses.
 pub const CHATS: &[ClientRequest] = &[
     ClientRequest {
         path: CHAT,

@@ -1,4 +1,4 @@
-//! What implementers of routers and sidecars agree on, C01 to C08: the client's request.
+//! The contract between routers and sidecars, C01 to C08: the client's request.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -14,7 +14,7 @@ use crate::scripted_pair::{ScriptedPair, answer, as_asked, usage};
 
 const SEQUENTIAL: [Protocol; 3] = [Protocol::Nixl, Protocol::Mooncake, Protocol::Trtllm];
 
-/// What a prefill worker of vLLM's says that ended at the limit.
+/// Answer of a vLLM prefill worker that ended at the limit.
 fn prefilled(text: &str) -> String {
     let params = r#","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":9}"#;
     answer(text, &usage(), params)
@@ -80,7 +80,7 @@ pub async fn c04_every_combination_of_limits(proxy: Proxy) {
                 let body = chat_with(&format!("{}{stream}", limits.collect::<String>()));
                 let legs = rig.legs_of(Ask::post(CHAT, body.clone())).await;
                 let (prefill, decode) = legs.pair();
-                // Always the older name, the newer one where it was sent.
+                // The older name is always present, the newer one if the client sent it.
                 assert_eq!(values_of(prefill.text(), names[0]), ["1"], "{prefill:?}");
                 let newer = sent.iter().filter(|name| **name == names[1]).count();
                 assert_eq!(values_of(prefill.text(), names[1]), vec!["1"; newer]);
@@ -109,11 +109,11 @@ pub async fn c05_min_tokens_and_stream_options_are_decodes_alone(proxy: Proxy) {
         }
         assert_eq!(values_of(prefill.text(), "stream"), ["false"]);
         let reply = legs.reply.expect_tokens(4);
-        let told = reply
+        let has_usage = reply
             .events()
             .iter()
             .any(|event| event["usage"].is_object());
-        assert!(told, "decode was asked for the usage: {reply:?}");
+        assert!(has_usage, "decode was asked for the usage: {reply:?}");
         rig.ends().await;
     }
 }
@@ -152,7 +152,7 @@ pub async fn c06_unknown_fields_and_tools_survive_both_legs(proxy: Proxy) {
     }
 }
 
-/// No engine has got anything.
+/// Fails if any engine got a request.
 async fn assert_no_engine_requests(rig: &Rig) {
     for role in [Role::Prefill, Role::Decode] {
         let got = rig.fixture.requests(role).await;

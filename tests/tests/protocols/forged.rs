@@ -1,4 +1,4 @@
-//! Hand-offs that clients bring, and requests that no hand-off carries.
+//! Hand-offs in clients' requests, and requests that no hand-off can carry.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, send};
@@ -67,7 +67,7 @@ pub async fn hand_off_fields_of_every_protocol_are_refused(proxy: Proxy) {
 pub async fn a_trusted_callers_hand_off_goes_to_decode_as_it_came(proxy: Proxy) {
     let spec = FixtureSpec::of(proxy, Protocol::Nixl).pool(json!({"trust_clients": true}));
     let mut rig = Rig::on(spec).await;
-    // A prefill of the caller's own, with one engine of the two.
+    // The caller's own prefill on one of the two engines.
     let params = json!({"do_remote_decode": true, "do_remote_prefill": false});
     let leg = with(
         json!({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),

@@ -1,4 +1,4 @@
-//! What implementers of routers and sidecars agree on, C09 to C13: what prefill hands off. The test plays both workers.
+//! The contract between routers and sidecars, C09 to C13: prefill's hand-off. The test plays both workers.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -11,7 +11,7 @@ use crate::client_requests::CHAT;
 use crate::rig::Rig;
 use crate::scripted_pair::{ScriptedPair, answer, as_asked, asking, case_of, usage};
 
-/// Prefill answers the members of the case that is asked for.
+/// Prefill answers with the members of the requested case.
 async fn scripted_pair(proxy: Proxy, cases: &'static [&'static str]) -> ScriptedPair {
     let prefill = |got: &pd_router_e2e::engines::RecordedRequest| {
         Answer::json(answer("one", &usage(), cases[case_of(got)]))
@@ -19,7 +19,7 @@ async fn scripted_pair(proxy: Proxy, cases: &'static [&'static str]) -> Scripted
     ScriptedPair::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await
 }
 
-/// No decode sees what these prefills hand off.
+/// Fails if decode gets a request after these hand-offs.
 async fn never_reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
     let pair = scripted_pair(proxy, cases).await;
     for case in 0..cases.len() {
@@ -37,7 +37,7 @@ async fn never_reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
     pair.gateway.assert_comes_to_rest().await;
 }
 
-/// Decode gets what these prefills hand off, byte for byte.
+/// Fails unless decode gets these hand-offs byte for byte.
 async fn reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
     let pair = scripted_pair(proxy, cases).await;
     for (case, members) in cases.iter().enumerate() {
@@ -75,7 +75,7 @@ pub async fn c10_fields_of_the_wrong_type_never_reach_decode(proxy: Proxy) {
     no_prefill_is_wasted(proxy).await;
 }
 
-/// What decode would refuse is refused before prefill computes anything: its edits hide it from prefill.
+/// A request that decode would refuse is refused before prefill, from whose leg the edits hide the error.
 async fn no_prefill_is_wasted(proxy: Proxy) {
     let rig = Rig::start(proxy, Protocol::Nixl).await;
     for member in [

@@ -11,7 +11,7 @@ use crate::client_requests::{CHATS, COMPLETED, ClientRequest, RESPONDED};
 use crate::rig::{Legs, Rig};
 
 const NIXL_PREFILL: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
-/// The order of its members is the engine's business.
+/// The order of its members is the engine's choice.
 const NIXL_DECODE: &str = r#""kv_transfer_params":{‹hand-off›}"#;
 
 const MOONCAKE_PREFILL: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-‹transfer›"}"#;
@@ -23,14 +23,14 @@ const TRTLLM_PREFILL: &str = r#""disaggregated_params":{"request_type":"context_
 const TRTLLM_DECODE: &str =
     r#""disaggregated_params":{"ctx_usage":{‹usage›},"request_type":"generation_only",‹rest›}"#;
 
-/// All kinds that a sequential engine has.
+/// All kinds of request that a sequential engine accepts.
 fn all() -> Vec<ClientRequest> {
     let completed = COMPLETED.iter().map(|(_, request)| *request);
     let requests = CHATS.iter().copied().chain(completed);
     requests.chain(RESPONDED.iter().copied()).collect()
 }
 
-/// Both legs as they are to be.
+/// Fails unless both legs match their golden texts; returns the contents of the holes.
 fn assert_golden(
     request: &ClientRequest,
     legs: &Legs,
@@ -96,7 +96,7 @@ pub async fn sglang_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Sglang).await;
     let mut rooms = BTreeSet::new();
     let completed = COMPLETED.iter().map(|(_, request)| *request).take(2);
-    // Where the client sets a limit: what is put before the rest is then one thing.
+    // Requests with a limit, so that the added members form one piece.
     let limited = CHATS.iter().copied().chain(completed);
     for request in limited.filter(|request| request.lacks.is_none()) {
         let legs = rig.legs_of(request.ask()).await;
@@ -181,7 +181,7 @@ pub async fn aggregated_legs_are_golden(proxy: Proxy) {
         assert_eq!(legs.only().text(), request.body);
         request.assert_answered(legs.reply);
     }
-    // A request without an id of its own gets one, and the next one another.
+    // A request without an id gets a new one each time.
     let mut ids = BTreeSet::new();
     for _ in 0..2 {
         let legs = rig.legs_of_bare(CHATS[0].ask()).await;

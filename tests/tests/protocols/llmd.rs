@@ -1,4 +1,4 @@
-//! llm-d's sidecar on the decode pod, played by the test: it is told whom to ask for prefill, and gets the rest as it was.
+//! llm-d's sidecar on the decode pod, played by the test: a header names its prefill worker, and the rest is unchanged.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::scripted_pair::as_asked;
 
 const HEADER: &str = "x-prefiller-host-port";
 
-/// A sidecar, and a gateway that knows of these prefill workers.
+/// A sidecar, and a gateway with these prefill workers.
 async fn sidecar(proxy: Proxy, prefills: &[&str], pool: Value) -> (ScriptedWorker, Gateway) {
     let sidecar = ScriptedWorker::start(|got| as_asked(got, "whole")).await;
     let prefill = |address: &&str| json!({"address": address, "role": "prefill", "model": MODEL});
@@ -29,7 +29,7 @@ pub async fn the_sidecar_is_told_of_prefill_in_a_header_alone(proxy: Proxy) {
     let (sidecar, gateway) = sidecar(proxy, &["10.0.0.7:8000"], json!({})).await;
     let completed = COMPLETED.iter().map(|(_, request)| request);
     for request in CHATS.iter().chain(completed) {
-        // Whom a client names is nobody.
+        // A client's own value of the header is removed.
         let ask = request.ask().header(HEADER, "10.6.6.6:666");
         let ask = ask.header("X-Prefiller-Host-Port", "10.6.6.6:667");
         let reply = gateway.send(ask).await.expect(200);

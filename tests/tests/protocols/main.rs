@@ -1,4 +1,4 @@
-//! Every engine's hand-off, from outside: each kind of request goes through, and the legs are byte for byte what the
+//! Every engine's hand-off, from outside: each kind of request is answered, and the legs are byte for byte those that the
 //! engine's protocol demands.
 #![forbid(unsafe_code)]
 

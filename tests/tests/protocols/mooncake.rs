@@ -1,4 +1,4 @@
-//! What Mooncake alone has: engine ids that are asked for at `/query`, one for each rank, new with each start.
+//! Mooncake only: engine ids from `/query`, one for each rank, new with each start.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -29,8 +29,11 @@ pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
         let legs = rig.legs_of(CHATS[0].ask()).await;
         let (prefill, decode) = legs.pair();
         let rank = prefill.values("x-data-parallel-rank").join(",");
-        let told = rank.parse::<u64>();
-        assert!(told.is_ok_and(|rank| rank < RANKS), "{rank:?}: {prefill:?}");
+        let rank_number = rank.parse::<u64>();
+        assert!(
+            rank_number.is_ok_and(|rank| rank < RANKS),
+            "{rank:?}: {prefill:?}"
+        );
         let params = &decode.json()["kv_transfer_params"];
         let server = params["remote_bootstrap_addr"].to_string();
         pairs.insert((server, rank, params["remote_engine_id"].to_string()));
@@ -42,10 +45,10 @@ pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
     rig.ends().await;
 }
 
-/// A bootstrap server is asked again after two seconds; and its answer has to get around.
+/// A bootstrap server is polled every two seconds; then its answer reaches the other threads.
 const ASKED_EVERY: Duration = Duration::from_millis(2500);
 
-/// A prefill engine that can be started again where it was, its bootstrap server too.
+/// A prefill engine that can be restarted at its address, with its bootstrap server.
 struct Restarted {
     address: SocketAddr,
     port: String,
@@ -90,7 +93,7 @@ pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Pro
         prefill.kill();
         gateway.send(Ask::chat("hello")).await.expect_error(503);
         prefill = place.start().await;
-        // Back within milliseconds, it is missed by one thread and not by another, until the next time that it is asked.
+        // After a restart within milliseconds the threads may disagree about the engine until the next poll.
         sleep(ASKED_EVERY).await;
         eventually("all threads know of the new one", GENEROUS, || async {
             // One connection meets one thread; this many meet all.

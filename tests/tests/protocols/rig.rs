@@ -9,7 +9,7 @@ use pd_router_e2e::protocols::Protocol;
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const TOKEN: &str = "Bearer the-clients-own";
 
-/// What the engines got of one request.
+/// The legs of one request, as the engines received them.
 pub struct Legs {
     pub reply: Reply,
     pub prefill: Vec<RecordedRequest>,
@@ -17,7 +17,7 @@ pub struct Legs {
 }
 
 impl Legs {
-    /// The two legs; fails where there are more or fewer.
+    /// The two legs; fails unless there is one of each role.
     #[track_caller]
     pub fn pair(&self) -> (&RecordedRequest, &RecordedRequest) {
         match (self.prefill.as_slice(), self.decode.as_slice()) {
@@ -26,7 +26,7 @@ impl Legs {
         }
     }
 
-    /// The one leg, to an engine that does both or that others help; fails where there are more.
+    /// The only leg, of an aggregated worker or one with a sidecar or frontend; fails if there are more.
     #[track_caller]
     pub fn only(&self) -> &RecordedRequest {
         match (self.prefill.as_slice(), self.decode.as_slice()) {
@@ -53,8 +53,8 @@ impl Rig {
         }
     }
 
-    /// Sends the request, under an id, a trace and a token of the client's, and gives the legs. Each must have the trace and the
-    /// token, and all the same id of the gateway's.
+    /// Sends the request with a client's id, trace and token, and returns the legs. Each must have the trace and the token, and
+    /// all the same id of the gateway.
     pub async fn legs_of(&mut self, ask: Ask) -> Legs {
         self.requests += 1;
         let id = format!("request-{}", self.requests);
@@ -77,7 +77,7 @@ impl Rig {
         legs
     }
 
-    /// Sends the request as it is and gives the legs.
+    /// Sends the request unchanged and returns the legs.
     pub async fn legs_of_bare(&self, ask: Ask) -> Legs {
         let before = [
             self.fixture.requests(Role::Prefill).await,
@@ -102,7 +102,7 @@ impl Rig {
         new
     }
 
-    /// Fails where an engine refused a hand-off, computed a prompt again, or holds one that nobody pulled.
+    /// Fails if an engine refused a hand-off, computed a prompt again, or holds a hand-off that was never pulled.
     pub async fn ends(self) {
         self.fixture.comes_to_rest().await;
         self.fixture.assert_good_hand_offs().await;

@@ -1,4 +1,4 @@
-//! A prefill and a decode worker that answer what a test says, behind a gateway.
+//! A prefill and a decode worker with scripted answers, behind a gateway.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
@@ -35,28 +35,28 @@ impl ScriptedPair {
         }
     }
 
-    /// Asks for the case of this number.
+    /// Sends the request of the case with this number.
     pub async fn ask(&self, case: usize, streamed: bool) -> Reply {
         let ask = Ask::post(CHAT, asking(case, streamed));
         self.gateway.send(ask).await
     }
 }
 
-/// The body of a request for the case of this number.
+/// The body of the request for the case with this number.
 pub fn asking(case: usize, streamed: bool) -> String {
     format!(
         r#"{{"model":"sim","messages":[{{"role":"user","content":"case <{case}>"}}],"max_tokens":4,"stream":{streamed}}}"#
     )
 }
 
-/// The number of the case that is asked for.
+/// The number of the requested case.
 pub fn case_of(got: &RecordedRequest) -> usize {
     let number = got.text().split(['<', '>']).nth(1);
     let number = number.and_then(|number| number.parse().ok());
     number.unwrap_or_else(|| panic!("no case in {got:?}"))
 }
 
-/// A whole chat answer that ended at the length limit, with this text, this usage and these further members.
+/// A complete chat answer that ended at the length limit, with this text, this usage and these further members.
 pub fn answer(text: &str, usage: &Value, members: &str) -> String {
     let choice = json!({
         "index": 0,
@@ -81,10 +81,10 @@ pub fn event(text: &str) -> String {
     format!("data: {event}\n\n")
 }
 
-/// What ends a stream.
+/// End of a stream.
 pub const DONE: &str = "data: [DONE]\n\n";
 
-/// An answer as it was asked for: whole, or these events.
+/// An answer in the requested form: unstreamed, or as events.
 pub fn as_asked(got: &RecordedRequest, text: &str) -> Answer {
     match got.text().contains("\"stream\":true") {
         true => Answer::stream([event(text), event("more"), DONE.to_owned()]),

@@ -1,4 +1,4 @@
-//! What SGLang alone has: batches, `/generate`, ranks in the body, log probabilities of the prompt.
+//! SGLang only: batches, `/generate`, ranks in the body, log probabilities of the prompt.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ fn chat(members: &str) -> String {
     )
 }
 
-/// The rooms of a leg, of which there must be so many, each in the same list's place as its host and port.
+/// The rooms of a leg; fails unless there are `sequences` of them, and as many hosts and ports.
 fn rooms(leg: &RecordedRequest, sequences: usize) -> Vec<u64> {
     let body = leg.json();
     for field in ["bootstrap_host", "bootstrap_port", "bootstrap_room"] {
@@ -87,7 +87,7 @@ pub async fn batches_and_choices_have_a_room_each(proxy: Proxy) {
         }
         legs.reply.expect(200);
     }
-    // What is one sequence has one room, not a list of one.
+    // A single sequence has a single room, not a list of one.
     for body in [chat(""), chat(r#","n":1"#)] {
         let legs = rig.legs_of(Ask::post(CHAT, body)).await;
         let (prefill, decode) = legs.pair();
@@ -131,7 +131,7 @@ pub async fn generate_is_handed_off_like_the_rest(proxy: Proxy) {
             false => assert!(reply.json()["meta_info"].is_object(), "{}", reply.text()),
         }
     }
-    // One token is asked of prefill whatever the client says of it.
+    // Prefill's limit is one token for any limit of the client.
     for body in [r#"{"text":"hi"}"#, r#"{"text":"hi","sampling_params":{}}"#] {
         let legs = rig.legs_of(Ask::post(GENERATE, body)).await;
         let (prefill, decode) = legs.pair();

@@ -1,4 +1,4 @@
-//! What TensorRT-LLM alone has: an answer of the context engine that is the generation engine's business byte for byte.
+//! TensorRT-LLM only: the context engine's answer reaches the generation engine byte for byte.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::client_requests::{CHAT, COMPLETIONS};
 use crate::scripted_pair::{ScriptedPair, answer, as_asked, usage};
 
-/// What a context engine says: an id of its own, numbers that no float holds, escapes, white space.
+/// A context engine's parameters: an id of its own, numbers that no float holds, escapes, white space.
 const PARAMS: [&str; 2] = [
     r#"{ "request_type" :"#,
     r#", "first_gen_tokens":[ 151644,7 ],"ctx_request_id":9223372036854775807,"encoded_opaque_state":"AQ\/+==","draft_tokens":null,"disagg_request_id":4611686018427387905,"ctx_dp_rank":0,"ctx_info_endpoint":["tcp:\/\/10.0.0.1:5"],"newer":{"a":1.0} }"#,
@@ -19,7 +19,7 @@ const PARAMS: [&str; 2] = [
 const IDS: &str = "[1, 2 ,18446744073709551615]";
 const USAGE: &str = r#"{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1,"x":1.0}"#;
 
-/// The object with this type of request.
+/// The parameters with this request type.
 fn params(request_type: &str) -> String {
     let [before, after] = PARAMS;
     format!("{before}\"{request_type}\"{after}")
@@ -61,7 +61,7 @@ pub async fn the_context_answer_reaches_generation_byte_for_byte(proxy: Proxy) {
 
 pub async fn a_context_answer_without_ids_is_a_failure(proxy: Proxy) {
     let pool = json!({"protocol": "trtllm"});
-    // An answer that ended at the limit, without the object or the ids.
+    // An answer that ended at the limit, without the parameters or the ids.
     let script = |_: &RecordedRequest| Answer::json(answer("one", &usage(), ""));
     let pair = ScriptedPair::start(proxy, pool, script, |got| as_asked(got, "two")).await;
     for streamed in [false, true] {

@@ -9,12 +9,12 @@ use serde_json::json;
 
 use crate::rig::{CHAT, Conversation, Spelling};
 
-/// The model whose decode workers tell how many blocks they have.
+/// The model whose decode workers report their number of blocks.
 const KNOWN: &str = "known";
-/// The one whose decode workers do not.
+/// The model whose decode workers do not.
 const UNKNOWN: &str = "unknown";
 
-/// Engines of these roles, each with its model. What is listed as decode can do all: an aggregated engine.
+/// Engines of these roles, each with its model. Engines listed as decode are aggregated ones.
 const ENGINES: [(&str, Role); 5] = [
     (KNOWN, Role::Prefill),
     (KNOWN, Role::Aggregated),
@@ -52,7 +52,7 @@ impl Rig {
         Rig { engines, gateway }
     }
 
-    /// How many prompts the prefill engine of a model was sent.
+    /// Number of prompts that the model's prefill engine received.
     async fn prefills(&self, model: &str) -> u64 {
         let at = ENGINES
             .iter()
@@ -62,7 +62,7 @@ impl Rig {
         engine.state().await.requests
     }
 
-    /// Sends a conversation's next turn to a model; where it was answered, and whether it was prefilled before.
+    /// Sends a conversation's next turn to a model; returns its decode worker and its route.
     async fn turn(&self, conversation: &mut Conversation, model: &str) -> (String, Route) {
         let before = self.prefills(model).await;
         let body = with(conversation.body(), json!({"model": model}));
@@ -90,7 +90,7 @@ enum Route {
     DecodeOnly,
 }
 
-/// What the response says, which must be what the prefill engine saw.
+/// The route by the response, which must agree with the prefill engine's count.
 fn route_of(reply: &Reply, prefilled: u64) -> Route {
     match (reply.header("x-pd-router-prefill"), prefilled) {
         (Some(_), 1) => Route::ThroughPrefill,
@@ -126,7 +126,7 @@ pub async fn what_decode_holds_and_what_is_short_stays_there(proxy: Proxy) {
     assert_eq!(reply.expect(200).header("x-pd-router-prefill"), None);
     assert_eq!(rig.prefills(KNOWN).await, before);
 
-    // How many blocks the other model's worker has is not known: it keeps nothing.
+    // The other model's worker reports no number of blocks: its prompts do not stay.
     let mut other = Conversation::about("lakes", Spelling::Text);
     for _ in 0..3 {
         let (_, route) = rig.turn(&mut other, UNKNOWN).await;
@@ -137,7 +137,7 @@ pub async fn what_decode_holds_and_what_is_short_stays_there(proxy: Proxy) {
     rig.gateway.assert_comes_to_rest().await;
 }
 
-/// Dynamo's mark for what stays, in both places where it might be looked for.
+/// Dynamo's mark for such prompts, in both places where a router might look for it.
 async fn clients_have_no_say(rig: &Rig) {
     let long = "Tell me of the desert. ".repeat(100);
     let mark = "x-bypass-remote-prefill";

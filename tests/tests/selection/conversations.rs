@@ -1,4 +1,4 @@
-//! Conversations stay where their beginning is held, as long as somebody holds it.
+//! Conversations stay on a worker that holds their prefix, as long as there is one.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ pub async fn conversations_stick_to_their_prefill_workers(proxy: Proxy) {
         assert_eq!(seen.len(), 1, "a conversation moved: {seen:?}");
     }
 
-    // A caller may begin one elsewhere: what was decided for the gateway is known to it as well.
+    // A caller may pin the first turn: the gateway remembers that decision as well.
     for (name, id) in [("p0", "11"), ("p1", "12"), ("p2", "13")] {
         let mut conversation = Conversation::about(name, Spelling::Alternating);
         let first = conversation.ask().header("x-prefill-instance-id", id);
@@ -75,7 +75,7 @@ pub async fn a_worker_that_dies_or_leaves_loses_its_prefixes(proxy: Proxy) {
     };
     assert_eq!(retries().await, 1.0, "it was tried once, when it died");
 
-    // The next one leaves, and comes back as it was.
+    // The second worker leaves, and comes back with the same identity.
     let at = place(&engines, &second);
     engines.unlist_one(Role::Prefill, at);
     until_listed(&gateway, &second, false).await;
@@ -91,7 +91,7 @@ pub async fn a_worker_that_dies_or_leaves_loses_its_prefixes(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// Three turns, which must meet one prefill worker; that worker.
+/// Three turns, which must meet one prefill worker; returns that worker.
 async fn stays(conversation: &mut Conversation, gateway: &Gateway) -> String {
     let first = conversation.turn(gateway).await.pair().prefill;
     for _ in 0..2 {
@@ -106,7 +106,7 @@ fn place(engines: &EngineSet, name: &str) -> usize {
     at.unwrap_or_else(|| panic!("{name} is none of {names:?}"))
 }
 
-/// Waits until the gateway knows that this worker is there, or that it is not.
+/// Waits until the gateway lists this worker, or no longer does.
 async fn until_listed(gateway: &Gateway, name: &str, listed: bool) {
     eventually("the gateway knows", GENEROUS, || async {
         let status = gateway.status().await;

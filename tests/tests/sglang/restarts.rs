@@ -1,4 +1,4 @@
-//! SGLang workers that come back as somebody else, with another bootstrap port, while clients ask.
+//! SGLang workers that come back with a new identity and another bootstrap port, while clients send requests.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::rig::{Ports, QUICK, pool};
 
 const CLIENTS: usize = 8;
 
-/// Restarts all of `role` in good order, again and again: SGLang's legs cannot be rescued from a worker that dies.
+/// Restarts all of `role` in good order, repeatedly: SGLang's legs do not survive the death of a worker.
 async fn restarted(proxy: Proxy, role: Role) {
     let mut engines = EngineSet::with_slots(2, 2, QUICK).await;
     engines.start_and_list(Role::Prefill).await;

@@ -1,4 +1,4 @@
-//! Rooms: never used twice, of the right rank, and the same on both legs.
+//! Rooms: never reused, of the right rank, and the same on both legs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use crate::rig::{Ports, QUICK, Rig};
 
-/// An engine remembers its last 64 requests; a batch is less.
+/// Requests per batch: an engine remembers its last 64.
 const BATCH: usize = 50;
 
 const RANKS: u64 = 4;
 
-/// The three fields that make two legs meet.
+/// The three fields by which two legs meet.
 #[derive(Clone, Debug, PartialEq)]
 struct BootstrapFields {
     host: String,
@@ -37,7 +37,7 @@ fn bootstrap_fields(body: &Value) -> BootstrapFields {
     }
 }
 
-/// What each prompt's legs say, by prompt.
+/// The fields of each prompt's leg, by prompt.
 async fn bootstrap_fields_by_prompt(
     engines: &[Engine],
     prompts: &BTreeSet<String>,
@@ -57,7 +57,7 @@ async fn bootstrap_fields_by_prompt(
     all
 }
 
-/// Asks for this many answers in batches; gives the rooms, which both legs must agree on.
+/// Sends this many requests in batches; returns the rooms, which both legs must share.
 async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u64> {
     let mut rooms = Vec::new();
     let ports: BTreeSet<u64> = rig
@@ -71,7 +71,7 @@ async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> 
         let prompts: BTreeSet<String> = (0..BATCH)
             .map(|number| format!("{topic} {batch}/{number}"))
             .collect();
-        // Connections of their own spread over both threads.
+        // Separate connections spread over both threads.
         let asked = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
         for reply in join_all(asked).await {
             reply.expect(200);
@@ -123,7 +123,7 @@ pub async fn a_pinned_rank_has_rooms_of_its_own(proxy: Proxy) {
         let pinned = |prompt: &str| {
             Ask::chat(prompt)
                 .header("x-prefill-dp-rank", &rank.to_string())
-                // Decode's own rank is kept apart.
+                // Decode's own rank has another header.
                 .header("x-dp-rank", &other.to_string())
         };
         let topic = format!("question for {rank}");

@@ -1,4 +1,4 @@
-//! What happens without prefill, and after a prefill that failed: as the pool's policies say.
+//! Requests without prefill workers, and requests whose prefill fails, under the pool's policies.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const CLIENTS: usize = 8;
 
-/// A prompt whose prefill fails after it was computed.
+/// A prompt whose prefill fails after its computation.
 const FAILS: &str = "this one <|fail-prefill|>";
 
 fn whole_requests() -> Value {
@@ -32,12 +32,12 @@ async fn until_answered(gateway: &Gateway) {
     .await;
 }
 
-/// Waits until both threads say that there is no prefill worker, to clients and of themselves.
+/// Waits until both threads report to clients and on their pages that there is no prefill worker.
 async fn until_not_activated(gateway: &Gateway) {
     eventually("prefill is not activated", GENEROUS, || async {
         for _ in 0..8 {
             let reply = chat(gateway).await?;
-            // Before the gateway knows, it tries workers that are dead.
+            // A thread that does not know yet tries dead workers.
             if reply.status != 503 || reply.json()["error"]["code"] != "prefill_not_activated" {
                 return Err(format!("{}: {}", reply.status, reply.text()));
             }
@@ -80,7 +80,7 @@ pub async fn prefill_gone_and_back_where_decode_runs_whole_requests(proxy: Proxy
 
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     engines.remove(Role::Prefill).await;
-    // The decode engines say what they are sent.
+    // The decode engines count their requests by kind.
     eventually("decode runs whole requests", GENEROUS, || async {
         let state = engines.total(Role::Decode).await;
         if state.requests_by_leg.whole > 20 {
@@ -106,7 +106,7 @@ pub async fn prefill_gone_and_back_where_decode_runs_whole_requests(proxy: Proxy
     })
     .await;
     let tally = traffic.stop().await;
-    // Once both threads know, no request is run whole any more.
+    // Once both threads know, no request runs aggregated any more.
     until_disaggregated(&engines, &gateway).await;
     let decode = engines.total(Role::Decode).await;
     assert_eq!(decode.refused(), 0, "{decode:?}");
@@ -134,7 +134,7 @@ async fn until_disaggregated(engines: &EngineSet, gateway: &Gateway) {
     .await;
 }
 
-/// Prefill goes and comes back; meanwhile requests fail, and decode is sent nothing.
+/// Prefill leaves and comes back; meanwhile requests fail, and decode gets none.
 async fn fails_without_prefill(proxy: Proxy, decode: Role, pool: Value) {
     let mut engines = EngineSet::with_roles((Role::Prefill, decode), (2, 2), FAST).await;
     engines.start_and_list(Role::Prefill).await;
@@ -210,7 +210,7 @@ pub async fn a_failed_prefill_fails_at_once_where_configured(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// Two prefill engines and one that runs whole requests, listed as decode.
+/// Two prefill engines, and an aggregated one listed as decode.
 async fn with_whole_decode(proxy: Proxy, pool: Value) -> (Fleet, Gateway) {
     let fleet = Fleet::start_with_aggregated(2, 0, 1, FAST).await;
     let listed = |engine: &Engine| {

@@ -1,4 +1,4 @@
-//! A health probe without mercy: a decode worker that does not answer it in time while it is busy is killed and started again.
+//! A health probe without patience: a decode worker that is too busy to answer it in time is killed and restarted.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ const SLOW_DECODE: [&str; 4] = ["--token-ms", "50", "--prefill-rate", "80000"];
 
 const CLIENTS: usize = 4;
 
-/// Requests at once, beside the clients that always ask.
+/// Concurrent requests, beside the clients in a loop.
 const BURST: usize = 24;
 
-/// A busy engine takes longer than that over its health.
+/// Limit of a probe: a busy engine takes longer to answer.
 const PROBE_LIMIT: Duration = Duration::from_millis(200);
 const BUSY_HEALTH_MS: u64 = 10_000;
 
@@ -75,7 +75,7 @@ async fn burst(gateway: &Gateway) -> Vec<Result<Reply, Failure>> {
     join_all((0..BURST).map(one)).await
 }
 
-/// Answered, put off, or torn by the death of its worker.
+/// Fails unless the request was answered, put off, or torn by the death of its worker.
 fn assert_fit(reply: &Result<Reply, Failure>) {
     match reply {
         Ok(reply) if reply.status == 200 => {
@@ -92,7 +92,7 @@ fn assert_fit(reply: &Result<Reply, Failure>) {
     }
 }
 
-/// Waits until the engine works, and lets it neglect its health.
+/// Waits until the engine is busy, and makes its health check late.
 async fn until_busy(engine: &Engine) {
     eventually("the engine is busy", GENEROUS, || async {
         let state = engine.state().await;
@@ -107,7 +107,7 @@ async fn until_busy(engine: &Engine) {
         .await;
 }
 
-/// Asks for its health and does what such probes do.
+/// Probes the engine's health and restarts it, as an orchestrator does.
 async fn probe(engines: &mut EngineSet, at: usize) {
     let health = try_send(engines.decode[at].address, Ask::get("/health"));
     let healthy =

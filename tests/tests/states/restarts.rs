@@ -1,4 +1,4 @@
-//! All workers of a role restarted, in good order and not, while clients ask.
+//! All workers of a role restarted, in good order and not, while clients send requests.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engine_set::EngineSet;
@@ -46,7 +46,7 @@ async fn restart(engines: &mut EngineSet, gateway: &Gateway, role: Role, round: 
     }
 }
 
-/// Fails where a decode engine was sent what it should not.
+/// Fails if a decode engine got a request that it should not.
 pub async fn judge(engines: &EngineSet, tally: &Tally) {
     let prefill = engines.total(Role::Prefill).await;
     let decode = engines.total(Role::Decode).await;
@@ -57,15 +57,15 @@ pub async fn judge(engines: &EngineSet, tally: &Tally) {
     assert_eq!(tally.unknown, 0, "the model was never gone: {seen}");
 }
 
-/// Fails where a request had two prefills although its decode worker did not fail, or an answer none. `before` is what
-/// prefill did before the traffic.
+/// Fails if a request had two prefills without a failure of its decode worker, or an answer none. `before`: prefill's
+/// counters before the traffic.
 pub async fn judge_prefills(engines: &EngineSet, gateway: &Gateway, tally: &Tally, before: &State) {
     let prefill = engines.total(Role::Prefill).await;
     let recoveries = gateway.metrics().await.sum("pd_router_recoveries_total");
     let recoveries = recoveries.unwrap_or_default() as u64;
     let seen = format!("{tally:?}\nprefill: {prefill:?}\nrecoveries: {recoveries}");
     let consumed = prefill.handoffs_consumed - before.handoffs_consumed;
-    // One for each answer. Those of requests that were not answered were used too, or not.
+    // One for each answer; hand-offs of unanswered requests may be used or not.
     assert!(consumed >= tally.answered, "{seen}");
     let requests = prefill.requests - before.requests;
     assert!(requests <= tally.sent + recoveries, "{seen}");
@@ -75,7 +75,7 @@ pub async fn judge_prefills(engines: &EngineSet, gateway: &Gateway, tally: &Tall
 pub async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy) {
     let (mut engines, mut gateway) = at_work(proxy).await;
     let processes = gateway.processes();
-    // Those of the waiting above are no traffic.
+    // Requests of the preparation are no traffic.
     let before = engines.total(Role::Prefill).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     traffic
@@ -107,14 +107,14 @@ pub async fn all_prefill_workers_are_restarted_again_and_again(proxy: Proxy) {
     }
     let tally = traffic.stop().await;
     judge(&engines, &tally).await;
-    // None of the decode engines was ever away.
+    // No decode engine was ever away.
     let decode = engines.total(Role::Decode).await;
     assert!(decode.answered >= tally.answered, "{tally:?}; {decode:?}");
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
 
-/// Waits until every prefill engine that is there has handed something over.
+/// Waits until every running prefill engine has issued a hand-off.
 async fn until_all_prefill(engines: &EngineSet) {
     eventually("all new prefill engines are used", GENEROUS, || async {
         for slot in &engines.prefill {

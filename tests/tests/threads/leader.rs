@@ -1,4 +1,4 @@
-//! The VM that leads dies: another asks for the workers in its place, and no request is touched.
+//! Death of the leading VM: another takes over the polling of workers, and no request fails.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::rig::{THREADS, VMS};
 
 pub const TRAP: &str = "x-pd-router-trap";
 
-/// A lease lasts a second: two may pass until somebody else leads.
+/// A lease lasts a second: another VM leads after two at most.
 const TWO_LEASES: Duration = Duration::from_secs(2);
 
-/// What a machine that is busy with other tests may add. Far less than for ever.
+/// Allowance for a machine that is busy with other tests; far less than forever.
 const SLACK: Duration = Duration::from_secs(4);
 
 const CLIENTS_EACH: usize = 2;
@@ -33,9 +33,9 @@ struct Rig {
 }
 
 impl Rig {
-    /// Two workers of each role, with a place for a third that decodes.
+    /// Two listed workers of each role, and a third decode worker that can join.
     async fn open(proxy: Proxy) -> Rig {
-        // 20 ms between two tokens: an endless stream floods nobody.
+        // 20 ms between two tokens keep an endless stream small.
         let options = [FAST, &["--token-ms", "1000"]].concat();
         let mut engines = EngineSet::with_slots(2, 3, &options).await;
         engines.start_and_list(Role::Prefill).await;
@@ -56,7 +56,7 @@ impl Rig {
         }
     }
 
-    /// The threads that say they lead, this one, of which nothing is asked, left out.
+    /// The threads that report that they lead; `left_out` is not queried.
     async fn leading(&self, left_out: Option<usize>) -> Vec<usize> {
         let mut leading = Vec::new();
         for (at, thread) in self.threads.iter().enumerate() {
@@ -67,7 +67,7 @@ impl Rig {
         leading
     }
 
-    /// Waits until one of the threads, this one left out, leads: two leases at most.
+    /// Waits until one of the threads except `left_out` leads: two leases at most.
     async fn until_one_leads(&self, left_out: Option<usize>) -> usize {
         eventually("a thread leads", TWO_LEASES + SLACK, || async {
             match self.leading(left_out).await.as_slice() {
@@ -78,10 +78,10 @@ impl Rig {
         .await
     }
 
-    /// Waits until all threads know of this decode worker, or know that it is gone: within an interval.
+    /// Waits until all threads list this decode worker, or no longer do: within an interval.
     async fn until_all_know(&self, name: &str, listed: bool) {
         let interval = Duration::from_millis(INTERVAL_MS);
-        let what = format!("all threads have heard of {name}");
+        let what = format!("all threads know of {name}");
         eventually(&what, interval + SLACK, || async {
             for thread in &self.threads {
                 let page = thread.try_send(Ask::get("/pd-router/status")).await;
@@ -99,13 +99,13 @@ impl Rig {
         .await;
     }
 
-    /// Kills the VM that leads, by a request to another thread.
+    /// Kills the leading VM by a request to another thread.
     async fn kill_the_leader(&self, by: usize) {
         let ask = Ask::chat("a last wish").header(TRAP, "leader");
         self.threads[by].send(ask).await.expect(200);
     }
 
-    /// A worker joins and another leaves, and all threads know.
+    /// A worker joins and another leaves; all threads adopt the change.
     async fn a_change_is_adopted_by_all(&mut self) {
         let names = self.engines.names(Role::Decode);
         self.engines.list_one(Role::Decode, 2);
@@ -117,7 +117,7 @@ impl Rig {
 
 pub async fn when_the_leader_dies_a_thread_takes_over(proxy: Proxy) {
     let mut rig = Rig::open(proxy).await;
-    // The main thread's VM serves nobody, and leads by preference.
+    // The main thread's VM serves no requests, and leads by preference.
     assert_eq!(rig.leading(None).await, [0; 0]);
     let threads = rig.threads.iter();
     let clients: Vec<Clients> = threads
@@ -134,7 +134,7 @@ pub async fn when_the_leader_dies_a_thread_takes_over(proxy: Proxy) {
         clients.stop_untouched().await;
     }
     rig.gateway.assert_comes_to_rest().await;
-    // Nobody makes the main thread a new VM, for no request reaches it.
+    // The main thread gets no new VM, since no request reaches it.
     until_vms_are(&rig.gateway, VMS - 1.0).await;
 }
 
@@ -143,7 +143,7 @@ pub async fn when_that_one_dies_too_another_takes_over(proxy: Proxy) {
     rig.kill_the_leader(0).await;
     let second = rig.until_one_leads(None).await;
     rig.kill_the_leader((second + 1) % rig.threads.len()).await;
-    // Only a request would have its VM made anew, and none reaches its thread.
+    // Only a request would restart its VM, and none reaches its thread.
     rig.until_one_leads(Some(second)).await;
     serves_again(&rig.threads[second], &Ask::chat("hello")).await;
     rig.a_change_is_adopted_by_all().await;
@@ -165,7 +165,7 @@ pub async fn serves_again(thread: &Thread, ask: &Ask) {
     .await;
 }
 
-/// Waits until so many VMs are thought to live.
+/// Waits until `pd_router_vms` has this value.
 pub async fn until_vms_are(gateway: &Gateway, count: f64) {
     eventually("living VMs", GENEROUS, || async {
         let vms = gateway.metrics().await.expect("pd_router_vms");

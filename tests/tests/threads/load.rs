@@ -1,4 +1,4 @@
-//! What one thread has booked counts for all.
+//! Bookings of one thread count on all threads.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::rig::{Rig, SUBSET, UNHURRIED};
 const LONG_STREAMS: u64 = 32;
 const REQUESTS: usize = 16;
 
-/// Dozens of the ticks in which threads hear of each other.
+/// Dozens of ticks of the thread sync.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// Some twenty blocks that no other stream shares.
@@ -41,7 +41,7 @@ async fn load_half(rig: &Rig, thread: &Thread) -> Vec<PendingReply> {
     streams
 }
 
-/// What each decode worker runs, once all streams have begun there.
+/// Running requests of each decode worker, once all streams have begun.
 async fn running(rig: &Rig) -> Vec<u64> {
     eventually("the streams run", GENEROUS, || async {
         let states = join_all(rig.fleet.decode.iter().map(|engine| engine.state())).await;
@@ -54,7 +54,7 @@ async fn running(rig: &Rig) -> Vec<u64> {
     .await
 }
 
-/// The decode workers that a thread's next requests get, each sent after the one before is answered.
+/// The decode workers of a thread's next requests, each sent after the answer to the one before.
 async fn next_requests(thread: &Thread) -> Vec<String> {
     let body = with(chat_body("hello"), json!({"max_tokens": 1})).to_string();
     let mut decodes = Vec::new();
@@ -65,7 +65,7 @@ async fn next_requests(thread: &Thread) -> Vec<String> {
     decodes
 }
 
-/// The same of all threads but the first, at once.
+/// The same on all threads but the first, concurrently.
 async fn next_requests_elsewhere(rig: &Rig) -> Vec<Vec<String>> {
     let others = rig.threads.iter().skip(1);
     join_all(others.map(next_requests)).await
@@ -101,7 +101,7 @@ pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Prox
     let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
     let streams = load_half(&rig, &rig.threads[0]).await;
     sleep(SETTLED).await;
-    // To each of them all four workers are idle. Forty-eight draws miss half of them once in 2^48 times.
+    // Other threads see all four workers as idle. Forty-eight draws miss half of them once in 2^48 times.
     let decodes = next_requests_elsewhere(&rig).await.concat();
     assert!(
         decodes.iter().any(|decode| is_loaded(decode)),
@@ -121,7 +121,7 @@ pub async fn what_a_thread_lets_go_the_others_use_again(proxy: Proxy) {
     assert_all_idle(&rig).await;
 }
 
-/// No thread has anything booked, in all or with a worker.
+/// Fails if any thread has anything booked, in total or on a worker.
 async fn assert_all_idle(rig: &Rig) {
     for thread in &rig.threads {
         eventually("a thread has nothing booked", GENEROUS, || async {

@@ -1,4 +1,4 @@
-//! Four threads: what each knows of the others' load and decisions, and what is left when one of them dies.
+//! Four threads: knowledge of each other's load and decisions, and the state after the death of one of them.
 #![forbid(unsafe_code)]
 
 mod clients;

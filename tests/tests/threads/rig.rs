@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 pub const THREADS: u16 = 4;
 
-/// One main thread beside them.
+/// One main thread in addition.
 pub const VMS: f64 = THREADS as f64 + 1.0;
 
-/// Engines that compute at once and then take their time: a stream of a thousand tokens outlasts a test.
+/// Engines that compute prompts at once and generate slowly: a stream of a thousand tokens outlasts a test.
 pub const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "100"];
 
-/// By it trusted callers leave only some workers.
+/// Header in which trusted callers allow a subset of the workers.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 
 pub struct Rig {
@@ -24,7 +24,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// So many prefill and decode workers, `p0` and so on with the ids 11 and so on, `d0` with 21.
+    /// This many prefill workers, `p0` and so on with ids from 11, and decode workers, `d0` and so on with ids from 21.
     pub async fn open(
         proxy: Proxy,
         (prefill, decode): (usize, usize),
@@ -47,7 +47,7 @@ impl Rig {
         }
     }
 
-    /// What leaves all prefill workers and these decode workers.
+    /// The subset of all prefill workers and these decode workers.
     pub fn only(&self, decodes: &[usize]) -> String {
         let mut left = self.fleet.prefill_addresses();
         let all = self.fleet.decode_addresses();

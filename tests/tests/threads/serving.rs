@@ -1,4 +1,4 @@
-//! A VM that serves dies under load: its own streams are lost, and nothing else is.
+//! Death of a serving VM under load: its own streams are lost, and nothing else.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -25,19 +25,19 @@ const VICTIM: usize = 0;
 /// In place of the shipped idle timeout.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The longest that a stream may sit there whose VM has died.
+/// Maximum of the shipped idle timeout, after which a stream of a dead VM ends.
 const SHIPPED_IDLE_AT_MOST: Duration = Duration::from_secs(300);
 
-/// What a busy machine may add.
+/// Allowance for a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// Tokens of a stream that flows on another thread meanwhile, 100 ms apart: longer than all that happens.
+/// Tokens of a stream on another thread, 100 ms apart: the stream outlasts the test.
 const TOKENS: u64 = 150;
 
-/// Blocks in use with which a decode worker takes no more.
+/// Blocks in use at which a decode worker counts as busy.
 const BUSY_BLOCKS: u64 = 200;
 
-/// Prefill workers: the last one hangs. Decode workers: the last one gets a prompt that keeps it busy.
+/// Prefill workers: the last one hangs. Decode workers: a long prompt keeps the last one busy.
 const HANGS: usize = 2;
 const IS_BUSY: usize = 2;
 
@@ -96,7 +96,7 @@ impl Rig {
         }
     }
 
-    /// What leaves one, or the first two, of each role.
+    /// The subset of these workers of each role.
     fn subset(&self, prefill: &[usize], decode: &[usize]) -> String {
         let pick = |all: Vec<String>, at: &[usize]| -> Vec<String> {
             at.iter().map(|&at| all[at].clone()).collect()
@@ -111,7 +111,7 @@ impl Rig {
         self.subset(&[0, 1], &[0, 1])
     }
 
-    /// On the thread whose VM will die: a stream that flows, one that waits its turn, two that pause for their prefill.
+    /// On the thread whose VM will die: a running stream, one that waits in the queue, two that wait for their prefill.
     async fn occupy_the_victim(&self) -> (Vec<PendingReply>, Vec<PendingReply>) {
         let victim = &self.threads[VICTIM];
         let busy = self.subset(&[0, 1], &[IS_BUSY]);
@@ -130,7 +130,7 @@ impl Rig {
         paused.push(victim.ask(whole));
         eventually("prefills hang", GENEROUS, || async {
             let state = self.fleet.prefill[HANGS].state().await;
-            // The threads were told apart with its help, or not.
+            // Requests that identified the threads may be among the answered ones.
             match state.requests >= state.answered + 2 {
                 true => Ok(()),
                 false => Err(format!("{state:?}")),
@@ -166,7 +166,7 @@ impl Rig {
         .await;
     }
 
-    /// A stream on each thread but the victim that ends by itself, much later.
+    /// A stream on each thread except the victim, which ends by itself, much later.
     fn long_answers(&self) -> Vec<PendingReply> {
         let body = with(
             chat_body("a long story"),
@@ -182,11 +182,11 @@ impl Rig {
     }
 }
 
-/// Fails where one of these has not ended soon after its idle timeout.
+/// Fails unless each of these ends soon after its idle timeout.
 async fn assert_end_in_time(since: Instant, pending: Vec<PendingReply>) {
     let limit = IDLE + SLACK;
     for outcome in join_all(pending).await {
-        // How they end is up to the proxy. Whatever it says, it is no whole answer.
+        // The proxy decides how they end, but never as a complete answer.
         let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
         if let Ok(reply) = outcome {
             assert!(!reply.text().contains("[DONE]"), "{reply:?}");
@@ -212,7 +212,7 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
 
     let trap = Ask::chat("the end").header(SUBSET, &sound);
     let killed = Instant::now();
-    // Whatever is said to it: its VM is gone before it could say anything.
+    // The VM dies before it can answer this request.
     let last = rig.threads[VICTIM].try_send(trap.header(TRAP, "here"));
     if let Ok(reply) = last.await {
         assert_ne!(reply.status, 200, "{reply:?}");
@@ -220,7 +220,7 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
     let of_victim = clients.remove(VICTIM);
     of_victim.until_something_else().await;
     assert_end_in_time(killed, flowing.into_iter().chain(paused).collect()).await;
-    // What the dead VM had booked on the prefill worker that hangs counts no more: it would be chosen first.
+    // The dead VM's bookings on the hanging prefill worker no longer count: without a subset it would be selected first.
     let hello = Ask::chat("hello").header(SUBSET, &sound);
     serves_again(&rig.threads[VICTIM], &hello).await;
     of_victim.until_answered(4).await;
@@ -234,7 +234,7 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
         let answer = answer.unwrap_or_else(|failure| panic!("{failure}"));
         answer.expect_tokens(TOKENS);
     }
-    // Beside good answers and 503, only what was under way when it died.
+    // Beside 200 and 503, only requests in flight at the VM's death have other outcomes.
     let seen = of_victim.stop().await;
     let others: u64 = seen
         .iter()
@@ -247,7 +247,7 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
     rig.gateway.assert_comes_to_rest().await;
     rig.until_gauge("pd_router_queue_requests", 0.0).await;
     until_vms_are(&rig.gateway, VMS).await;
-    // What the dead VM had booked burdens nobody: the worker that it kept busy takes requests again, on every thread.
+    // The dead VM's bookings burden no worker: the busy one takes requests again, on every thread.
     let freed = rig.subset(&[0, 1], &[IS_BUSY]);
     for thread in &rig.threads {
         let ask = Ask::chat("hello").header(SUBSET, &freed);

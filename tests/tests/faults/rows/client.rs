@@ -15,7 +15,11 @@ async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value))
         row.until_requested(role).await;
         drop(client);
         row.fixture.comes_to_rest().await;
-        assert_eq!(row.tried_again().await, [0.0; 3], "for nobody");
+        assert_eq!(
+            row.tried_again().await,
+            [0.0; 3],
+            "no retry without a client"
+        );
         row.ejects_no_worker().await;
         row.ends_with_resets().await;
     }

@@ -23,7 +23,7 @@ async fn error_reaches_client(row: &mut Row, fault: &Value, modes: &[AnswerMode]
     assert_eq!(recoveries, modes.len() as f64, "one each");
     let got = row.got(Role::Decode).await;
     let each = vec![modes.len(); got.len()];
-    assert_eq!(got, each, "nobody is asked twice by one request");
+    assert_eq!(got, each, "a request tries no worker twice");
     replies
 }
 

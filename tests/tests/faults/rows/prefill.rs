@@ -55,7 +55,7 @@ async fn error_reaches_client(row: &mut Row, fault: &Value, (status, code): (u16
     let got = row.got(Role::Prefill).await;
     assert!(
         got.iter().all(|got| *got <= BOTH.len()),
-        "nobody is asked twice by one request: {got:?}"
+        "a request tries no worker twice: {got:?}"
     );
     row.ejects_only(Role::Prefill).await;
 }
