@@ -12,7 +12,7 @@ use super::fleet::Engines;
 use super::loads::Stage;
 use super::quality::{TraceContender, TracePlay};
 use super::results::{MemoryRow, Results, Row, TraceRow};
-use super::rounds::{self, Entrant, Numbers, Rounds, WARM_UP};
+use super::rounds::{self, Participant, PromptNumbers, Rounds, WARM_UP};
 use super::running_contender::{Parts, RunningContender};
 use super::{BenchError, machine, memory};
 
@@ -78,7 +78,7 @@ pub struct BenchRun<'a> {
     plan: BenchPlan,
     parts: &'a Parts,
     bar: ProgressBar,
-    numbers: Numbers,
+    numbers: PromptNumbers,
     absent: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> BenchRun<'a> {
             plan,
             parts,
             bar,
-            numbers: Numbers::default(),
+            numbers: PromptNumbers::default(),
             absent: Vec::new(),
         }
     }
@@ -164,19 +164,27 @@ impl<'a> BenchRun<'a> {
     async fn stage(&mut self, stage: &Stage) -> Result<Vec<Row>, BenchError> {
         let gap = Duration::from_secs_f64(stage.gap_ms / 1000.0);
         let engines = Engines::start(gap).await?;
-        let mut entrants = Vec::new();
+        let mut participants = Vec::new();
         for contender in stage.contenders() {
             let started = self.start(contender, &engines, stage.threads).await;
-            entrants.extend(started.map(|running| Entrant { contender, running }));
+            participants.extend(started.map(|running| Participant { contender, running }));
             self.passed(START);
         }
         let (bar, rounds) = (self.bar.clone(), self.plan.rounds);
-        let measured = rounds::measure(stage, &entrants, rounds, &mut self.numbers, |contender| {
-            bar.set_message(contender.name());
-            bar.inc(milliseconds(WARM_UP + rounds.lasts));
-        });
+        let measured = rounds::measure(
+            stage,
+            &participants,
+            rounds,
+            &mut self.numbers,
+            |contender| {
+                bar.set_message(contender.name());
+                bar.inc(milliseconds(WARM_UP + rounds.lasts));
+            },
+        );
         let rows = measured.await;
-        let stopping = entrants.into_iter().map(|entrant| entrant.running.stop());
+        let stopping = participants
+            .into_iter()
+            .map(|participant| participant.running.stop());
         join_all(stopping).await;
         engines.stop().await;
         Ok(rows)

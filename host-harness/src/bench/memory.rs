@@ -6,7 +6,7 @@ use super::contender::{Contender, LesserFilter, OwnSetup};
 use super::fleet::MODEL;
 use super::peers::Peer;
 use super::results::MemoryRow;
-use super::rounds::{Numbers, megabytes};
+use super::rounds::{PromptNumbers, megabytes};
 use super::running_contender::RunningContender;
 use crate::load::{self, LoadPlan, Pacing, RequestSpec};
 
@@ -70,7 +70,7 @@ pub async fn measure(
     contender: Contender,
     running: &RunningContender,
     prompts: u64,
-    numbers: &mut Numbers,
+    numbers: &mut PromptNumbers,
     passed: impl Fn(),
 ) -> Result<MemoryRow, MemoryError> {
     let resident = || megabytes(running.usage().resident);
@@ -92,7 +92,7 @@ pub async fn measure(
 async fn send(
     running: &RunningContender,
     requested: u64,
-    numbers: &mut Numbers,
+    numbers: &mut PromptNumbers,
 ) -> Result<(), MemoryError> {
     let plan = LoadPlan {
         to: running.address,

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use super::contender::LesserFilter;
 use super::running_contender::{BUFFER_LIMIT, ContenderError, Parts, anywhere, balanced};
 use crate::host::routes::{Route, Routes};
-use crate::run::gateway::{Amended, Gateway};
+use crate::run::gateway::{AmendedConfig, Gateway};
 use crate::run::{Callers, EnvoyLog, Settings};
 
 /// Replacement of pd-router.
@@ -37,7 +37,7 @@ pub async fn start(
         cluster: "decode".to_owned(),
         pool: None,
     });
-    let amended = Amended {
+    let amended = AmendedConfig {
         concurrency: threads,
         log: EnvoyLog::Errors,
         amend,

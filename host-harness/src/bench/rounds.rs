@@ -25,9 +25,9 @@ pub const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Source of prompt numbers, so that no prompt is sent twice to any contender.
 #[derive(Debug, Default)]
-pub struct Numbers(u64);
+pub struct PromptNumbers(u64);
 
-impl Numbers {
+impl PromptNumbers {
     /// More prompts than any one measurement sends.
     const MOST: u64 = 1 << 32;
 
@@ -39,7 +39,7 @@ impl Numbers {
 }
 
 /// One running contender.
-pub struct Entrant {
+pub struct Participant {
     /// Its identity.
     pub contender: Contender,
     /// Its processes and address.
@@ -49,28 +49,28 @@ pub struct Entrant {
 /// Measures all trials of a stage; calls `passed` after each measurement. Contenders that did not start have no rows.
 pub async fn measure(
     stage: &Stage,
-    entrants: &[Entrant],
+    participants: &[Participant],
     rounds: Rounds,
-    numbers: &mut Numbers,
+    numbers: &mut PromptNumbers,
     mut passed: impl FnMut(Contender),
 ) -> Vec<Row> {
     let mut found: Vec<Vec<(Contender, Vec<Figures>)>> = Vec::new();
     for trial in &stage.trials {
-        let running = entrants.iter().map(|entrant| entrant.contender);
+        let running = participants.iter().map(|participant| participant.contender);
         let of_trial = running.filter(|contender| trial.contenders.contains(contender));
         found.push(of_trial.map(|contender| (contender, Vec::new())).collect());
     }
     for _ in 0..rounds.number {
         for (trial, found) in stage.trials.iter().zip(&mut found) {
-            for entrant in entrants {
+            for participant in participants {
                 let Some((_, figures)) = found
                     .iter_mut()
-                    .find(|(contender, _)| *contender == entrant.contender)
+                    .find(|(contender, _)| *contender == participant.contender)
                 else {
                     continue;
                 };
-                figures.push(once(trial, &entrant.running, rounds.lasts, numbers).await);
-                passed(entrant.contender);
+                figures.push(once(trial, &participant.running, rounds.lasts, numbers).await);
+                passed(participant.contender);
             }
         }
     }
@@ -87,7 +87,7 @@ async fn once(
     trial: &Trial,
     running: &RunningContender,
     lasts: Duration,
-    numbers: &mut Numbers,
+    numbers: &mut PromptNumbers,
 ) -> Figures {
     let plan = plan(&trial.load, running, lasts, numbers.prompts());
     let (measured, [before, after]) = load::drive(&plan, || running.usage()).await;

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
-use super::lease::KvOf;
+use super::lease::HandoffPrompt;
 use super::node::EngineContext;
 use super::pull::{NoAnswer, Puller};
 use super::rooms::RoomRefusal;
@@ -61,7 +61,7 @@ pub async fn take(
     uri: Uri,
     question: &TakeRequest,
     patience: Duration,
-) -> Result<KvOf, TakeError> {
+) -> Result<HandoffPrompt, TakeError> {
     let answer = tokio::time::timeout(patience, puller.post(uri, question)).await;
     let (status, content) = match answer {
         Err(_) => return Err(TakeError::TimedOut),

@@ -17,7 +17,7 @@ use super::body::{self, Body, BrokenOff, Events, FedBody};
 use super::dialect::{Dialect, Handoff, Leg, llmd, sglang, vllm};
 use super::fault::{DrawnFaults, FaultContext, HandoffFate};
 use super::kv::Blocks;
-use super::lease::KvOf;
+use super::lease::HandoffPrompt;
 use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH, WORDY};
 use super::node::EngineContext;
 use super::pace::Pace;
@@ -376,12 +376,12 @@ impl Job {
     }
 
     /// Identity of this request's KV.
-    fn kv_of(&self) -> KvOf {
+    fn kv_of(&self) -> HandoffPrompt {
         self.generation.kv()
     }
 
     /// Checks that KV belongs to this request's prompt.
-    fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
+    fn check_prompt(&self, of: HandoffPrompt) -> Result<(), Refusal> {
         if of == self.generation.kv() {
             return Ok(());
         }

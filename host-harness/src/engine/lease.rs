@@ -13,7 +13,7 @@ const REMEMBERED: usize = 65_536;
 
 /// The prompt whose KV a hand-off carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvOf {
+pub struct HandoffPrompt {
     /// Prompt tokens held.
     pub prompt_tokens: u64,
     /// Identity of the prompt, so that KV handed to another request is noticed.
@@ -65,7 +65,7 @@ pub struct LeaseCounts {
 
 struct Lease {
     blocks: Vec<u32>,
-    kv: KvOf,
+    kv: HandoffPrompt,
 }
 
 #[derive(Clone, Copy)]
@@ -117,7 +117,13 @@ impl LeaseTable {
     }
 
     /// Puts taken blocks under a lease and returns the hand-off's id: `stem` and a serial number, so that no id is issued twice.
-    pub fn issue(&mut self, stem: &str, blocks: Vec<u32>, kv: KvOf, now: Instant) -> String {
+    pub fn issue(
+        &mut self,
+        stem: &str,
+        blocks: Vec<u32>,
+        kv: HandoffPrompt,
+        now: Instant,
+    ) -> String {
         self.expire(now);
         let id = format!("{stem}-{:08x}", self.counts.issued);
         self.counts.issued += 1;
@@ -136,7 +142,7 @@ impl LeaseTable {
         id: &str,
         block_groups: &[Vec<u32>],
         now: Instant,
-    ) -> Result<KvOf, PullRefusal> {
+    ) -> Result<HandoffPrompt, PullRefusal> {
         self.expire(now);
         let Some(lease) = self.held.get(id) else {
             return Err(match self.ends.get(id) {
@@ -240,7 +246,7 @@ mod tests {
     use super::*;
 
     const LEASE: Duration = Duration::from_millis(100);
-    const KV: KvOf = KvOf {
+    const KV: HandoffPrompt = HandoffPrompt {
         prompt_tokens: 20,
         prompt_fingerprint: 7,
     };

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::lease::KvOf;
+use super::lease::HandoffPrompt;
 use super::marker::Markers;
 use super::refusal::Refusal;
 use native::Limits;
@@ -203,16 +203,16 @@ impl Generation {
     }
 
     /// Identity of the KV of all prompts.
-    pub fn kv(&self) -> KvOf {
-        KvOf {
+    pub fn kv(&self) -> HandoffPrompt {
+        HandoffPrompt {
             prompt_tokens: self.prompt_tokens(),
             prompt_fingerprint: self.fingerprint,
         }
     }
 
     /// Identity of each sequence's KV, where each sequence has its own.
-    pub fn kv_of_each(&self) -> impl Iterator<Item = KvOf> {
-        let of = |(number, tokens): (u64, &u64)| KvOf {
+    pub fn kv_of_each(&self) -> impl Iterator<Item = HandoffPrompt> {
+        let of = |(number, tokens): (u64, &u64)| HandoffPrompt {
             prompt_tokens: *tokens,
             prompt_fingerprint: self.fingerprint.wrapping_add(number),
         };

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::aborts::AbortSelection;
 use super::kv::{Blocks, Kv};
-use super::lease::{KvOf, PullRefusal};
+use super::lease::{HandoffPrompt, PullRefusal};
 
 /// Why a room gives no KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,7 +112,12 @@ impl Rooms {
     /// # Errors
     /// When there is no KV, or never will be. If the wait is cancelled, the room stays claimed, and its KV waits until its lease
     /// ends.
-    pub async fn take(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+    pub async fn take(
+        &self,
+        name: &str,
+        seal: &Value,
+        kv: &Kv,
+    ) -> Result<HandoffPrompt, RoomRefusal> {
         let changed = self.claim(name)?;
         loop {
             if let Some(outcome) = self.try_take(name, seal, kv) {
@@ -126,7 +131,12 @@ impl Rooms {
     ///
     /// # Errors
     /// When there is no KV; a refused request changes nothing.
-    pub fn take_now(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+    pub fn take_now(
+        &self,
+        name: &str,
+        seal: &Value,
+        kv: &Kv,
+    ) -> Result<HandoffPrompt, RoomRefusal> {
         self.try_take(name, seal, kv)
             .unwrap_or(Err(RoomRefusal::Unknown))
     }
@@ -186,7 +196,12 @@ impl Rooms {
     }
 
     /// `None` while the prefill is not done.
-    fn try_take(&self, name: &str, seal: &Value, kv: &Kv) -> Option<Result<KvOf, RoomRefusal>> {
+    fn try_take(
+        &self,
+        name: &str,
+        seal: &Value,
+        kv: &Kv,
+    ) -> Option<Result<HandoffPrompt, RoomRefusal>> {
         if let Some(refusal) = self.over.borrow().get(name) {
             return Some(Err(*refusal));
         }
@@ -227,7 +242,7 @@ pub struct RoomPrefill {
 
 impl RoomPrefill {
     /// Puts the KV into the room for its decode, which must show the seal.
-    pub fn hand_over(self, blocks: Blocks, of: KvOf, seal: Value) {
+    pub fn hand_over(self, blocks: Blocks, of: HandoffPrompt, seal: Value) {
         let mut open = self.rooms.open.borrow_mut();
         let Some(room) = open.get_mut(&self.name) else {
             return;
@@ -240,7 +255,7 @@ impl RoomPrefill {
 
 impl RoomPrefill {
     /// Hands the KV over, and loses it at once.
-    pub fn lose(self, blocks: Blocks, of: KvOf, kv: &Kv) {
+    pub fn lose(self, blocks: Blocks, of: HandoffPrompt, kv: &Kv) {
         let Some(room) = self.rooms.end(&self.name, RoomRefusal::Lost) else {
             return;
         };
@@ -270,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    const OF: KvOf = KvOf {
+    const OF: HandoffPrompt = HandoffPrompt {
         prompt_tokens: 20,
         prompt_fingerprint: 7,
     };

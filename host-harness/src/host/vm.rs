@@ -49,19 +49,19 @@ pub enum Action {
 }
 
 /// The compiled module, shared by all threads.
-pub struct Blueprint {
+pub struct CompiledPlugin {
     module: InstancePre<HostState>,
     process: Arc<Process>,
 }
 
-impl Blueprint {
+impl CompiledPlugin {
     /// Compiles the module and links the host calls. Takes seconds of CPU for a large module.
-    pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<Blueprint, StartError> {
+    pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<CompiledPlugin, StartError> {
         let module = compiled(wasm, process.steps.counting()).map_err(StartError::Load)?;
         let mut linker = Linker::new(module.engine());
         abi::link(&mut linker, &module).map_err(StartError::Load)?;
         let module = linker.instantiate_pre(&module).map_err(StartError::Load)?;
-        Ok(Blueprint { module, process })
+        Ok(CompiledPlugin { module, process })
     }
 }
 
@@ -98,7 +98,7 @@ fn compiled(wasm: &[u8], counting: Counting) -> wasmtime::Result<Module> {
 /// One thread's VM. It stays when the guest inside is replaced.
 pub struct Vm {
     this: Weak<Vm>,
-    blueprint: Arc<Blueprint>,
+    compiled: Arc<CompiledPlugin>,
     seat: RefCell<Seat>,
     last_context: Cell<ContextId>,
     generation: Cell<u64>,
@@ -146,10 +146,10 @@ struct Exports {
 
 impl Vm {
     /// A thread's VM without a guest yet.
-    pub fn new(blueprint: Arc<Blueprint>, wake: UnboundedSender<QueueReady>) -> Rc<Vm> {
+    pub fn new(compiled: Arc<CompiledPlugin>, wake: UnboundedSender<QueueReady>) -> Rc<Vm> {
         Rc::new_cyclic(|this| Vm {
             this: this.clone(),
-            blueprint,
+            compiled,
             seat: RefCell::new(Seat::Down {
                 since: Instant::now(),
             }),
@@ -173,7 +173,7 @@ impl Vm {
 
     /// State shared by all threads.
     pub fn process(&self) -> &Arc<Process> {
-        &self.blueprint.process
+        &self.compiled.process
     }
 
     /// Builds a new guest and configures it.
@@ -184,10 +184,10 @@ impl Vm {
             generation: self.generation.get(),
             wake: self.wake.clone(),
         };
-        let process = Arc::clone(&self.blueprint.process);
+        let process = Arc::clone(&self.compiled.process);
         let config_size = u32::try_from(process.plugin_config.len()).unwrap_or(u32::MAX);
         let state = HostState::new(process, owner, root);
-        let mut incarnation = Incarnation::load(&self.blueprint, state)?;
+        let mut incarnation = Incarnation::load(&self.compiled, state)?;
         let accepted = incarnation
             .configure(root, config_size)
             .map_err(StartError::Trap)?;
@@ -472,13 +472,13 @@ fn clamp(size: usize) -> u32 {
 }
 
 impl Incarnation {
-    fn load(blueprint: &Blueprint, state: HostState) -> Result<Incarnation, StartError> {
-        let mut store = Store::new(blueprint.module.module().engine(), state);
+    fn load(compiled: &CompiledPlugin, state: HostState) -> Result<Incarnation, StartError> {
+        let mut store = Store::new(compiled.module.module().engine(), state);
         store.limiter(|state| &mut state.limits);
-        let steps = &blueprint.process.steps;
+        let steps = &compiled.process.steps;
         let instance = steps
             .count("instantiate", &mut store, |store| {
-                blueprint.module.instantiate(store)
+                compiled.module.instantiate(store)
             })
             .map_err(StartError::Load)?;
         let memory = instance.get_memory(&mut store, "memory");

@@ -8,7 +8,7 @@ use crate::bench::results::MemoryRow;
 pub const MARK: u64 = 100_000;
 
 /// Memory growth of one contender, as far as measured.
-pub struct Growth {
+pub struct MemoryGrowth {
     /// MB before the first prompt.
     pub start: Result<f64, MissingFigure>,
     /// MB after [`MARK`] prompts.
@@ -21,7 +21,7 @@ pub struct Growth {
     pub after_mark: Result<f64, MissingFigure>,
 }
 
-impl Growth {
+impl MemoryGrowth {
     /// Growth of a row.
     pub fn of(row: &MemoryRow) -> Self {
         let (start, mark, end) = (start(row), mark(row), end(row));
@@ -76,8 +76,8 @@ fn end(row: &MemoryRow) -> Result<(u64, f64), MissingFigure> {
 mod tests {
     use super::*;
 
-    fn grown(threads: u16, points: &[(u64, f64)]) -> Growth {
-        Growth::of(&MemoryRow {
+    fn grown(threads: u16, points: &[(u64, f64)]) -> MemoryGrowth {
+        MemoryGrowth::of(&MemoryRow {
             contender: "any".to_owned(),
             body_bytes: 16 * 1024,
             threads,

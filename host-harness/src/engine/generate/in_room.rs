@@ -13,7 +13,7 @@ use crate::engine::bootstrap::{self, TakeError, TakeRequest};
 use crate::engine::dialect::Dialect;
 use crate::engine::dialect::sglang::{self, RoomAddress};
 use crate::engine::fault::HandoffFate;
-use crate::engine::lease::KvOf;
+use crate::engine::lease::HandoffPrompt;
 use crate::engine::marker::Marker;
 use crate::engine::node::EngineContext;
 use crate::engine::refusal::Refusal;
@@ -150,7 +150,7 @@ async fn take_one(
     node: &EngineContext,
     room_address: &RoomAddress,
     prefill_rank: Option<u64>,
-    expected: KvOf,
+    expected: HandoffPrompt,
 ) -> Result<(), Refusal> {
     let uri = pull::address(&room_address.host, room_address.port, bootstrap::PATH)
         .map_err(|error| Refusal::WrongBootstrap(format!("has no host: {error}")))?;

@@ -2,7 +2,7 @@
 
 use super::{Finding, FindingSpec, Judged, Limit, Verdict, difference};
 use crate::bench::report::contenders::name::{DIRECT, NIXL};
-use crate::bench::report::memory::{Growth, MARK};
+use crate::bench::report::memory::{MARK, MemoryGrowth};
 use crate::bench::report::numbers::{percent, short, thousands};
 use crate::bench::report::select::{KB, MissingFigure, threads};
 use crate::bench::results::{MemoryRow, TraceRow};
@@ -37,7 +37,7 @@ pub fn memory(rows: &[MemoryRow]) -> Vec<Finding> {
 }
 
 fn grown_by_mark(row: &MemoryRow) -> Judged {
-    let growth = Growth::of(row);
+    let growth = MemoryGrowth::of(row);
     let (start, at_mark) = (growth.start?, growth.at_mark?);
     let each = growth.each_vm?;
     let words = format!(
@@ -51,7 +51,7 @@ fn grown_by_mark(row: &MemoryRow) -> Judged {
 }
 
 fn grown_after(row: &MemoryRow) -> Judged {
-    let growth = Growth::of(row);
+    let growth = MemoryGrowth::of(row);
     let (prompts, end) = growth.end?;
     let rate = growth.after_mark?;
     let words = format!(
