@@ -14,7 +14,7 @@ use super::fleet::{EngineTotals, Fleet, FleetError};
 use super::http::{Http, HttpError};
 use super::judge::{Aftermath, ClientOutcomes, FaultEffect, Rules, ScenarioVerdict, judge};
 use super::memory::AtRest;
-use super::metrics::Metrics;
+use super::metrics::MetricsPage;
 use super::pool;
 use super::scenario::{ClientMix, EngineAction, PoolSettings, Scenario};
 use crate::engine::Dialect;
@@ -167,7 +167,7 @@ impl ScenarioRun<'_> {
     }
 
     /// Whether any request met what engines or clients did.
-    fn effect(&self, fleet: &Fleet, metrics: &Metrics) -> FaultEffect {
+    fn effect(&self, fleet: &Fleet, metrics: &MetricsPage) -> FaultEffect {
         let Scenario { mix, pool, .. } = self.scenario;
         let is_felt = match (mix, pool) {
             (ClientMix::Patient | ClientMix::WithPoison | ClientMix::WithLeavers, _) => {
@@ -192,7 +192,7 @@ impl ScenarioRun<'_> {
         }
     }
 
-    fn wrongly_ejected(&self, metrics: &Metrics) -> u64 {
+    fn wrongly_ejected(&self, metrics: &MetricsPage) -> u64 {
         let spared = self.scenario.spares.iter();
         spared.map(|role| metrics.ejections(*role)).sum()
     }
@@ -239,7 +239,7 @@ impl ScenarioRun<'_> {
     }
 
     async fn ejections(&self, role: Role) -> Result<u64, HttpError> {
-        let metrics = Metrics::ask(&self.http, self.at.admin).await?;
+        let metrics = MetricsPage::fetch(&self.http, self.at.admin).await?;
         Ok(metrics.ejections(role))
     }
 }
@@ -282,12 +282,12 @@ pub async fn until_at_rest(
     http: &Http,
     admin: SocketAddr,
     engines: &impl TotalsSource,
-) -> Result<(EngineTotals, Metrics), PlayError> {
+) -> Result<(EngineTotals, MetricsPage), PlayError> {
     let deadline = Instant::now() + REST_LIMIT;
     let (mut calm, mut before) = (0, None);
     loop {
         sleep(REST_LOOK).await;
-        let metrics = Metrics::ask(http, admin).await?;
+        let metrics = MetricsPage::fetch(http, admin).await?;
         let totals = engines.totals().await?;
         let rests = totals.requests + metrics.bookings() + metrics.streams() == 0;
         let counted = (metrics.leaked_handoffs(), metrics.unknown_handoffs());

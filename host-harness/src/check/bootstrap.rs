@@ -11,7 +11,7 @@ pub struct Bootstrap {
 
 /// Why a bootstrap has nothing to check.
 #[derive(Debug, thiserror::Error)]
-pub enum BootstrapError {
+pub enum BootstrapReadError {
     /// Neither YAML nor JSON.
     #[error("neither YAML nor JSON: {0}")]
     Text(#[from] serde_yaml_ng::Error),
@@ -42,7 +42,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When the text is neither YAML nor JSON.
-    pub fn parse(text: &[u8]) -> Result<Self, BootstrapError> {
+    pub fn parse(text: &[u8]) -> Result<Self, BootstrapReadError> {
         // JSON is a subset of YAML.
         Ok(Self {
             document: serde_yaml_ng::from_slice(text)?,
@@ -58,11 +58,11 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When there is none.
-    pub fn gateways(&self) -> Result<Vec<FilterOccurrence<'_>>, BootstrapError> {
+    pub fn gateways(&self) -> Result<Vec<FilterOccurrence<'_>>, BootstrapReadError> {
         let listeners = self.root().at("static_resources.listeners").items();
         let gateways: Vec<_> = listeners.iter().flat_map(in_listener).collect();
         match gateways.is_empty() {
-            true => Err(BootstrapError::NoFilter),
+            true => Err(BootstrapReadError::NoFilter),
             false => Ok(gateways),
         }
     }
@@ -122,7 +122,7 @@ impl FilterOccurrence<'_> {
     ///
     /// # Errors
     /// When there is no readable configuration.
-    pub fn configuration(&self) -> Result<Vec<u8>, BootstrapError> {
-        document(&self.plugin).ok_or_else(|| BootstrapError::NoConfiguration(self.place()))
+    pub fn configuration(&self) -> Result<Vec<u8>, BootstrapReadError> {
+        document(&self.plugin).ok_or_else(|| BootstrapReadError::NoConfiguration(self.place()))
     }
 }

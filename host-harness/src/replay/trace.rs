@@ -301,10 +301,10 @@ mod tests {
     #[test]
     fn what_is_longer_than_any_request_is_refused_with_its_line() {
         let line = r#"{"timestamp": 1, "input_length": 4294967295, "output_length": 1}"#;
-        let said = Trace::read(line.as_bytes(), 1, None)
+        let error = Trace::read(line.as_bytes(), 1, None)
             .unwrap_err()
             .to_string();
-        assert!(said.contains("line 1: input_length"), "{said}");
+        assert!(error.contains("line 1: input_length"), "{error}");
     }
 
     #[test]

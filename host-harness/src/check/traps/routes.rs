@@ -102,8 +102,8 @@ fn buffer(gateway: &FilterOccurrence<'_>, host: &Node<'_>, route: &Node<'_>) -> 
     let mut places = names.map(|name| route.field(name)).to_vec();
     places.extend(names.map(|name| host.field(name)));
     places.push(gateway.listener.field("per_connection_buffer_limit_bytes"));
-    let said = places.into_iter().find(Node::is_there);
-    let (place, limit, whose) = match &said {
+    let configured = places.into_iter().find(Node::is_there);
+    let (place, limit, whose) = match &configured {
         Some(place) => (place.clone(), place.number()?, "this limit"),
         None => (
             route.field("request_body_buffer_limit"),
