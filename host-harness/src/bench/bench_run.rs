@@ -13,7 +13,7 @@ use super::loads::Stage;
 use super::quality::{TraceContender, TracePlay};
 use super::results::{MemoryRow, Results, Row, TraceRow};
 use super::rounds::{self, Participant, PromptNumbers, Rounds, WARM_UP};
-use super::running_contender::{Parts, RunningContender};
+use super::running_contender::{ContenderFiles, RunningContender};
 use super::{BenchError, machine, memory};
 
 /// The planned measurements.
@@ -76,7 +76,7 @@ const PROMPT: Duration = Duration::from_micros(800);
 /// A running benchmark.
 pub struct BenchRun<'a> {
     plan: BenchPlan,
-    parts: &'a Parts,
+    parts: &'a ContenderFiles,
     bar: ProgressBar,
     numbers: PromptNumbers,
     absent: Vec<String>,
@@ -84,7 +84,7 @@ pub struct BenchRun<'a> {
 
 impl<'a> BenchRun<'a> {
     /// A benchmark ready to run.
-    pub fn new(plan: BenchPlan, parts: &'a Parts, bar: ProgressBar) -> Self {
+    pub fn new(plan: BenchPlan, parts: &'a ContenderFiles, bar: ProgressBar) -> Self {
         Self {
             plan,
             parts,

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::peers::Peer;
 use super::results::Machine;
-use super::running_contender::Parts;
+use super::running_contender::ContenderFiles;
 
 /// This machine, from `/proc`.
 pub fn this() -> Machine {
@@ -60,7 +60,7 @@ fn written(seconds: u64) -> String {
 }
 
 /// Names and versions of all available programs.
-pub fn versions(parts: &Parts) -> BTreeMap<String, String> {
+pub fn versions(parts: &ContenderFiles) -> BTreeMap<String, String> {
     let own = || env!("CARGO_PKG_VERSION").to_owned();
     let mut versions = BTreeMap::from([
         ("pd-router".to_owned(), own()),

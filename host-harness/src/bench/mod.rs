@@ -27,7 +27,7 @@ pub mod usage;
 use bench_run::{BenchPlan, BenchRun};
 use results::Results;
 use rounds::Rounds;
-use running_contender::Parts;
+use running_contender::ContenderFiles;
 
 use crate::engine::EngineError;
 use crate::logging;
@@ -89,7 +89,7 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     out: PathBuf,
     #[command(flatten)]
-    parts: Parts,
+    parts: ContenderFiles,
     /// Print the results in one line of JSON.
     #[arg(long)]
     json: bool,

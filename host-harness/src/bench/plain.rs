@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 use super::contender::LesserFilter;
-use super::running_contender::{BUFFER_LIMIT, ContenderError, Parts, anywhere, balanced};
+use super::running_contender::{BUFFER_LIMIT, ContenderError, ContenderFiles, anywhere, balanced};
 use crate::host::routes::{Route, Routes};
 use crate::run::gateway::{AmendedConfig, Gateway};
 use crate::run::{Callers, EnvoyLog, Settings};
@@ -27,7 +27,7 @@ pub async fn start(
     replacement: FilterReplacement,
     hosts: Vec<SocketAddr>,
     threads: u16,
-    parts: &Parts,
+    parts: &ContenderFiles,
 ) -> Result<Gateway, ContenderError> {
     let (configuration, amend): (_, fn(&mut Value)) = match replacement {
         FilterReplacement::Nothing => ("", without_filter),

@@ -14,7 +14,7 @@ use super::contender;
 use super::fleet::{DisaggregatedEngines, EngineCounts, MODEL};
 use super::peers::{EngineAddresses, Peer};
 use super::results::TraceRow;
-use super::running_contender::{ContenderError, Parts, RunningContender};
+use super::running_contender::{ContenderError, ContenderFiles, RunningContender};
 use super::trace::{self, PlayOptions, Unanswered};
 use crate::engine::{Dialect, EngineConfig, EngineError, PrefixCache, Role};
 use crate::replay::{Trace, TraceError};
@@ -213,7 +213,7 @@ impl TracePlay {
     pub async fn play(
         &self,
         contender: TraceContender,
-        parts: &Parts,
+        parts: &ContenderFiles,
         passed: impl Fn(usize),
     ) -> Result<TraceOutcome, QualityError> {
         let legs =

@@ -30,7 +30,7 @@ use routing::config::{Config, ConfigError};
 
 /// Programs and files of the contenders.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Parts {
+pub struct ContenderFiles {
     #[command(flatten)]
     pub files: Files,
     /// The benchmark's filters, which do less than pd-router.
@@ -105,7 +105,7 @@ impl RunningContender {
         contender: Contender,
         engines: &Engines,
         threads: u16,
-        parts: &Parts,
+        parts: &ContenderFiles,
     ) -> Result<Self, ContenderError> {
         match contender {
             Contender::Envoy => {
@@ -155,7 +155,7 @@ impl RunningContender {
     pub async fn routed(
         config: Value,
         threads: u16,
-        parts: &Parts,
+        parts: &ContenderFiles,
     ) -> Result<Self, ContenderError> {
         let document = config.to_string().into_bytes();
         let members = Members::of(&Config::parse(&document)?);
@@ -180,7 +180,7 @@ impl RunningContender {
     pub async fn router(
         peer: Peer,
         fleet: &EngineAddresses,
-        parts: &Parts,
+        parts: &ContenderFiles,
     ) -> Result<Self, ContenderError> {
         let router = Router::start(peer, &parts.peers, fleet).await?;
         let address = router.address;
@@ -188,7 +188,11 @@ impl RunningContender {
     }
 
     /// The wasmtime host in a separate process, so that its cost is distinct from this one's.
-    async fn wasmtime(config: Value, threads: u16, parts: &Parts) -> Result<Self, ContenderError> {
+    async fn wasmtime(
+        config: Value,
+        threads: u16,
+        parts: &ContenderFiles,
+    ) -> Result<Self, ContenderError> {
         // The host reads the file once, at its start.
         let configuration = NamedTempFile::new()?;
         std::fs::write(configuration.path(), config.to_string())?;

@@ -52,7 +52,7 @@ pub enum AnswerShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// Unstreamed: in one piece.
-    Whole,
+    Unstreamed,
     /// As events.
     Stream,
 }
@@ -96,7 +96,7 @@ impl ExpectedAnswer {
 /// The client's request number `turn`; every second client asks for streams.
 pub fn ask(mix: ClientMix, client: usize, turn: usize) -> Ask {
     let delivery = match client % 2 {
-        0 if mix != ClientMix::SlowReaders => Delivery::Whole,
+        0 if mix != ClientMix::SlowReaders => Delivery::Unstreamed,
         _ => Delivery::Stream,
     };
     let slowly = reads_slowly(mix, client);
@@ -213,7 +213,7 @@ mod tests {
             .iter()
             .filter(|ask| ask.expected.delivery == Delivery::Stream);
         assert_eq!(streams.count(), 20);
-        for delivery in [Delivery::Whole, Delivery::Stream] {
+        for delivery in [Delivery::Unstreamed, Delivery::Stream] {
             let of_it = asks.iter().filter(|ask| ask.expected.delivery == delivery);
             let kinds: std::collections::BTreeSet<_> = of_it
                 .map(|ask| {
@@ -238,7 +238,7 @@ mod tests {
         let poison: Vec<_> = asks(ClientMix::WithPoison).filter(is_poison).collect();
         assert_eq!(poison.len(), 64);
         for mark in POISON {
-            for delivery in [Delivery::Whole, Delivery::Stream] {
+            for delivery in [Delivery::Unstreamed, Delivery::Stream] {
                 let of_it = poison
                     .iter()
                     .filter(|ask| ask.expected.delivery == delivery);

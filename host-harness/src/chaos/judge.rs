@@ -56,7 +56,7 @@ pub struct ClientOutcomes {
 
 /// Findings after all clients have ended and the system is at rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Aftermath {
+pub struct SettledState {
     /// Time from the first fault to the first ejection, in the role where one is due.
     pub ejected_after: Option<Duration>,
     /// Hand-offs issued by engines and never fetched.
@@ -152,7 +152,7 @@ pub fn judge(
     seen: &ClientOutcomes,
     health: &HealthRecord,
     rules: Rules,
-    aftermath: Aftermath,
+    aftermath: SettledState,
 ) -> ScenarioVerdict {
     let mut figures = ScenarioFigures {
         sent: seen.exchanges.len() as u64,

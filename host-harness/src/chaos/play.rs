@@ -12,8 +12,8 @@ use tokio::time::{sleep, sleep_until};
 use super::client::Clients;
 use super::fleet::{EngineTotals, Fleet, FleetError};
 use super::http::{Http, HttpError};
-use super::judge::{Aftermath, ClientOutcomes, FaultEffect, Rules, ScenarioVerdict, judge};
-use super::memory::AtRest;
+use super::judge::{ClientOutcomes, FaultEffect, Rules, ScenarioVerdict, SettledState, judge};
+use super::memory::IdleMemory;
 use super::metrics::MetricsPage;
 use super::pool;
 use super::scenario::{ClientMix, EngineAction, PoolSettings, Scenario};
@@ -101,7 +101,7 @@ pub async fn play(
     };
     let mut gateway = Gateway::start(&gateway_config, document, &members).await?;
     until_ready(&Http::new(), gateway.addresses().listen).await?;
-    let at_rest = AtRest::of(&gateway).filter(|_| scenario.pool.bounds_memory());
+    let at_rest = IdleMemory::of(&gateway).filter(|_| scenario.pool.bounds_memory());
     let run = ScenarioRun {
         scenario,
         lasts: settings.lasts,
@@ -119,7 +119,7 @@ pub async fn play(
     let peak = at_rest.map(|at_rest| at_rest.peak(&config, gateway_config.concurrency));
     gateway.stop().await;
     let (seen, aftermath) = outcome?;
-    let aftermath = Aftermath { peak, ..aftermath };
+    let aftermath = SettledState { peak, ..aftermath };
     let rules = Rules {
         leaks: scenario.leaks,
         demand: scenario.demand,
@@ -143,7 +143,7 @@ struct ScenarioRun<'a> {
 }
 
 impl ScenarioRun<'_> {
-    async fn play(&self, fleet: &mut Fleet) -> Result<(ClientOutcomes, Aftermath), PlayError> {
+    async fn play(&self, fleet: &mut Fleet) -> Result<(ClientOutcomes, SettledState), PlayError> {
         for step in self.scenario.script.iter().filter(|step| step.at == 0.0) {
             self.perform(step.action, fleet).await?;
         }
@@ -151,7 +151,7 @@ impl ScenarioRun<'_> {
         self.follow_script(fleet).await?;
         let seen = clients.stop().await;
         let (totals, metrics) = until_at_rest(&self.http, self.at.admin, &*fleet).await?;
-        let aftermath = Aftermath {
+        let aftermath = SettledState {
             ejected_after: self.ejected_after.get(),
             kv_leaked: totals.unfetched,
             kv_leaked_counted: metrics.leaked_handoffs(),
@@ -161,7 +161,7 @@ impl ScenarioRun<'_> {
             bookings_left: metrics.bookings(),
             effect: self.effect(fleet, &metrics),
             wrongly_ejected: self.wrongly_ejected(&metrics),
-            ..Aftermath::default()
+            ..SettledState::default()
         };
         Ok((seen, aftermath))
     }

@@ -92,7 +92,7 @@ impl ReceivedAnswer {
             return Ending::Failed(format!("{} that never ended", head.status));
         }
         match (head.status, expected.delivery) {
-            (200, Delivery::Whole) => self.judge_whole(expected),
+            (200, Delivery::Unstreamed) => self.judge_whole(expected),
             (200, Delivery::Stream) => self.judge_stream(head, expected),
             _ => self.judge_error(head),
         }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     fn judge_whole(body: &str, end: AnswerEnd) -> Ending {
-        received(200, body, end).judge(expected(Delivery::Whole))
+        received(200, body, end).judge(expected(Delivery::Unstreamed))
     }
 
     fn deceived(ending: &Ending) -> bool {
@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn an_engines_error_is_told_from_the_gateways() {
         let judge = |status, body: &str| {
-            received(status, body, AnswerEnd::Clean).judge(expected(Delivery::Whole))
+            received(status, body, AnswerEnd::Clean).judge(expected(Delivery::Unstreamed))
         };
         let vllm = r#"{"error":{"message":"m","code":500}}"#;
         let sglang = r#"{"object":"error","message":"m","code":500}"#;
@@ -390,7 +390,7 @@ mod tests {
         assert!(failed(&judge(503, r#"{"error":{"code":"unreachable"}}"#)));
         assert!(failed(&judge(503, "no healthy upstream")));
         assert!(failed(
-            &received(500, vllm, broken()).judge(expected(Delivery::Whole))
+            &received(500, vllm, broken()).judge(expected(Delivery::Unstreamed))
         ));
     }
 
@@ -402,7 +402,7 @@ mod tests {
             if let Some(head) = &mut received.head {
                 head.retry_after = retry_after.map(str::to_owned);
             }
-            received.judge(expected(Delivery::Whole))
+            received.judge(expected(Delivery::Unstreamed))
         };
         assert_eq!(judge(413, "body_too_large", None), Ending::Refused(413));
         assert_eq!(judge(408, "body_timeout", None), Ending::Refused(408));
@@ -446,10 +446,10 @@ mod tests {
             body: Bytes::new(),
             end,
         };
-        let unbegun = none(broken()).judge(expected(Delivery::Whole));
+        let unbegun = none(broken()).judge(expected(Delivery::Unstreamed));
         assert!(matches!(unbegun, Ending::Unbegun(_)), "{unbegun:?}");
         assert!(failed(
-            &none(AnswerEnd::Never).judge(expected(Delivery::Whole))
+            &none(AnswerEnd::Never).judge(expected(Delivery::Unstreamed))
         ));
         assert!(failed(&judge_stream(FIRST, AnswerEnd::Never)));
     }

@@ -69,7 +69,7 @@ struct PromptTokensDetails {
 
 /// An unstreamed answer.
 #[derive(Serialize)]
-struct Whole<'a, C> {
+struct UnstreamedAnswer<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -301,7 +301,7 @@ impl Answer {
         handoff: &HandoffFields,
         choice: impl Fn(u64) -> C,
     ) -> Bytes {
-        let whole = Whole {
+        let whole = UnstreamedAnswer {
             id: &self.id,
             object,
             created: self.created,

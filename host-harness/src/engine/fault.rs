@@ -159,14 +159,14 @@ impl Fault {
 }
 
 #[derive(Default)]
-struct Orders {
+struct FaultList {
     given: u64,
     faults: Vec<Fault>,
 }
 
 /// The faults of one engine.
 #[derive(Default)]
-pub struct Faults(RefCell<Orders>);
+pub struct Faults(RefCell<FaultList>);
 
 impl Faults {
     /// Adds the fault that `content` describes.
@@ -175,10 +175,10 @@ impl Faults {
             Ok(read) => read,
             Err(why) => return answer(StatusCode::BAD_REQUEST, &json!({ "detail": why })),
         };
-        let mut orders = self.0.borrow_mut();
-        orders.given += 1;
-        let id = orders.given;
-        orders.faults.push(Fault {
+        let mut list = self.0.borrow_mut();
+        list.given += 1;
+        let id = list.given;
+        list.faults.push(Fault {
             id,
             kind,
             target,
@@ -200,8 +200,8 @@ impl Faults {
 
     /// Allowed idle time of a connection.
     pub fn idle_limit(&self) -> Option<Duration> {
-        let orders = self.0.borrow();
-        orders.faults.iter().find_map(|fault| match fault.kind {
+        let list = self.0.borrow();
+        list.faults.iter().find_map(|fault| match fault.kind {
             Kind::CloseIdle { ms } => Some(Duration::from_millis(ms)),
             _ => None,
         })
@@ -219,15 +219,15 @@ impl Faults {
 
     /// Counts a hit of the first fault of this kind, if there is one.
     fn note(&self, meant: impl Fn(&Kind) -> bool) -> bool {
-        let mut orders = self.0.borrow_mut();
-        let fault = orders.faults.iter_mut().find(|fault| meant(&fault.kind));
+        let mut list = self.0.borrow_mut();
+        let fault = list.faults.iter_mut().find(|fault| meant(&fault.kind));
         fault.map(|fault| fault.hits += 1).is_some()
     }
 
     /// The faults that affect a request.
     pub fn draw(&self, context: FaultContext) -> DrawnFaults {
-        let mut orders = self.0.borrow_mut();
-        let faults = orders.faults.iter_mut();
+        let mut list = self.0.borrow_mut();
+        let faults = list.faults.iter_mut();
         let met = faults.filter(|fault| fault.meets(context));
         DrawnFaults(
             met.map(|fault| {

@@ -36,7 +36,7 @@ pub enum RoomRefusal {
 }
 
 /// KV that waits for its decode.
-struct Held {
+struct HeldKv {
     id: String,
     blocks: Vec<u32>,
     /// The seal that the decode must show.
@@ -49,7 +49,7 @@ enum Progress {
     /// A prefill has entered.
     Computing,
     /// The KV is available.
-    Ready(Held),
+    Ready(HeldKv),
 }
 
 struct Room {
@@ -248,7 +248,7 @@ impl RoomPrefill {
             return;
         };
         let (id, blocks) = blocks.hand_off(&room.rid, of);
-        room.progress = Progress::Ready(Held { id, blocks, seal });
+        room.progress = Progress::Ready(HeldKv { id, blocks, seal });
         room.changed.notify_one();
     }
 }

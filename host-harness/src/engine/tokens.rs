@@ -32,7 +32,7 @@ pub enum TokenQuery {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct PromptForm {
     messages: Option<IgnoredAny>,
 }
 
@@ -75,7 +75,7 @@ impl TokenQuery {
         let endpoint = match self {
             Self::Render => Endpoint::Chat,
             Self::Tokenize => match serde_json::from_slice(content) {
-                Ok(Asked { messages: Some(_) }) => Endpoint::Chat,
+                Ok(PromptForm { messages: Some(_) }) => Endpoint::Chat,
                 // Errors in the request are reported when it is parsed.
                 _ => Endpoint::Completions,
             },

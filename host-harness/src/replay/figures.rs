@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::engine::{ReplayOutcome, Served};
+use super::engine::{ReplayOutcome, ServedRequest};
 
 /// A distribution in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -81,7 +81,7 @@ impl PolicyFigures {
     /// Figures of one run with this many prefill workers.
     pub fn of(outcome: &ReplayOutcome, prefill_workers: usize) -> Self {
         let served = &outcome.served;
-        let ms = |what: fn(&Served) -> std::time::Duration| {
+        let ms = |what: fn(&ServedRequest) -> std::time::Duration| {
             Spread::of(served.iter().map(|one| what(one).as_secs_f64() * 1000.0))
         };
         Self {
@@ -120,7 +120,7 @@ impl PolicyFigures {
 }
 
 /// Share of prompt tokens found in a cache; 0 without prompt tokens.
-pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a Served>) -> f64 {
+pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a ServedRequest>) -> f64 {
     let (mut cached, mut all) = (0, 0);
     for one in served {
         cached += one.cached_tokens;
@@ -130,7 +130,10 @@ pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a Served>) -> f64 {
 }
 
 /// Tokens computed by each prefill worker.
-pub fn work<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: usize) -> Vec<u64> {
+pub fn work<'a>(
+    served: impl IntoIterator<Item = &'a ServedRequest>,
+    prefill_workers: usize,
+) -> Vec<u64> {
     let mut work = vec![0; prefill_workers];
     for one in served {
         // A prompt computed by the decode worker is not a prefill worker's work.
@@ -142,7 +145,10 @@ pub fn work<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: u
 }
 
 /// Tokens computed by the busiest prefill worker, divided by the mean of all; 1 if no token is computed.
-pub fn imbalance<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: usize) -> f64 {
+pub fn imbalance<'a>(
+    served: impl IntoIterator<Item = &'a ServedRequest>,
+    prefill_workers: usize,
+) -> f64 {
     let work = work(served, prefill_workers);
     let most = work.iter().max().copied().unwrap_or_default();
     let all: u64 = work.iter().sum();
@@ -185,7 +191,7 @@ mod tests {
 
     #[test]
     fn rates_and_imbalance_follow_their_definitions() {
-        let one = |worker, prompt_tokens, cached_tokens| Served {
+        let one = |worker, prompt_tokens, cached_tokens| ServedRequest {
             arrival: Duration::ZERO,
             wait: Duration::from_secs(1),
             ttft: Duration::from_secs(2),

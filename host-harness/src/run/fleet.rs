@@ -115,12 +115,12 @@ pub fn engine_role(role: Role) -> engine::Role {
 
 /// A member of one of the proxy's clusters, as written on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct ClusterMember {
     cluster: String,
     address: SocketAddr,
 }
 
-impl FromStr for Member {
+impl FromStr for ClusterMember {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -261,7 +261,7 @@ impl Members {
     }
 
     /// Adds members that the configuration does not name, for a source that discovers workers only later.
-    pub fn add_members(&mut self, further: &[Member]) {
+    pub fn add_members(&mut self, further: &[ClusterMember]) {
         for member in further {
             self.enlist(&member.cluster, [member.address]);
         }
@@ -424,7 +424,7 @@ mod tests {
             ClusterKind::Static(vec![at(7000)])
         );
         assert_eq!(members.clusters["decode"], ClusterKind::Static(vec![at(2)]));
-        assert!("decode".parse::<Member>().is_err());
+        assert!("decode".parse::<ClusterMember>().is_err());
     }
 
     #[test]

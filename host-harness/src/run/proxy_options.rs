@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::fleet::Member;
+use super::fleet::ClusterMember;
 use crate::host::clusters::ClusterKind;
 use crate::host::names::Name;
 
@@ -22,7 +22,7 @@ pub struct ProxyOptions {
     pub clusters: Vec<NamedCluster>,
     /// Further member of one of the proxy's clusters, for workers that are discovered only later.
     #[arg(long = "member", value_name = "CLUSTER=IP:PORT", requires = "config")]
-    pub members: Vec<Member>,
+    pub members: Vec<ClusterMember>,
     /// Cluster through which the filter calls the proxy itself for /clusters. Envoy's admin page is on a unix socket then, with
     /// only these pages: /clusters, /ready, /stats, and /listeners for this program, which forwards --admin to it.
     #[arg(long, value_name = "NAME", requires = "config")]

@@ -12,7 +12,7 @@ use super::client::Clients;
 use super::fleet::own_loopback;
 use super::health::HealthRecord;
 use super::http::Http;
-use super::judge::{Aftermath, ClientOutcomes, Rules, ScenarioVerdict, judge};
+use super::judge::{ClientOutcomes, Rules, ScenarioVerdict, SettledState, judge};
 use super::play::{PlayError, PlaySettings, tick, until_at_rest, until_ready};
 use super::pool;
 use super::scenario::{ClientMix, Demand, FleetSize, Leaks};
@@ -84,7 +84,7 @@ pub async fn play(
 
 /// State of the gateway and the workers after all clients have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Left {
+struct UnfinishedWork {
     streams: u64,
     requests: u64,
 }
@@ -93,7 +93,7 @@ async fn course(
     fleet: &mut ChurnFleet,
     at: Addresses,
     lasts: Duration,
-) -> Result<(ClientOutcomes, Aftermath, Left), PlayError> {
+) -> Result<(ClientOutcomes, SettledState, UnfinishedWork), PlayError> {
     let http = Http::new();
     fleet.announce_to(at.listen).await?;
     tokio::select! {
@@ -112,16 +112,16 @@ async fn course(
         error = fleet.stay() => return Err(error.into()),
     };
     let (totals, metrics) = until_at_rest(&http, at.admin, &*fleet).await?;
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         kv_leaked: totals.unfetched,
         kv_leaked_counted: metrics.leaked_handoffs(),
         kv_unknown: metrics.unknown_handoffs(),
         resets_counted: metrics.resets(),
         replaced: metrics.recoveries(),
         bookings_left: metrics.bookings(),
-        ..Aftermath::default()
+        ..SettledState::default()
     };
-    let left = Left {
+    let left = UnfinishedWork {
         streams: metrics.streams(),
         requests: totals.requests,
     };
@@ -130,9 +130,9 @@ async fn course(
 
 fn verdict(
     seen: &ClientOutcomes,
-    aftermath: Aftermath,
+    aftermath: SettledState,
     churned: Churned,
-    left: Left,
+    left: UnfinishedWork,
 ) -> ScenarioVerdict {
     // Two workers of each role are healthy at every moment: no failure is excused.
     let always = HealthRecord::new(FleetSize {

@@ -1,4 +1,4 @@
-//! Owns a client's connection: one request at a time, read in a given manner; a broken connection is replaced.
+//! Owns a client's connection: one request at a time, with a given way of reading; a broken connection is replaced.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::manner::{Leaves, Manner, Reads};
+use super::behaviour::{ClientBehaviour, Leaves, Reads};
 use crate::chaos::asks::Ask;
 use crate::chaos::reply::{AnswerEnd, AnswerHead, ReceivedAnswer};
 
@@ -46,34 +46,34 @@ impl ClientConnection {
         }
     }
 
-    /// Sends a request and reads its answer as far as the manner goes.
-    pub async fn exchange(&mut self, ask: &Ask, manner: Manner) -> ExchangeOutcome {
-        match manner.leaves {
+    /// Sends a request and reads its answer until the client leaves or the answer ends.
+    pub async fn exchange(&mut self, ask: &Ask, behaviour: ClientBehaviour) -> ExchangeOutcome {
+        match behaviour.leaves {
             Some(Leaves::InBody) => {
                 // A client that cannot even connect has left all the same.
                 let _ = self.send_half(ask).await;
                 ExchangeOutcome::Left
             }
             Some(Leaves::After(time)) => {
-                let outcome = tokio::time::timeout(time, self.listen(ask, manner)).await;
+                let outcome = tokio::time::timeout(time, self.listen(ask, behaviour)).await;
                 outcome.unwrap_or_else(|_| self.leave())
             }
-            _ => self.listen(ask, manner).await,
+            _ => self.listen(ask, behaviour).await,
         }
     }
 
-    async fn listen(&mut self, ask: &Ask, manner: Manner) -> ExchangeOutcome {
+    async fn listen(&mut self, ask: &Ask, behaviour: ClientBehaviour) -> ExchangeOutcome {
         let deadline = Instant::now() + PATIENCE;
         let response = match timeout_at(deadline, self.send(ask)).await {
             Err(_) => return self.no_answer(AnswerEnd::Never),
             Ok(Err(why)) => return self.no_answer(AnswerEnd::Broken(why)),
             Ok(Ok(response)) => response,
         };
-        if manner.leaves == Some(Leaves::AtHeaders) {
+        if behaviour.leaves == Some(Leaves::AtHeaders) {
             return self.leave();
         }
         let closes = says_close(response.headers());
-        let mut reader = AnswerReader::of(response, manner);
+        let mut reader = AnswerReader::of(response, behaviour);
         let Some(end) = reader.read_to_end(deadline).await else {
             return self.leave();
         };
@@ -149,18 +149,18 @@ impl ClientConnection {
     }
 }
 
-/// Reads an answer in a given manner.
+/// Reads an answer as the client's behaviour asks.
 pub struct AnswerReader {
     head: AnswerHead,
     body: Incoming,
     read: BytesMut,
     pieces: usize,
-    manner: Manner,
+    behaviour: ClientBehaviour,
 }
 
 impl AnswerReader {
     /// A reader of an answer with this head.
-    pub fn of(response: Response<Incoming>, manner: Manner) -> Self {
+    pub fn of(response: Response<Incoming>, behaviour: ClientBehaviour) -> Self {
         let (head, body) = response.into_parts();
         Self {
             head: AnswerHead {
@@ -171,7 +171,7 @@ impl AnswerReader {
             body,
             read: BytesMut::new(),
             pieces: 0,
-            manner,
+            behaviour,
         }
     }
 
@@ -203,7 +203,7 @@ impl AnswerReader {
     }
 
     fn leaves_here(&self) -> bool {
-        match self.manner.leaves {
+        match self.behaviour.leaves {
             Some(Leaves::AfterPieces(pieces)) => self.pieces >= pieces,
             Some(Leaves::AtLastToken) => {
                 String::from_utf8_lossy(&self.read).contains(r#""finish_reason":"length""#)
@@ -217,7 +217,7 @@ impl AnswerReader {
             pause,
             stalls_after,
             stall,
-        } = self.manner.reads
+        } = self.behaviour.reads
         else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Owns the clients: each sends requests, reads in its manner, leaves if it is a leaver, and records the outcomes.
+//! Owns the clients: each sends requests, reads in its own way, leaves if it is a leaver, and records the outcomes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::judge::{ClientOutcomes, Conduct, Exchange};
 use super::reply::Ending;
 use super::scenario::ClientMix;
 
+mod behaviour;
 mod connection;
-mod manner;
 mod uploads;
 
+use behaviour::ClientBehaviour;
 use connection::{ClientConnection, ExchangeOutcome};
-use manner::Manner;
 use uploads::Uploader;
 
 /// Concurrent clients; half of them ask for streams.
@@ -48,10 +48,10 @@ impl Clients {
             let client = Client {
                 mix,
                 number,
-                connection: ClientConnection::new(gateway, manner::window(mix, number)),
+                connection: ClientConnection::new(gateway, behaviour::window(mix, number)),
                 seen: ClientOutcomes::default(),
             };
-            let group = match Manner::of(mix, number, 0).conduct() {
+            let group = match ClientBehaviour::of(mix, number, 0).conduct() {
                 Conduct::Good => &mut good,
                 Conduct::Bad => &mut bad,
             };
@@ -106,7 +106,7 @@ struct Client {
 impl Client {
     async fn ask_until(mut self, stop: Arc<AtomicBool>) -> ClientOutcomes {
         let share = self.number as f64 / CLIENTS as f64;
-        let within = manner::all_begin_within(self.mix, self.number).unwrap_or(PAUSE);
+        let within = behaviour::all_begin_within(self.mix, self.number).unwrap_or(PAUSE);
         tokio::time::sleep(within.mul_f64(share)).await;
         let mut turn = 0;
         while !stop.load(Ordering::Relaxed) {
@@ -119,9 +119,9 @@ impl Client {
 
     async fn ask(&mut self, turn: usize) {
         let ask = asks::ask(self.mix, self.number, turn);
-        let manner = Manner::of(self.mix, self.number, turn);
+        let behaviour = ClientBehaviour::of(self.mix, self.number, turn);
         let sent = Instant::now();
-        match self.connection.exchange(&ask, manner).await {
+        match self.connection.exchange(&ask, behaviour).await {
             ExchangeOutcome::Left => self.seen.left += 1,
             ExchangeOutcome::Received(received) => {
                 let ending = received.judge(ask.expected);
@@ -133,7 +133,7 @@ impl Client {
                     ended: Instant::now(),
                     ending,
                     fit: ask.fit,
-                    conduct: manner.conduct(),
+                    conduct: behaviour.conduct(),
                 });
             }
         }

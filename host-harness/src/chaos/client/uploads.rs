@@ -20,8 +20,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use super::behaviour::ClientBehaviour;
 use super::connection::{AnswerReader, ExchangeOutcome, PATIENCE, in_words};
-use super::manner::Manner;
 use crate::chaos::asks::{AnswerShape, Delivery, ExpectedAnswer, Fit};
 use crate::chaos::judge::{ClientOutcomes, Conduct, Exchange};
 use crate::chaos::reply::{AnswerEnd, ReceivedAnswer};
@@ -178,7 +178,7 @@ impl Uploader {
             .map_err(in_words)?;
         let asking = async {
             let response = sender.send_request(request).await.map_err(in_words)?;
-            let mut reader = AnswerReader::of(response, Manner::GOOD);
+            let mut reader = AnswerReader::of(response, ClientBehaviour::GOOD);
             let deadline = tokio::time::Instant::now() + PATIENCE;
             let end = reader
                 .read_to_end(deadline)
@@ -232,7 +232,7 @@ const TOKENS: u64 = 4;
 /// Expected answer to a long body if its client has not left before.
 const EXPECTED: ExpectedAnswer = ExpectedAnswer {
     shape: AnswerShape::Chat,
-    delivery: Delivery::Whole,
+    delivery: Delivery::Unstreamed,
     tokens: TOKENS,
 };
 

@@ -35,7 +35,13 @@ fn broken_while_well(demand: Demand, exchanges: Vec<Exchange>) -> Vec<String> {
         demand,
         ..rules(Leaks::Exact)
     };
-    judge(&seen, &HealthRecord::new(SIZE), rules, Aftermath::default()).broken
+    judge(
+        &seen,
+        &HealthRecord::new(SIZE),
+        rules,
+        SettledState::default(),
+    )
+    .broken
 }
 
 #[test]
@@ -90,7 +96,7 @@ fn a_refusal_that_is_due_says_when_to_come_again() {
             demand: Demand::AnswerOrLater,
             ..rules(Leaks::Exact)
         };
-        let broken = judge(&seen, &health, rules, Aftermath::default()).broken;
+        let broken = judge(&seen, &health, rules, SettledState::default()).broken;
         assert_eq!(broken.len(), rules_broken, "{broken:?}");
     }
 }
@@ -101,9 +107,9 @@ fn an_ejection_of_one_who_is_well_breaks_a_rule() {
         exchanges: answered(Instant::now()),
         left: 0,
     };
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         wrongly_ejected: 1,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
     let health = HealthRecord::new(SIZE);
     let verdict = judge(&seen, &health, rules(Leaks::Exact), aftermath);
@@ -133,9 +139,9 @@ fn a_connection_that_breaks_without_an_answer_is_a_reset_only_where_the_gateway_
         left: 0,
     };
     let resets_counted = 2;
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         resets_counted,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
     let figures = judge(&seen, &health, rules(Leaks::AtLeast), aftermath).figures;
     assert_eq!((figures.reset, figures.failed), (2, 1));
@@ -162,9 +168,9 @@ fn each_request_is_counted_once() {
         ],
         left: 2,
     };
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         ejected_after: Some(Duration::from_micros(1500)),
-        ..Aftermath::default()
+        ..SettledState::default()
     };
     let verdict = judge(&seen, &health, rules(Leaks::Exact), aftermath);
     let figures = ScenarioFigures {
@@ -197,7 +203,7 @@ fn a_deceit_breaks_a_rule_even_where_nobody_is_well() {
     let deceived = Ending::Deceived("[DONE] after an error event".to_owned());
     exchanges.push(exchange(start, 1, 2, deceived));
     let seen = ClientOutcomes { exchanges, left: 0 };
-    let verdict = judge(&seen, &health, rules(Leaks::Exact), Aftermath::default());
+    let verdict = judge(&seen, &health, rules(Leaks::Exact), SettledState::default());
     assert_eq!(
         (
             verdict.figures.failed,
@@ -217,11 +223,11 @@ fn found_b18_known_leaks_are_real_and_real_ones_known_or_in_doubt() {
             exchanges: answered(start),
             left: 0,
         };
-        let aftermath = Aftermath {
+        let aftermath = SettledState {
             kv_leaked,
             kv_leaked_counted,
             kv_unknown,
-            ..Aftermath::default()
+            ..SettledState::default()
         };
         !judge(&seen, &HealthRecord::new(SIZE), rules(leaks), aftermath)
             .broken
@@ -273,9 +279,9 @@ fn found_b9_a_gateway_holds_no_more_than_its_budgets_allow() {
             left: 0,
         };
         let allowed = 1000;
-        let aftermath = Aftermath {
+        let aftermath = SettledState {
             peak: Some(Peak { held, allowed }),
-            ..Aftermath::default()
+            ..SettledState::default()
         };
         let rules = rules(Leaks::Exact);
         let verdict = judge(&seen, &HealthRecord::new(SIZE), rules, aftermath);
@@ -287,9 +293,9 @@ fn found_b9_a_gateway_holds_no_more_than_its_budgets_allow() {
 #[test]
 fn bookings_left_and_nothing_answered_break_rules() {
     let start = Instant::now();
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         bookings_left: 1,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
     let seen = ClientOutcomes {
         exchanges: answered(start),
@@ -302,9 +308,9 @@ fn bookings_left_and_nothing_answered_break_rules() {
             .len(),
         1
     );
-    let unfelt = Aftermath {
+    let unfelt = SettledState {
         effect: FaultEffect::Unfelt,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
     assert_eq!(
         judge(&seen, &health, rules(Leaks::Exact), unfelt)
@@ -316,7 +322,7 @@ fn bookings_left_and_nothing_answered_break_rules() {
         &ClientOutcomes::default(),
         &health,
         rules(Leaks::Exact),
-        Aftermath::default(),
+        SettledState::default(),
     );
     assert_eq!(nothing.broken.len(), 1);
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::event_queue::EventQueue;
-use super::records::{Job, RunRecords};
+use super::records::{AssignedRequest, RunRecords};
 use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 
 /// Prompt tokens in one step: the default of engines with chunked prefill.
@@ -48,7 +48,7 @@ struct Worker {
 }
 
 struct Prompt {
-    job: Job,
+    job: AssignedRequest,
     left: u64,
 }
 
@@ -62,7 +62,7 @@ struct Answer {
 
 /// A running step: the prompts that end with it. All running answers take part.
 struct Step {
-    ending: Vec<Job>,
+    ending: Vec<AssignedRequest>,
 }
 
 impl<'a> Batched<'a> {
@@ -97,7 +97,7 @@ impl<'a> Batched<'a> {
     }
 
     /// Ends a prompt with its first token: the decode worker generates the rest of the answer.
-    fn hand_over(&mut self, job: Job, now: Duration, records: &mut RunRecords<'_>) {
+    fn hand_over(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         let request = records.request(job.request);
         if request.output_tokens == 1 {
             records.ended(job.request, now);
@@ -129,7 +129,11 @@ impl Worker {
     }
 
     /// The next step's share of the prompts: the number of tokens, and the prompts that end with it.
-    fn chunks(&mut self, now: Duration, records: &mut RunRecords<'_>) -> (u64, Vec<Job>) {
+    fn chunks(
+        &mut self,
+        now: Duration,
+        records: &mut RunRecords<'_>,
+    ) -> (u64, Vec<AssignedRequest>) {
         let (mut budget, mut ending) = (STEP_TOKENS, Vec::new());
         while let Some(prompt) = self.prompts.front_mut()
             && budget > 0
@@ -171,7 +175,7 @@ impl Worker {
 }
 
 impl Engine for Batched<'_> {
-    fn begin(&mut self, job: Job, now: Duration, records: &mut RunRecords<'_>) {
+    fn begin(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         let left = job.tokens;
         self.workers[job.prefill]
             .prompts

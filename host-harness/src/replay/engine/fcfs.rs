@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::event_queue::EventQueue;
-use super::records::{Job, RunRecords};
+use super::records::{AssignedRequest, RunRecords};
 use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 
 /// All workers.
@@ -33,9 +33,9 @@ struct Answer {
 
 /// An event of a request.
 enum Event {
-    FirstToken(Job),
+    FirstToken(AssignedRequest),
     /// The next part of its answer is complete, counted from 1 to [`REPORTS`].
-    Part(Job, u64),
+    Part(AssignedRequest, u64),
 }
 
 impl<'a> Fcfs<'a> {
@@ -50,7 +50,7 @@ impl<'a> Fcfs<'a> {
         }
     }
 
-    fn answer(&mut self, job: Job, now: Duration, records: &mut RunRecords<'_>) {
+    fn answer(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         self.workers[job.decode].answers.push(Answer {
             request: job.request,
             first_token: now,
@@ -78,7 +78,7 @@ fn part_of(tokens: u64, part: u64) -> u64 {
 }
 
 impl Engine for Fcfs<'_> {
-    fn begin(&mut self, job: Job, now: Duration, records: &mut RunRecords<'_>) {
+    fn begin(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         let worker = &mut self.workers[job.prefill];
         let begins = now.max(worker.free_at);
         worker.free_at = begins + self.parameters.prefill_time(job.tokens);

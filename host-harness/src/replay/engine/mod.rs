@@ -10,13 +10,13 @@ mod records;
 
 #[cfg(test)]
 pub use records::computed;
-pub use records::{ReplayOutcome, Served};
+pub use records::{ReplayOutcome, ServedRequest};
 
 use std::time::Duration;
 
 use batched::Batched;
 use fcfs::Fcfs;
-use records::{Job, RunRecords};
+use records::{AssignedRequest, RunRecords};
 
 use super::router_model::{EngineMetrics, RouterModel, WorkerCounts};
 use super::trace::Trace;
@@ -95,7 +95,7 @@ fn seconds(seconds: f64) -> Duration {
 /// An engine model: the time of its next event, and the event.
 trait Engine {
     /// Accepts a request whose workers are assigned.
-    fn begin(&mut self, job: Job, now: Duration, records: &mut RunRecords<'_>);
+    fn begin(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>);
 
     /// Time of the next internal event.
     fn due(&self) -> Option<Duration>;

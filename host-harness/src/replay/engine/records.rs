@@ -18,7 +18,7 @@ pub fn computed(prompt: u64, cached: u64) -> u64 {
 
 /// Outcome of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Served {
+pub struct ServedRequest {
     /// Time since the first request of the trace.
     pub arrival: Duration,
     /// Time to the start of prefill.
@@ -41,7 +41,7 @@ pub struct Served {
 #[derive(Debug, Default, PartialEq)]
 pub struct ReplayOutcome {
     /// Served requests, in order of arrival.
-    pub served: Vec<Served>,
+    pub served: Vec<ServedRequest>,
     /// Number of requests refused by the router.
     pub refused: u64,
     /// Reason of the first refusal.
@@ -54,7 +54,7 @@ pub struct ReplayOutcome {
 
 /// A request with assigned workers.
 #[derive(Debug, Clone, Copy)]
-pub struct Job {
+pub struct AssignedRequest {
     /// Number in the trace.
     pub request: usize,
     /// Worker that computes the prompt.
@@ -72,7 +72,7 @@ pub struct RunRecords<'a> {
     router: &'a mut dyn RouterModel,
     caches: Vec<Cache>,
     reservations: Vec<Option<Box<dyn Reservation>>>,
-    served: Vec<Option<Served>>,
+    served: Vec<Option<ServedRequest>>,
     outcome: ReplayOutcome,
 }
 
@@ -116,7 +116,7 @@ impl<'a> RunRecords<'a> {
 
     /// Handles an arrival: the router assigns workers, and the request's blocks enter the worker's cache. `None` if the router
     /// refuses.
-    pub fn arrive(&mut self, number: usize, now: Duration) -> Option<Job> {
+    pub fn arrive(&mut self, number: usize, now: Duration) -> Option<AssignedRequest> {
         let request = self.request(number);
         let started = Instant::now();
         let choice = self.router.reserve(request, now);
@@ -135,7 +135,7 @@ impl<'a> RunRecords<'a> {
         let cached_tokens = cache.depth(&request.blocks.sequence) as u64 * self.block_tokens;
         cache.enter(&request.blocks.sequence);
         let tokens = computed(request.prompt_tokens, cached_tokens);
-        self.served[number] = Some(Served {
+        self.served[number] = Some(ServedRequest {
             arrival: request.arrival,
             wait: Duration::ZERO,
             ttft: Duration::ZERO,
@@ -145,7 +145,7 @@ impl<'a> RunRecords<'a> {
             cached_tokens,
             computed_tokens: tokens,
         });
-        Some(Job {
+        Some(AssignedRequest {
             request: number,
             prefill: pair.prefill,
             decode: pair.decode,

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use plotters::style::RGBColor;
 
 use super::contender::ALL;
-use super::engine::{Model, Served};
+use super::engine::{Model, ServedRequest};
 use super::figures::imbalance;
 use super::output::{COLUMNS, TableColumn};
 use super::row::ReplayRow;
@@ -168,7 +168,7 @@ struct Plot<'a> {
 }
 
 /// A figure of several requests together.
-type Together<'a> = Box<dyn Fn(&[&Served]) -> f64 + 'a>;
+type Together<'a> = Box<dyn Fn(&[&ServedRequest]) -> f64 + 'a>;
 
 /// The plots with a line for each policy.
 fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
@@ -184,7 +184,7 @@ fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
         points: Box::new(move |row| intervals.points(&row.shown.served, &value)),
     };
     let workers = comparison.parameters.workers.prefill;
-    let busiest = move |of: &[&Served]| imbalance(of.iter().copied(), workers);
+    let busiest = move |of: &[&ServedRequest]| imbalance(of.iter().copied(), workers);
     let mut plots = vec![
         over_time(
             "TTFT, median of each {per}",
@@ -296,7 +296,7 @@ fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     let mut section = "<h2>Each prefill worker</h2>\n<p class=\"note\">A bar for each worker; the line is the mean \
          of the bars. Equal scales down each column.</p>\n<div class=\"bars\">\n"
         .to_owned();
-    let by_worker: Vec<(&ReplayRow, Vec<Vec<&Served>>)> = comparison
+    let by_worker: Vec<(&ReplayRow, Vec<Vec<&ServedRequest>>)> = comparison
         .rows
         .iter()
         .map(|row| {
@@ -323,7 +323,7 @@ fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     Ok(section + "</div>\n")
 }
 
-fn of_each_worker(served: &[Served], workers: usize) -> Vec<Vec<&Served>> {
+fn of_each_worker(served: &[ServedRequest], workers: usize) -> Vec<Vec<&ServedRequest>> {
     let mut by_worker = vec![Vec::new(); workers];
     for one in served {
         if let Some(of) = by_worker.get_mut(one.worker) {

@@ -75,15 +75,15 @@ fn added_parses(rows: &[Row], load: &Load) -> Judged {
 }
 
 /// Streamed or not, the word for it, and the numbers of its findings.
-type Manner = (bool, &'static str, [&'static str; 3]);
+type DeliveryCase = (bool, &'static str, [&'static str; 3]);
 
-const MANNERS: [Manner; 2] = [
+const DELIVERY_CASES: [DeliveryCase; 2] = [
     (false, "whole", ["2a", "2b", "2c"]),
     (true, "streamed", ["2d", "2e", "2f"]),
 ];
 
 fn beside_peers(rows: &[Row]) -> Vec<Finding> {
-    let of_manner = |(streamed, manner, [smg_cpu, vllm_cpu, latency]): Manner| {
+    let of_manner = |(streamed, manner, [smg_cpu, vllm_cpu, latency]): DeliveryCase| {
         let loads = loads(rows, NIXL, |load| {
             is_usual(load) && load.streamed == streamed
         });
@@ -108,7 +108,7 @@ fn beside_peers(rows: &[Row]) -> Vec<Finding> {
         all.extend(times.under(&loads, |load| latencies(rows, load)));
         all
     };
-    MANNERS.into_iter().flat_map(of_manner).collect()
+    DELIVERY_CASES.into_iter().flat_map(of_manner).collect()
 }
 
 /// Envoy in front of smg: with the same hand-off if that works, else with the one that does.

@@ -9,7 +9,7 @@ use crate::chaos::scenario::ClientMix;
 
 /// How a client behaves during one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct ClientBehaviour {
     /// How the client reads.
     pub reads: Reads,
     /// When the client leaves, if at all.
@@ -73,14 +73,14 @@ const WAYS: [Leaves; 10] = [
     Leaves::After(Duration::from_millis(40)),
 ];
 
-impl Manner {
+impl ClientBehaviour {
     /// Reads at once, to the end.
     pub const GOOD: Self = Self {
         reads: Reads::AtOnce,
         leaves: None,
     };
 
-    /// The client's manner in its request number `turn`.
+    /// The client's behaviour in its request number `turn`.
     pub fn of(mix: ClientMix, client: usize, turn: usize) -> Self {
         let reads = match (reads_slowly(mix, client), mix) {
             (false, _) => Reads::AtOnce,
@@ -134,7 +134,7 @@ mod tests {
         for parity in [0, 1] {
             let clients = (0..CLIENTS).filter(|client| client % 2 == parity);
             let taken: Vec<_> = clients
-                .filter_map(|client| Manner::of(ClientMix::WithLeavers, client, 0).leaves)
+                .filter_map(|client| ClientBehaviour::of(ClientMix::WithLeavers, client, 0).leaves)
                 .collect();
             assert!(WAYS.iter().all(|way| taken.contains(way)), "{taken:?}");
             assert_eq!(taken.len(), CLIENTS / 4);
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn who_reads_slowly_does_not_leave_and_others_do_neither() {
-        let of = |mix, client| Manner::of(mix, client, 3);
+        let of = |mix, client| ClientBehaviour::of(mix, client, 3);
         assert_ne!(of(ClientMix::WithSlowReaders, 1).reads, Reads::AtOnce);
         assert!(window(ClientMix::WithSlowReaders, 1).is_some());
         for client in 0..CLIENTS {
