@@ -67,9 +67,9 @@ impl Drop for DnsServer {
 /// The answer to a question, by RFC 1035. `None`: not a valid question.
 fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Vec<u8>> {
     let (name, size) = name(question.get(HEADER..)?)?;
-    let asked = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
+    let question_section = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
     let addresses = known.get(&name.to_ascii_lowercase());
-    let of_type = asked.get(size..size + 2)? == A;
+    let of_type = question_section.get(size..size + 2)? == A;
     let listed = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
     let mut answer = question.get(..2)?.to_vec();
     // Flags of an authoritative answer: no error, or no such name.
@@ -77,7 +77,7 @@ fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Ve
     answer.extend([0, 1]);
     answer.extend(u16::try_from(listed.len()).ok()?.to_be_bytes());
     answer.extend([0, 0, 0, 0]);
-    answer.extend(asked);
+    answer.extend(question_section);
     for address in listed {
         // The name as above, an internet address, a time to live of 0, four bytes of data.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);

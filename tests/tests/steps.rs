@@ -328,9 +328,9 @@ async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they
             *page.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
             let before = worker.requests().len();
             eventually("the page was read", GENEROUS, || async {
-                let asked = worker.requests().len() - before;
+                let received = worker.requests().len() - before;
                 // The first poll may have read the former page.
-                (asked > 2).then_some(()).ok_or(asked.to_string())
+                (received > 2).then_some(()).ok_or(received.to_string())
             })
             .await;
             let steps = client::send(gateway.admin, Ask::get("/steps"))

@@ -403,11 +403,11 @@ impl InjectedStatus {
         })
     }
 
-    /// The answer, with the injected headers; `otherwise` if no body was injected.
-    pub fn response(&self, otherwise: Response<Body>) -> Response<Body> {
+    /// The answer, with the injected headers; `default` if no body was injected.
+    pub fn response(&self, default: Response<Body>) -> Response<Body> {
         let mut response = match &self.body {
             Some(body) => body::json(self.status, Bytes::from(body.clone())),
-            None => otherwise,
+            None => default,
         };
         for (name, value) in &self.headers {
             response.headers_mut().insert(name, value.clone());

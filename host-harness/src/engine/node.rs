@@ -168,15 +168,15 @@ impl EngineContext {
         if longest > context {
             return Err(too_long(context, longest));
         }
-        let asked = generation.output_tokens;
+        let requested = generation.output_tokens;
         let (name, left) = (generation.endpoint.limit(), context - longest);
-        let problem = match (asked > context, left) {
+        let problem = match (requested > context, left) {
             (true, _) => format!(
-                "{name}={asked} cannot be greater than max_model_len={context}. Please request fewer output tokens."
+                "{name}={requested} cannot be greater than max_model_len={context}. Please request fewer output tokens."
             ),
             (false, 0) => "max_tokens must be at least 1, got 0.".to_owned(),
             (false, _) => {
-                generation.output_tokens = asked.min(left);
+                generation.output_tokens = requested.min(left);
                 return Ok(());
             }
         };

@@ -73,11 +73,11 @@ pub enum Refusal {
     UsedRoom(u64),
     /// The room implies another rank than the requested one.
     #[error(
-        "follow_bootstrap_room conflict: dispatched to dp_rank {asked} but bootstrap_room {room} implies dp_rank {implied}"
+        "follow_bootstrap_room conflict: dispatched to dp_rank {requested} but bootstrap_room {room} implies dp_rank {implied}"
     )]
     RankConflict {
         /// The requested rank.
-        asked: u64,
+        requested: u64,
         /// The bootstrap room.
         room: u64,
         /// The implied rank.

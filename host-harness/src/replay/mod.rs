@@ -257,8 +257,8 @@ impl Args {
     }
 
     fn report_path(&self) -> Option<PathBuf> {
-        let otherwise = (!self.json).then(|| PathBuf::from("target/replay.html"));
-        self.report.clone().or(otherwise)
+        let default = (!self.json).then(|| PathBuf::from("target/replay.html"));
+        self.report.clone().or(default)
     }
 }
 

@@ -41,21 +41,21 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
     );
 
     let reply = answered(&gateway, &fleet, chat, &streamed(chat_body("hello"))).await;
-    let said = |event: &Value| {
+    let text_length = |event: &Value| {
         event["choices"][0]["delta"]["content"]
             .as_str()
             .map(str::len)
     };
     assert!(
-        reply.events().iter().filter_map(said).sum::<usize>() > 0,
+        reply.events().iter().filter_map(text_length).sum::<usize>() > 0,
         "{}",
         reply.text()
     );
 
     let reply = answered(&gateway, &fleet, completion, &streamed(completion_body())).await;
-    let said = |event: &Value| event["choices"][0]["text"].as_str().map(str::len);
+    let text_length = |event: &Value| event["choices"][0]["text"].as_str().map(str::len);
     assert!(
-        reply.events().iter().filter_map(said).sum::<usize>() > 0,
+        reply.events().iter().filter_map(text_length).sum::<usize>() > 0,
         "{}",
         reply.text()
     );

@@ -182,10 +182,10 @@ pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
 
 pub async fn the_path_and_query_are_the_same_on_both_legs(proxy: Proxy) {
     let rig = Rig::start(proxy).await;
-    let asked = "/v1/chat/completions?trace=1&x=%2Fy";
-    let legs = rig.legs_of(Ask::post(asked, BARE)).await;
+    let path = "/v1/chat/completions?trace=1&x=%2Fy";
+    let legs = rig.legs_of(Ask::post(path, BARE)).await;
     for leg in [&legs.prefill, &legs.decode] {
-        assert_eq!(leg.path, asked, "{leg:?}");
+        assert_eq!(leg.path, path, "{leg:?}");
         assert_eq!(leg.method, "POST");
     }
 }

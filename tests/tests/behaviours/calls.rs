@@ -236,12 +236,12 @@ pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
 
 /// A good answer with headers of the worker's own, some of them about its connection.
 fn a_workers_answer(got: &RecordedRequest) -> Answer {
-    let said = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#;
+    let content = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#;
     let event =
         r#"{"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"yes"}}]}"#;
     let answer = match got.text().contains("\"stream\":true") {
         true => Answer::stream([format!("data: {event}\n\n"), "data: [DONE]\n\n".to_owned()]),
-        false => Answer::json(said),
+        false => Answer::json(content),
     };
     let own = [
         ("x-worker-says", "one"),

@@ -142,11 +142,11 @@ pub async fn a_refusal_by_the_prefill_worker_is_the_answer(proxy: Proxy) {
     // The same leg, sent straight to the engine, gives the engine's own answer.
     let leg = fleet.prefill[0].only_request().await;
     let straight = Ask::post(&leg.path, leg.text().to_owned());
-    let said = client::send(fleet.prefill[0].address, straight).await;
-    assert!((400..500).contains(&said.status), "{said:?}");
-    assert_eq!(reply.status, said.status);
-    assert_eq!(reply.text(), said.text());
-    assert_eq!(reply.header("content-type"), said.header("content-type"));
+    let direct = client::send(fleet.prefill[0].address, straight).await;
+    assert!((400..500).contains(&direct.status), "{direct:?}");
+    assert_eq!(reply.status, direct.status);
+    assert_eq!(reply.text(), direct.text());
+    assert_eq!(reply.header("content-type"), direct.header("content-type"));
 
     assert_eq!(fleet.decode_total().await.requests, 0);
     let retries = gateway

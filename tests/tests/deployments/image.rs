@@ -38,8 +38,8 @@ impl Layout {
             .args(["1.2.3", "arm64"])
             .output()
             .expect("Python starts");
-        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-        assert!(ran.status.success(), "{said}");
+        let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{errors}");
         Self(folder)
     }
 

@@ -30,10 +30,10 @@ pub fn is_taken(title: &str, bootstrap: &str) {
         .arg(&file)
         .output()
         .unwrap_or_else(|error| panic!("Envoy does not start: {error}"));
-    let said = String::from_utf8_lossy(&judged.stderr).into_owned();
-    assert!(judged.status.success(), "{title}: {said}");
+    let errors = String::from_utf8_lossy(&judged.stderr).into_owned();
+    assert!(judged.status.success(), "{title}: {errors}");
     assert!(
-        !said.contains("deprecated"),
-        "{title} says what Envoy will not hear any more: {said}"
+        !errors.contains("deprecated"),
+        "{title} has what Envoy no longer accepts: {errors}"
     );
 }

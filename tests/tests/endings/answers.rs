@@ -183,10 +183,10 @@ pub async fn found_w2_another_worker_answers_where_one_says_nothing(proxy: Proxy
         json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "abort"}],
             "usage": {"completion_tokens": 0}}),
     ] {
-        let said = empty.to_string();
-        let mute = ScriptedWorker::start(move |_| Answer::json(said.clone())).await;
-        let said = good.to_string();
-        let other = ScriptedWorker::start(move |_| Answer::json(said.clone())).await;
+        let answer = empty.to_string();
+        let mute = ScriptedWorker::start(move |_| Answer::json(answer.clone())).await;
+        let answer = good.to_string();
+        let other = ScriptedWorker::start(move |_| Answer::json(answer.clone())).await;
         let workers = vec![
             mute.listed(Role::Aggregated),
             other.listed(Role::Aggregated),

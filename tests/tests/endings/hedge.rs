@@ -18,7 +18,7 @@ pub async fn a_late_prefill_gets_a_second_beside_it(proxy: Proxy) {
     let gateway = Gateway::start(proxy, &fleet.config_with(pool), &[]).await;
     let late = json!({"kind": "delay", "ms": LATE_MS});
     fleet.prefill[0].fault(&late).await;
-    let asked = Instant::now();
+    let sent = Instant::now();
     // Round robin: on each thread one of two requests meets the late worker.
     for ask in [
         Ask::chat("one"),
@@ -28,7 +28,7 @@ pub async fn a_late_prefill_gets_a_second_beside_it(proxy: Proxy) {
     ] {
         gateway.send(ask).await.expect(200);
     }
-    assert!(asked.elapsed() < Duration::from_millis(LATE_MS));
+    assert!(sent.elapsed() < Duration::from_millis(LATE_MS));
     let metrics = gateway.metrics().await;
     let hedges = metrics.expect("pd_router_hedges_total");
     assert!(hedges >= 1.0, "{hedges}");

@@ -197,8 +197,8 @@ pub async fn found_l1_behind_sidecars_a_dead_prefill_worker_costs_no_answer(prox
     let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
     fleet.prefill[0].kill();
     for _ in 0..8 {
-        let asked = (0..8).map(|_| gateway.send(Ask::post(CHAT, body("hello"))));
-        for reply in join_all(asked).await {
+        let replies = (0..8).map(|_| gateway.send(Ask::post(CHAT, body("hello"))));
+        for reply in join_all(replies).await {
             reply.expect(200);
         }
     }

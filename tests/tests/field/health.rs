@@ -109,12 +109,12 @@ pub async fn killing_one_of_two_prefills_under_load_costs_no_answer(proxy: Proxy
 
 /// gateway-api-inference-extension #1436, TensorRT-LLM #12893: an error that is not JSON, parsed or hidden.
 pub async fn an_engine_error_that_is_text_passes_as_it_is(proxy: Proxy) {
-    let said = "no healthy upstream\n\t<html>\u{e9}</html>";
+    let page = "no healthy upstream\n\t<html>\u{e9}</html>";
     for at_prefill in [true, false] {
         let fleet = Fleet::start(1, 1, FAST).await;
         let gateway = Gateway::over(proxy, &fleet).await;
         let fault = json!({
-            "kind": "status", "status": 418, "headers": {"content-type": "text/plain"}, "body": said,
+            "kind": "status", "status": 418, "headers": {"content-type": "text/plain"}, "body": page,
         });
         let engine = if at_prefill {
             &fleet.prefill
@@ -124,7 +124,7 @@ pub async fn an_engine_error_that_is_text_passes_as_it_is(proxy: Proxy) {
         engine[0].fault(&fault).await;
         for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
             let reply = gateway.send(ask).await.expect(418);
-            assert_eq!(reply.text(), said);
+            assert_eq!(reply.text(), page);
             assert_eq!(reply.header("content-type"), Some("text/plain"));
         }
         gateway.assert_comes_to_rest().await;

@@ -51,14 +51,14 @@ pub async fn answers_are_whole_over_http_1_and_2(proxy: Proxy) {
 pub async fn what_a_worker_says_of_its_connection_goes_no_further(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;
-    let said = json!({
+    let fault = json!({
         "kind": "status", "status": 418, "body": "no",
         "headers": {
             "content-type": "text/plain", "connection": "keep-alive", "keep-alive": "timeout=5",
             "proxy-connection": "keep-alive",
         },
     });
-    fleet.prefill[0].fault(&said).await;
+    fleet.prefill[0].fault(&fault).await;
     for http2 in [false, true] {
         let mut connection = connection(&gateway, http2).await;
         for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {

@@ -228,9 +228,9 @@ pub async fn an_aggregated_worker_is_pinned_by_its_backend_id(proxy: Proxy) {
     for (at, id) in ids.into_iter().enumerate() {
         let by_body = chat_with(json!({"backend_instance_id": id}));
         let by_header = Ask::chat("hello").header("x-dynamo-backend-instance-id", &id.to_string());
-        for asked in [ask(&by_body), by_header] {
+        for pinned in [ask(&by_body), by_header] {
             for _ in 0..4 {
-                let reply = gateway.send(asked.clone()).await.expect(200);
+                let reply = gateway.send(pinned.clone()).await.expect(200);
                 let worker = format!("a{at}");
                 assert_eq!(reply.header("x-pd-router-decode"), Some(worker.as_str()));
             }

@@ -82,9 +82,9 @@ pub async fn a_query_does_not_move_the_next_request(proxy: Proxy) {
     // Two workers of each role have one turn each in a round.
     for _ in 0..8 {
         let first = answered(&mut connection, Ask::chat("hello")).await.pair();
-        let asked = query(chat_body("hello"));
-        let chosen = chosen_by(&answered(&mut connection, ask(&asked)).await);
-        let again = chosen_by(&answered(&mut connection, ask(&asked)).await);
+        let query_body = query(chat_body("hello"));
+        let chosen = chosen_by(&answered(&mut connection, ask(&query_body)).await);
+        let again = chosen_by(&answered(&mut connection, ask(&query_body)).await);
         assert_eq!(chosen, again, "asking moves nothing");
         let second = answered(&mut connection, Ask::chat("hello")).await.pair();
         assert_ne!(first.prefill, second.prefill, "prefill's turns");

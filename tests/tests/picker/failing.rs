@@ -99,10 +99,10 @@ pub async fn found_b5_nobody_operates_an_engine_where_the_picker_is_gone(_: Prox
         let before = pods.counts();
         for ask in &operating {
             let reply = plain.gateway.send(ask.clone()).await;
-            let said = format!("{ask:?}: {reply:?}");
+            let context = format!("{ask:?}: {reply:?}");
             assert!(
                 reply.status == 404 && reply.text().contains("unknown_path"),
-                "{said}"
+                "{context}"
             );
         }
         assert_eq!(pods.counts(), before, "picker gone: {is_gone}");

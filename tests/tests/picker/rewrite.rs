@@ -145,11 +145,11 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
             .send(Ask::post(CHAT, sent.clone()))
             .await
             .expect(200);
-        let said = match streamed {
+        let expected = match streamed {
             true => stream(),
             false => whole(r#""z":9007199254740993"#),
         };
-        assert_eq!(reply.text(), restored(&answer));
+        assert_eq!(reply.text(), restored(&expected));
         if let Some(length) = reply.header("content-length") {
             assert_eq!(length, reply.body.len().to_string());
         }

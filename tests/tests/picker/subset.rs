@@ -55,7 +55,7 @@ fn cases(pods: &Pods) -> Vec<(Vec<String>, Vec<usize>)> {
     let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     let mut cases: Vec<(Vec<String>, Vec<usize>)> = cases
         .into_iter()
-        .map(|(said, who)| (owned(said), who))
+        .map(|(hint, who)| (owned(hint), who))
         .collect();
     cases.push((vec![format!("[0:0:0:0:0:0:0:1]:{port}")], vec![3]));
     cases
@@ -97,9 +97,9 @@ pub async fn a_header_names_the_endpoints(proxy: Proxy) {
     let pods = pods().await;
     let gateway = over(proxy, &pods, json!({})).await;
     assert_reaches(&gateway, &pods, &ask(), &[0, 1, 2, 3]).await;
-    for (said, who) in cases(&pods) {
-        let said = said.join(",");
-        assert_reaches(&gateway, &pods, &ask().header(SUBSET, &said), &who).await;
+    for (hint, who) in cases(&pods) {
+        let hint = hint.join(",");
+        assert_reaches(&gateway, &pods, &ask().header(SUBSET, &hint), &who).await;
     }
     // White space and the header name's case do not matter.
     let spaced = format!(" {} ,\t {},", pods.named(&[0]), pods.named(&[3]));
@@ -148,8 +148,8 @@ pub async fn a_request_without_a_body_is_kept_within_it(proxy: Proxy) {
 pub async fn a_header_of_anybody_is_nothing(proxy: Proxy) {
     let pods = pods().await;
     let gateway = over(proxy, &pods, json!({"trust_clients": false})).await;
-    for said in ["", "10.9.9.9:80", &pods.named(&[1])] {
-        let ask = ask().header(SUBSET, said);
+    for hint in ["", "10.9.9.9:80", &pods.named(&[1])] {
+        let ask = ask().header(SUBSET, hint);
         assert_reaches(&gateway, &pods, &ask, &[0, 1, 2, 3]).await;
     }
     for at in 0..4 {
@@ -250,14 +250,14 @@ pub async fn metadata_of_the_stream_name_the_endpoints(_: Proxy) {
     let gateway = &plain.gateway;
     assert_reaches(gateway, &pods, &ask(), &[0, 1, 2, 3]).await;
     let hinted = |hint: Vec<u8>| ask().header(HINT, &base64(&hint));
-    for (said, who) in cases(&pods) {
-        assert_reaches(gateway, &pods, &hinted(text(&said.join(" , "))), &who).await;
-        let entries: Vec<Vec<u8>> = said.iter().map(|one| text(one)).collect();
+    for (listed, who) in cases(&pods) {
+        assert_reaches(gateway, &pods, &hinted(text(&listed.join(" , "))), &who).await;
+        let entries: Vec<Vec<u8>> = listed.iter().map(|one| text(one)).collect();
         assert_reaches(gateway, &pods, &hinted(list(&entries)), &who).await;
     }
     // A client's header beside the metadata has no effect.
-    let said = pods.named(&[1]);
-    let beside = hinted(list(&[text(&said)])).header(SUBSET, &pods.named(&[2]));
+    let listed = pods.named(&[1]);
+    let beside = hinted(list(&[text(&listed)])).header(SUBSET, &pods.named(&[2]));
     assert_reaches(gateway, &pods, &beside, &[1]).await;
     // An empty list.
     for empty in [text(""), text(","), list(&[]), list(&[text("")])] {

@@ -27,12 +27,12 @@ fn sound(name: &str) -> Value {
 }
 
 pub async fn two_pools_of_one_name_are_refused(proxy: Proxy) {
-    let said = refusal(proxy, sound(ONE), sound(ONE)).await;
-    assert!(said.contains("pools[1].name"), "{said}");
+    let reason = refusal(proxy, sound(ONE), sound(ONE)).await;
+    assert!(reason.contains("pools[1].name"), "{reason}");
 }
 
 pub async fn a_wrong_second_pool_is_refused_by_its_place(proxy: Proxy) {
     let wrong = with(sound(TWO), json!({"prefill": {"attempts": "many"}}));
-    let said = refusal(proxy, sound(ONE), wrong).await;
-    assert!(said.contains("pools[1].prefill.attempts"), "{said}");
+    let reason = refusal(proxy, sound(ONE), wrong).await;
+    assert!(reason.contains("pools[1].prefill.attempts"), "{reason}");
 }

@@ -39,10 +39,10 @@ fn context_answer(got: &RecordedRequest) -> Answer {
 pub async fn the_context_answer_reaches_generation_byte_for_byte(proxy: Proxy) {
     let pool = json!({"protocol": "trtllm"});
     let pair = ScriptedPair::start(proxy, pool, context_answer, |got| as_asked(got, "two")).await;
-    let said = params("generation_only");
+    let parameters = params("generation_only");
     let handed = format!(
         "\"disaggregated_params\":{}",
-        said.replacen('{', &format!("{{\"ctx_usage\":{USAGE},"), 1)
+        parameters.replacen('{', &format!("{{\"ctx_usage\":{USAGE},"), 1)
     );
     let chat = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
     pair.gateway.send(Ask::post(CHAT, chat)).await.expect(200);

@@ -37,12 +37,12 @@ pub async fn a_wrong_configuration_is_refused_whole_and_the_old_one_goes_on() {
         let refused = rig
             .metric("envoy_listener_manager_lds_update_rejected")
             .await;
-        let said = rig.log().len();
+        let logged = rig.log().len();
         rig.publish(&wrong);
         rig.until_metric("envoy_listener_manager_lds_update_rejected", refused + 1.0)
             .await;
         eventually("the reason is logged", GENEROUS, || async {
-            let log = rig.log().split_off(said);
+            let log = rig.log().split_off(logged);
             match log.contains(named) {
                 true => Ok(()),
                 false => Err(log),

@@ -72,8 +72,8 @@ async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> 
             .map(|number| format!("{topic} {batch}/{number}"))
             .collect();
         // Separate connections spread over both threads.
-        let asked = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
-        for reply in join_all(asked).await {
+        let replies = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
+        for reply in join_all(replies).await {
             reply.expect(200);
         }
         rig.assert_comes_to_rest().await;

@@ -39,7 +39,7 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
     traffic
         .until_answered_by(&engines.names(Role::Decode))
         .await;
-    let mut asked = 0;
+    let mut sent = 0;
     for _ in 0..count(1, 3) {
         let probed = async {
             for at in 0..engines.decode.len() {
@@ -48,7 +48,7 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
             }
         };
         let (replies, ()) = tokio::join!(burst(&gateway), probed);
-        asked += replies.len() as u64;
+        sent += replies.len() as u64;
         for reply in replies {
             assert_fit(&reply);
         }
@@ -57,7 +57,7 @@ pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy)
             .await;
     }
     let mut tally = traffic.stop().await;
-    tally.sent += asked;
+    tally.sent += sent;
     judge(&engines, &tally).await;
     judge_prefills(&engines, &gateway, &tally, &before).await;
     gateway.assert_comes_to_rest().await;

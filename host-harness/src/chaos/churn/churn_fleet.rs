@@ -563,11 +563,11 @@ mod tests {
 
     async fn ask(fleet: &ChurnFleet, address: SocketAddr) {
         // Refused, since the request is no leg; but it is counted.
-        let asked = fleet
+        let answer = fleet
             .http
             .post(address, "/v1/completions", &json!({}))
             .await;
-        assert!(asked.is_err());
+        assert!(answer.is_err());
     }
 
     #[tokio::test]

@@ -143,11 +143,11 @@ impl RoomAddress {
     ///
     /// # Errors
     /// [`Refusal::RankConflict`].
-    pub fn check_rank(&self, asked: Option<u64>, dp_size: u32) -> Result<(), Refusal> {
+    pub fn check_rank(&self, requested: Option<u64>, dp_size: u32) -> Result<(), Refusal> {
         let implied = self.rank(dp_size);
-        match asked {
-            Some(asked) if asked != implied => Err(Refusal::RankConflict {
-                asked,
+        match requested {
+            Some(requested) if requested != implied => Err(Refusal::RankConflict {
+                requested,
                 room: self.room,
                 implied,
             }),

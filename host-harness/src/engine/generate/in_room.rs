@@ -83,10 +83,10 @@ impl Job {
         let room_addresses = sglang::room_addresses(&self.generation, &self.id)?;
         let port = node.bootstrap.map_or(0, |bootstrap| bootstrap.port());
         let dp_size = node.config.dp_size;
-        let asked = sglang::routed_rank(&self.generation.bootstrap, &self.headers, dp_size)?;
+        let requested = sglang::routed_rank(&self.generation.bootstrap, &self.headers, dp_size)?;
         for room_address in &room_addresses {
             room_address.check_at(SocketAddr::new(local.ip(), port))?;
-            room_address.check_rank(asked, dp_size)?;
+            room_address.check_rank(requested, dp_size)?;
         }
         let enter = |room_address: &RoomAddress| {
             let room_prefill = node.rooms.enter(&room_address.room.to_string(), &self.id);
@@ -183,7 +183,7 @@ fn explain(room_address: &RoomAddress, prefill_rank: Option<u64>, reason: TakeEr
                 failed("the prefill failed")
             }
             RoomRefusal::RankConflict => Refusal::RankConflict {
-                asked: prefill_rank.unwrap_or_default(),
+                requested: prefill_rank.unwrap_or_default(),
                 room,
                 implied: room_address.rank(refused.dp_size),
             },

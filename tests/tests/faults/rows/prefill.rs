@@ -71,8 +71,8 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     }
     let [prefills, decodes, recoveries] = row.tried_again().await;
     // A dead Mooncake worker may be detected at its bootstrap server before any prefill.
-    let asked = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
-    assert!(asked, "it was never asked");
+    let expected = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
+    assert!(expected, "it was never asked");
     assert_eq!(decodes, 0.0);
     row.ejects_only(Role::Prefill).await;
 
